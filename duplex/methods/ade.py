@@ -1,4 +1,4 @@
-"""ADE: attention modules disentangle state and object by attending across images.
+"""ADE: attention modules separate state from object, because an image also attends to other images that share one.
 
 Hao et al., "Learning Attention as Disentangler for Compositional Zero-Shot Learning", CVPR 2023.
 
@@ -7,13 +7,13 @@ Hao et al., "Learning Attention as Disentangler for Compositional Zero-Shot Lear
     L   = CE(v_c) + CE(A_s(x, y_s)) + CE(A_s(y_s, x)) + CE(A_o(x, y_o)) + CE(A_o(y_o, x)) + w L_reg
     L_reg = D_s(x, y_s) + D_o(x, y_o) - D_s(x, y_o) - D_o(x, y_s)
 
-* A(x, y): attention from the CLS feature of image x to the patch tokens of image y, for compositions, states, objects
-* y_s, y_o: partners of x in the batch, which share its state (object), but not its object (state)
-* CE, cos: cross-entropies and cosines of features with embedded words, CE at a temperature
+* A_c, A_s, A_o: attention for compositions, states, objects; A(x, y): from the CLS feature of x to patch tokens of y
+* y_s, y_o: partners of x in the batch: y_s shares its state but not its object, y_o its object but not its state
+* CE, cos: cross-entropies (at a temperature) and cosines of features with embedded words
 * D(x, y): distance between the attention maps of x over y and of y over x
 
-The paper's D is an earth mover's distance over attention between all tokens; here it is that of the two attention maps
-of the CLS features, sorted. The paper's attention has heads, residuals and a feed-forward part; here it has none.
+The paper's D is an earth mover's distance over attention between all tokens; here it compares the sorted attention maps
+of the two CLS features. The paper's attention has heads, residuals and a feed-forward part; here it has none of these.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class AdeOptions(WordOptions):
 class ConceptAttention(nn.Module):
     """Attention of an image's CLS feature to patch tokens; returns unit vectors [B, e] and attention weights [B, T].
 
-    `v = sum_t a_t (V y_t + b_v)`, `a = softmax_t (K y_t + b_k) . q / sqrt(e)`. No token is multiplied by K or V itself:
-    `(K y_t + b_k) . q = y_t . K^T q + b_k . q`, and as the weights sum to one, `v = V (sum_t a_t y_t) + b_v`.
+    `v = sum_t a_t (V y_t + b_v)`, `a = softmax_t (K y_t + b_k) . q / sqrt(e)`. To save products of K and V with tokens,
+    `(K y_t + b_k) . q` is computed as `y_t . K^T q + b_k . q`, and `v` as `V (sum_t a_t y_t) + b_v` (weights sum to 1).
     """
 
     def __init__(self, dim: int, token_width: int, width: int) -> None:
@@ -64,7 +64,7 @@ class ConceptAttention(nn.Module):
 
 
 class Ade(WordMethod[AdeOptions]):
-    """ADE: attention to an image's patch tokens computes its composition, state and object features."""
+    """ADE: composition, state and object features are computed by attention to an image's patch tokens."""
 
     required_inputs = ("cls", "patch", "words")
 
@@ -104,7 +104,7 @@ class Ade(WordMethod[AdeOptions]):
     def cross_losses(
         self, attend: ConceptAttention, z: Tensor, tokens: Tensor, partner: Tensor, target: Tensor, words: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """A cross-entropy with images attending to their partners plus one the other way round, and the maps' distance.
+        """Let images and partners attend to each other; returns both cross-entropies' sum, and the maps' distance.
 
         partner: index of each image's partner in the batch [B].
         target: the state (or object) that both images share [B], a row of `words`.
@@ -118,7 +118,7 @@ class Ade(WordMethod[AdeOptions]):
 
     @staticmethod
     def map_distance(attend: ConceptAttention, z: Tensor, tokens: Tensor, partner: Tensor) -> Tensor:
-        """Distance between each image's attention map over its partner's tokens and the partner's over the image's."""
+        """Mean distance between an image's attention map over its partner and the partner's map over the image."""
         return distance(attend.weights(z, tokens[partner]), attend.weights(z[partner], tokens))
 
     def score(self, inputs: Inputs, candidates: CompositionIndex, prepared: Prototypes) -> Tensor:
@@ -134,7 +134,7 @@ class Ade(WordMethod[AdeOptions]):
 
 
 def partners(same: Tensor, other: Tensor) -> Tensor:
-    """Each image's partner [B]: the next with its label in `same` and, if possible, not in `other`; if none, itself."""
+    """Each image's partner [B]: the next with the same label `same`, preferably with another `other`; else itself."""
     equal = same[:, None] == same
     different, exists = next_allowed_partner(equal & (other[:, None] != other))
     nearest, _ = next_allowed_partner(equal)
@@ -142,5 +142,5 @@ def partners(same: Tensor, other: Tensor) -> Tensor:
 
 
 def distance(a: Tensor, b: Tensor) -> Tensor:
-    """Mean absolute difference of two attention maps [B, T] after each map's weights are sorted."""
+    """Mean absolute difference between attention maps `a` and `b` [B, T], whose weights are first sorted."""
     return (a.sort(1).values - b.sort(1).values).abs().mean()

@@ -1,15 +1,15 @@
-"""Augment training images on the device: one homography and one bilinear sampling per image.
+"""Augment training images on the device, each by a single homography and bilinear sampling.
 
-Coordinates x, y run from -1 to 1 between the outer edges of an image. The augmented image shows at the place
-p = (x, y, 1) what the image has at M p, in homogeneous coordinates, with
+Coordinates x, y run from -1 to 1 between the outer edges of an image. At the place p = (x, y, 1), in homogeneous
+coordinates, the augmented image has the colour that the image has at M p, with
 
     M = C F P R
 
-where the crop C, the flip F, the perspective P and the rotation R are drawn per image; those not chosen are identities.
+where the crop C, the flip F, the perspective P and the rotation R are random for each image; the identity matrix stands
+for those that are not chosen.
 
-The strengths are those of published code for compositional zero-shot learning: flip, perspective and rotation as in
-CSP and Troika (github.com/BatsResearch/csp, github.com/bighuang624/Troika), the crop as in CAILA, which are the
-defaults of torchvision but for the angle.
+Strengths are those of published code: flip, perspective and rotation of CSP and Troika (github.com/BatsResearch/csp,
+github.com/bighuang624/Troika), the crop of CAILA; apart from the angle, these are torchvision's defaults.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ EXACT = torch.float64  # of matrices, whose products neither TF32 nor bfloat16 m
 
 
 def augment(pixels: Tensor, names: Collection[str]) -> Tensor:
-    """Randomly augment pixels [B, 3, R, R] uint8 by the augmentations in `names`, on the pixels' device."""
+    """Apply the augmentations in `names` at random to pixels [B, 3, R, R] uint8, on the pixels' device."""
     matrices = _identities(len(pixels), pixels.device)
     for name in [name for name in DRAWN if name in names]:
         matrices = matrices @ DRAWN[name](len(pixels), pixels.device)
@@ -40,7 +40,7 @@ def augment(pixels: Tensor, names: Collection[str]) -> Tensor:
 
 
 def warp(pixels: Tensor, matrices: Tensor) -> Tensor:
-    """Pixels [B, 3, R, R] uint8 transformed by homographies [B, 3, 3]; what lies outside of an image becomes black."""
+    """Transform pixels [B, 3, R, R] uint8 by homographies [B, 3, 3]; places outside of the image become black."""
     height, width = pixels.shape[2:]
     x = _centres(width, pixels.device)
     y = _centres(height, pixels.device)[:, None]
@@ -55,7 +55,7 @@ def _centres(count: int, device: torch.device) -> Tensor:
 
 
 def draw_crops(count: int, device: torch.device) -> Tensor:
-    """Random matrices [B, 3, 3], one per image, that enlarge a part (random area, aspect ratio) to the whole image."""
+    """Random matrices [B, 3, 3] that enlarge a part (of random area and aspect ratio) of each image to the whole."""
     drawn = torch.rand(4, count, TRIES, dtype=EXACT, device=device)
     area = SMALLEST_AREA + (1 - SMALLEST_AREA) * drawn[0]
     ratio = torch.exp(math.log(WIDEST) * (2 * drawn[1] - 1))
@@ -72,14 +72,14 @@ def draw_crops(count: int, device: torch.device) -> Tensor:
 
 
 def draw_flips(count: int, device: torch.device) -> Tensor:
-    """Random matrices [B, 3, 3], one per image, that mirror it left to right with the probability `FLIPPED`."""
+    """Random matrices [B, 3, 3] that mirror each image left to right with the probability `FLIPPED`."""
     flips = _identities(count, device)
     flips[:, 0, 0] = torch.where(torch.rand(count, device=device) < FLIPPED, -1.0, 1.0)
     return flips
 
 
 def draw_perspectives(count: int, device: torch.device) -> Tensor:
-    """Random matrices [B, 3, 3], one per image, that sometimes (`WARPED`) move each corner towards the centre."""
+    """Random matrices [B, 3, 3] that, with the probability `WARPED`, move each corner towards the centre."""
     corners = torch.tensor([[-1, -1], [1, -1], [1, 1], [-1, 1]], dtype=EXACT, device=device)
     distances = DISTORTION * torch.rand(count, 4, 2, dtype=EXACT, device=device)
     warped = torch.rand(count, device=device) < WARPED
@@ -87,7 +87,7 @@ def draw_perspectives(count: int, device: torch.device) -> Tensor:
 
 
 def homographies(places: Tensor, shown: Tensor) -> Tensor:
-    """The matrices [B, 3, 3] that map each image's four points `places` [B, 4, 2] to the points `shown` [4, 2]."""
+    """Homographies [B, 3, 3] that map the four points `places` [B, 4, 2] of each image to the points `shown` [4, 2]."""
     x, y = places.unbind(-1)  # [B, 4]
     u, v = shown.unbind(-1)
     zero = torch.zeros_like(x)
@@ -99,7 +99,7 @@ def homographies(places: Tensor, shown: Tensor) -> Tensor:
 
 
 def draw_rotations(count: int, device: torch.device) -> Tensor:
-    """Random matrices [B, 3, 3], one per image, that rotate it about its centre."""
+    """Random matrices [B, 3, 3] that rotate each image about its centre."""
     angles = math.radians(DEGREES) * (2 * torch.rand(count, dtype=EXACT, device=device) - 1)
     rotations = _identities(count, device)
     rotations[:, 0, 0] = rotations[:, 1, 1] = angles.cos()

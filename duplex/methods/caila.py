@@ -9,12 +9,12 @@ Zheng et al., "CAILA: Concept-Aware Intra-Layer Adapters for Compositional Zero-
     S   = p(c|x) = softmax_c cos(z^c, t^c) / tau
 
 * z: image feature;  t_s, t_o, t_c: text features of fixed prompts of a state, an object and a composition
-* A_s, A_o, A_c: adapters, others for images than for texts;  a: their weight;  tau: CLIP's temperature
+* A_s, A_o, A_c: adapters, separate ones for images and for texts;  a: their weight;  tau: CLIP's temperature
 * L_s, L_o, L_c: cross-entropies of states, objects and compositions
 * L_shift: cross-entropy of artificial images, an image's z^s plus the next image's z^o, if their composition is seen
 
-In the paper adapters are part of every encoder layer; encoder outputs are cached here, so they follow the final
-features. There, a tenth of the images are replaced by artificial ones instead of a separate loss.
+In the paper, adapters are part of every encoder layer; here, as encoder outputs are cached, they follow the final
+features. In the paper, artificial images replace a tenth of the images; here, they have a loss of their own.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class CailaOptions(TextOptions):
 
 
 class ConceptAdapters(nn.Module):
-    """Three residual adapters, for composition, state and object features, either of images or of texts."""
+    """Three residual adapters, of composition, state and object features; one such set is for images, one for texts."""
 
     def __init__(self, dim: int, options: CailaOptions) -> None:
         super().__init__()
@@ -89,9 +89,9 @@ class Caila(TextMethod[CailaOptions]):
         return losses
 
     def shift_loss(self, z_s: Tensor, z_o: Tensor, compositions: Tensor, t: Tensor) -> Tensor:
-        """Mean cross-entropy of artificial images whose composition is seen; 0 if there are none.
+        """Mean cross-entropy of artificial images: an image's state feature plus the next image's object feature.
 
-        Each artificial image is an image's state feature plus the next image's object feature.
+        Only artificial images whose composition is seen count; the result is 0 if there are none.
         """
         images = unit(z_s + z_o.roll(-1, 0))
         m, n = self.primitives(compositions)

@@ -44,7 +44,7 @@ class CanetOptions(WordOptions):
 
 
 class BaseLearner(nn.Module):
-    """Two-layer network that embeds all states' word vectors per image [B, M, w]; `beta` [B, w] scales its layers."""
+    """Two-layer network that embeds all states for each image [B, M, w]; the images' `beta` [B, w] scale its layers."""
 
     def __init__(self, word_width: int, options: CanetOptions) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class BaseLearner(nn.Module):
 
 
 class Canet(WordMethod[CanetOptions]):
-    """CANet: cosines between image features and embeddings of the composition, its state and its object."""
+    """CANet: the score combines the image's cosines with embeddings of the composition, of its state and its object."""
 
     def __init__(self, context: MethodContext, options: CanetOptions) -> None:
         super().__init__(context, options, trained_words=True)

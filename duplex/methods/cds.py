@@ -1,4 +1,4 @@
-"""CDS-CZSL: compositions whose state is specific to its object weigh more.
+"""CDS-CZSL: compositions score higher if their state is specific to the object.
 
 Li et al., "Context-based and Diversity-driven Specificity in Compositional Zero-Shot Learning", CVPR 2024.
 
@@ -7,13 +7,13 @@ Li et al., "Context-based and Diversity-driven Specificity in Compositional Zero
     L_spec = mean over (s, s', o), d(s) > d(s'), of  softplus(-(l(s, o) - l(s', o)))
     S = p(c|x) + p(s|x) p(o|x) (1 + w g(s, o))
 
-* O_s: the objects seen with state s, of all N: *sliced* strawberry says more than *red* strawberry
+* O_s: the objects, of all N, seen with state s: if they are few, s is specific (*sliced* more than *red*)
 * t_s, t_o: text features of state and object
 * p(c|x), p(s|x), p(o|x): posteriors by prompts of compositions, states and objects (three paths)
 * L_spec ranks two states seen with the same object; it is added to the cross-entropies of the three paths
 
-The paper's learner also clusters batches and removes noise from states, and it filters open-world compositions. This
-version does none of that: the evaluation's threshold excludes infeasible compositions, as for every method.
+The paper's learner also clusters batches, removes noise from states, and filters open-world compositions. This version
+does none of that; as for every method, the evaluation's threshold excludes infeasible compositions.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class CdsOptions(ThreePathOptions):
 
 
 class Cds(ThreePaths[CdsOptions]):
-    """CDS-CZSL: scores by prompts of pairs, states and objects, raised for states that are specific to their object."""
+    """CDS-CZSL: scores by prompts of pairs, states and objects are raised if the state is specific to the object."""
 
     more_specific: Tensor
     less_specific: Tensor
@@ -82,9 +82,9 @@ def state_specificity(labels: LabelSpace) -> Tensor:
 
 
 def specificity_pairs(labels: LabelSpace) -> tuple[Tensor, Tensor]:
-    """All R choices of two seen pairs with the same object, as positions in `labels.pairs["train"]`.
+    """All R combinations of two seen pairs that share the object and whose states differ in specificity.
 
-    Returns the positions [R] of the pair with the more specific state, and those [R] of the other pair.
+    Returns positions in `labels.pairs["train"]`: of the pairs with the more specific state [R], and of the others.
     """
     seen = torch.as_tensor(labels.pairs["train"])
     n = len(labels.objects)

@@ -7,14 +7,14 @@ Mancini et al., "Learning Graph Embeddings for Open World Compositional Zero-Sho
     CGE:     S = f(x) . h_c
     Co-CGE:  S = cos(f(x), h_c) / T,  in the open world for unseen c  S - alpha rho(c) / T  in the loss
 
-* H: node features of states, objects and compositions, at first word vectors;  A, D: adjacency and degrees;  W: weights
+* H: features of the nodes (states, objects, compositions), at first word vectors;  A, D: adjacency, degree;  W: weights
 * h_c: a composition's unit embedding after the last convolution;  f(x): embedding of image x by a perceptron
 * T: temperature;  rho(c): feasibility, from the graph's embeddings of states and objects after each epoch
 * alpha: rises to its final value over the first `margin_epochs`
 
-The loss is a cross-entropy over seen compositions. The graph's compositions are all that the data set's splits list, or
-in the open world all; there, messages of unseen compositions weigh max(0, rho(c)) in Co-CGE. In its first epoch they
-send none and are excluded from the loss. The papers' trained backbone is the cached encoder here.
+The loss is a cross-entropy over seen compositions. The graph contains all compositions that the data set's splits list,
+in the open world all compositions. There, Co-CGE weighs messages of unseen compositions by max(0, rho(c)); in its first
+epoch they send none and are excluded from the loss. In place of the papers' trained backbone is the cached encoder.
 
 No adjacency matrix is built: composition `c = (s, o)` adds the edges s-o, s-c and o-c. A composition outside of the
 graph receives messages and sends none, so its embedding does not depend on the other candidates.
@@ -44,7 +44,7 @@ class NodeFeatures(NamedTuple):
 
 
 class CompositionGraph(nn.Module):
-    """Graph of states, objects and compositions; `weights` [C] scale the features that compositions send (Co-CGE)."""
+    """Graph of states, objects and compositions; Co-CGE sets `weights` [C] of the messages that compositions send."""
 
     weights: Tensor
 
@@ -55,7 +55,7 @@ class CompositionGraph(nn.Module):
         self.register_buffer("weights", torch.ones(len(compositions)))
 
     def means(self, x: NodeFeatures) -> NodeFeatures:
-        """The mean of each node's own and its neighbours' features, `D^-1 (A + I) X`."""
+        """The mean of the features of each node and its neighbours, `D^-1 (A + I) X`."""
         m, n = self.columns.states, self.columns.objects
         w = self.weights[:, None]
         states = self._primitive_means(x.states, m, w * (x.objects.index_select(0, n) + x.compositions), self.sizes[0])
@@ -69,13 +69,13 @@ class CompositionGraph(nn.Module):
 
     @staticmethod
     def composition_means(x: NodeFeatures, rows: Tensor, columns: CompositionIndex) -> Tensor:
-        """Mean of each composition's own feature, in `rows`, and its state's and object's features [C, w]."""
+        """The mean of three features per composition [C, w]: its own (`rows`), its state's and its object's."""
         both = x.states.index_select(0, columns.states) + x.objects.index_select(0, columns.objects)
         return (rows + both) / 3
 
 
 class GraphNetwork(nn.Module):
-    """Graph convolutions of `inside`, `width` and `out` channels; `forward` returns features before and after each."""
+    """Graph convolutions of `inside`, `width` and `out` channels; `forward` returns the features at every depth."""
 
     def __init__(self, graph: CompositionGraph, inside: int, width: int, out: int, layers: int, rate: float) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ class GraphNetwork(nn.Module):
         return features
 
     def embed(self, features: list[NodeFeatures], columns: CompositionIndex) -> Tensor:
-        """Embeddings [C, out] of any compositions, in the graph or not, from `features`, which `forward` returned."""
+        """Embeddings [C, out] of compositions, even of those outside of the graph; `features`: result of `forward`."""
         listed = self.graph.columns.compositions
         place = self.graph.columns.positions_of_listed(columns.compositions).clamp(max=len(listed) - 1)
         if bool(contains_sorted(self.graph.columns.compositions_np, columns.compositions_np).all()):
@@ -109,7 +109,7 @@ class GraphNetwork(nn.Module):
 
 
 def mean_pairs(states: Tensor, objects: Tensor, columns: CompositionIndex) -> Tensor:
-    """For each composition, the mean of its state's and its object's features [C, w]."""
+    """The mean of the state's and the object's features of each composition in `columns` [C, w]."""
     return (states.index_select(0, columns.states) + objects.index_select(0, columns.objects)) / 2
 
 
@@ -127,7 +127,7 @@ CgeOptionsT = TypeVar("CgeOptionsT", bound=CgeOptions)
 
 
 class GraphHead(EmbeddingHead[CgeOptionsT], Generic[CgeOptionsT]):
-    """Base class of CGE's methods: a perceptron embeds images, and a graph network embeds compositions."""
+    """Base class of CGE and its variants: a perceptron embeds images, a graph network embeds compositions."""
 
     def __init__(self, context: MethodContext, options: CgeOptionsT) -> None:
         super().__init__(context, options, trained_words=False)

@@ -1,16 +1,16 @@
-"""Visual prototypes in closed form from training features, combined with prompts (trained, zero-shot or none).
+"""Visual prototypes computed in closed form from training features; prompts, trained or not, may join the score.
 
     log S(c|x) = w_t log p(c^t|x) + w_so log p(s|x) p(o|x) + w_g log p_g(c|x) + w_gso log p_g(s|x) p_g(o|x) - log Z
 
 * p(c^t|x), p(s|x), p(o|x): posteriors by prompts of compositions, states and objects
-* p_g(c|x): softmax of g_c, the log-likelihood of the image feature under a normal distribution about the mean of
-  composition c (duplex/methods/gaussian.py has it, and the covariance that all compositions share)
-* p_g(s|x), p_g(o|x): posteriors by normal distributions per state and per object
+* p_g(c|x): softmax of g_c, the log-likelihood of the image feature under a normal distribution around the mean of
+  composition c; all compositions share a covariance (duplex/methods/gaussian.py)
+* p_g(s|x), p_g(o|x): posteriors by a normal distribution per state and per object
 * w: weights that maximise validation AUC;  Z normalises over the candidates
 
-With `fusion: sum` probabilities are added, as in the Duplex paper.
+With `fusion: sum`, probabilities are added instead, as in the Duplex paper.
 
-Without prompts, `losses` train fine-tuned blocks of the image tower alone, by linear heads that no score uses:
+Without prompts, `losses` train only fine-tuned blocks of the image tower, through linear heads that no score uses:
 
     L = L_s + L_o + L_c,    p(s|x) ~ exp(f_s),  p(o|x) ~ exp(f_o),  p(c|x) ~ exp(f_s + f_o),    f = w . z / tau + b
 
@@ -45,7 +45,7 @@ INITIAL_WEIGHTS = {"semantic": 0.5, "factors": 0.5, "gaussian_factors": 0.125, "
 
 @dataclass(frozen=True)
 class ClosedFormOptions(PathOptions):
-    """Options of `kind: closed_form`; default score: `p(c^t|x) p(s|x) p(o|x) p_g(c|x)`, with powers from validation."""
+    """Options of `kind: closed_form`; default score: `p(c^t|x) p(s|x) p(o|x) p_g(c|x)`, with tuned exponents."""
 
     # of the prompts; without any (inference has neither semantic nor factors) of heads: state, object, composition
     losses: tuple[Literal["state", "object", "semantic", "composition"], ...] = ("state", "object", "semantic")
@@ -79,7 +79,7 @@ class ClosedFormOptions(PathOptions):
 
 
 class Heads(nn.Module):
-    """Linear classifiers of states and of objects, whose losses train the blocks that compute the features."""
+    """Linear classifiers of states and of objects; their losses train the blocks that compute the features."""
 
     def __init__(self, labels: LabelSpace, dim: int) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ class Heads(nn.Module):
 
 
 class ClosedFormMethod(Method[ClosedFormOptions]):
-    """Closed-form visual prototypes, combined with prompts (or heads) that are trained by the option `losses`."""
+    """Scores by closed-form visual prototypes, combined with prompts; the option `losses` trains prompts or heads."""
 
     counts: Tensor  # number of training images per seen composition [K]
     sums: Tensor  # sums of their features [K, d]

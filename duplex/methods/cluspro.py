@@ -1,4 +1,4 @@
-"""ClusPro: the features of every state and object are trained to be a few clusters.
+"""ClusPro: training pulls the features of every state and every object into a few clusters.
 
 Qu et al., "Learning Clustering-based Prototypes for Compositional Zero-Shot Learning", ICLR 2025.
 
@@ -8,14 +8,14 @@ Qu et al., "Learning Clustering-based Prototypes for Compositional Zero-Shot Lea
     S = p(c|x) + p(s|x) p(o|x)
 
 * p: prototypes without gradients, K per state and K per object: cluster centres of the images' factors z^s and z^o.
-  Optimal transport (Sinkhorn-Knopp) assigns a batch's images to those of their state (object), which then move by
-  momentum towards the means of their images (Eq. 9)
-* p^+: the prototype an image is assigned to, also in L_decorrelation;  the sum is over all K (M + N) prototypes
+  Optimal transport (Sinkhorn-Knopp) assigns each image of a batch to a prototype of its state (object); the prototypes
+  then move by momentum towards the means of their images (Eq. 9)
+* p^+: the prototype that an image is assigned to, in L_decorrelation, too;  sum_p: over all K (M + N) prototypes
 * HSIC: Hilbert-Schmidt criterion with linear kernels, the squared norm of the batch's cross-covariance
 * L_c, L_s, L_o, p(.|x): cross-entropies and posteriors by prompts of compositions, states and objects (three paths)
 
-The paper's assignment also makes images with similar features have similar transport plans (the coherence term of
-Eq. 7); plain transport does not. Clusters have no part in inference, as in the paper.
+In the paper, a coherence term (Eq. 7) also makes transport plans similar for images with similar features; it is left
+out here. As in the paper, clusters have no part in inference.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class ClusProOptions(ThreePathOptions):
 
 
 class ClusPro(ThreePaths[ClusProOptions]):
-    """ClusPro: scores by prompts; in training, image factors are pulled towards clusters of their state and object."""
+    """ClusPro: scores by prompts; training pulls image factors towards clusters of their state and object."""
 
     states: Tensor  # prototypes [M, K, d]
     objects: Tensor  # prototypes [N, K, d]
@@ -81,7 +81,7 @@ class ClusPro(ThreePaths[ClusProOptions]):
         return {**losses, "contrast": alpha * contrast, "decorrelation": beta * dependence}
 
     def contrast(self, z_s: Tensor, z_o: Tensor, own_s: Tensor, own_o: Tensor) -> Tensor:
-        """L_contrast of state and object factors [B, d]; `own_s` and `own_o` number each image's prototype [B]."""
+        """L_contrast of state and object factors [B, d]; `own_s`, `own_o`: number of each image's own prototype [B]."""
         states = self.states.flatten(0, 1)  # [M K, d]
         prototypes = torch.cat([states, self.objects.flatten(0, 1)])  # [(M + N) K, d]
         logits_s = z_s @ prototypes.T / self.options.temperature
@@ -102,7 +102,7 @@ def covariance_norm(x: Tensor, y: Tensor) -> Tensor:
 
 
 def initial_clusters(z: Tensor, groups: Tensor, rows: Tensor) -> Tensor:
-    """First prototypes [G, K, d]: features of K evenly spaced images per group; its `rows` if it has no image."""
+    """Initial prototypes [G, K, d]: features of K evenly spaced images of each group, or its `rows` if it has none."""
     prototypes = rows.clone()
     for group in groups.unique().tolist():
         members = (groups == group).nonzero()[:, 0]
@@ -112,7 +112,7 @@ def initial_clusters(z: Tensor, groups: Tensor, rows: Tensor) -> Tensor:
 
 
 def assign_clusters(z: Tensor, groups: Tensor, rows: Tensor) -> Tensor:
-    """Number (0 to K - 1) of the prototype in its group that optimal transport assigns to each image [B].
+    """Assign each image to a prototype of its group by optimal transport; returns numbers from 0 to K - 1 [B].
 
     z: image features [B, d].
     groups: the state (or object) of each image [B].
@@ -123,7 +123,7 @@ def assign_clusters(z: Tensor, groups: Tensor, rows: Tensor) -> Tensor:
 
 
 def balanced_assignment(similarity: Tensor, groups: Tensor, count: int) -> Tensor:
-    """How much of each image belongs to each of its group's `count` prototypes [B, K] (Sinkhorn-Knopp)."""
+    """Share of each image that belongs to each of its group's K prototypes [B, K] (Sinkhorn-Knopp; `count` groups)."""
     log = similarity / SHARPNESS
     for _ in range(ROUNDS):
         masses = log.new_zeros(count, log.shape[1]).index_add(0, groups, log.exp())

@@ -1,4 +1,4 @@
-"""DFSP: a soft prompt, decomposed into states and objects, whose text features are fused with the image's tokens.
+"""DFSP: text features of a soft prompt are decomposed into states and objects, and fused with the image's tokens.
 
 Lu et al., "Decomposed Soft Prompt Guided Fusion Enhancing for Compositional Zero-Shot Learning", CVPR 2023.
 
@@ -14,10 +14,10 @@ Lu et al., "Decomposed Soft Prompt Guided Fusion Enhancing for Compositional Zer
 * L_dfm: cross-entropy of compositions after fusion;  L_st+obj: of states and objects by t_s, t_o;  L_spm: of
   compositions without fusion
 
-t2i: the image attends to the decomposed text, then to itself. i2t: the decomposed text attends to the image and is
-composed again. The last layers of the fusion blocks start at zero, so training starts at the soft prompt without
-fusion, where `fusion: none` stays. The paper fuses the towers' tokens before they are projected, and has blocks of
-self-attention for the text and for the unfused tokens too; those are left out.
+With t2i, the image attends to the decomposed text, then to itself. With i2t, the decomposed text attends to the image
+and is composed again. The last layers of fusion blocks start at zero, so training starts without an effect of fusion;
+with `fusion: none` it stays so. The paper fuses the towers' tokens before they are projected, and has blocks of
+self-attention for the text and for the unfused tokens, too; these are left out.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Dfsp(TextMethod[DfspOptions]):
         return frozenset({"cls", "text"} if options.fusion == "none" else {"cls", "text", "patch"})
 
     def decompose(self, t: Tensor) -> Prototypes:
-        """Text features `t` [C, d] of seen compositions, and their means per state [M, d] and per object [N, d]."""
+        """Join text features `t` [C, d] of seen compositions with their means per state [M, d] and object [N, d]."""
         return Prototypes(t, *self.train_candidates.means(t, len(self.labels.states), len(self.labels.objects)))
 
     def shared(self) -> Prototypes:
@@ -92,7 +92,7 @@ class Dfsp(TextMethod[DfspOptions]):
         return unit(self.options.keep * t.compositions + (1 - self.options.keep) * composed)
 
     def fused_logits(self, z: Tensor, t: Prototypes, candidates: CompositionIndex, tokens: Tensor | None) -> Tensor:
-        """Logits [B, C] of the candidates after text and image features are fused; without `tokens`, not fused."""
+        """Logits [B, C] of the candidates, after text and image features are fused if `tokens` are given."""
         tokens = None if tokens is None else tokens.to(z.dtype)
         x = self.fused_images(z, t, tokens) if self.options.to_image and tokens is not None else z
         if not self.options.to_text or tokens is None:

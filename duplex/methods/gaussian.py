@@ -1,27 +1,27 @@
-"""Visual prototypes in closed form, without training: mean features of seen pairs, and predictions for all other pairs.
+"""Visual prototypes in closed form, without training: mean features of seen pairs, predicted means of other pairs.
 
     x = z W,  W W^T = Sigma^-1                                 whitened features
     x_c = mu + a_m + b_n + gamma_c + noise                     mean of the n_c images of pair c = (m, n)
     Var(noise) = 1 / n_c,   Var(gamma_c) = v                   in every direction
     h_c = (n_c x_c + k mu_mn) / (n_c + k),  k = 1 / v          prototype of a seen pair (empirical Bayes)
-    h_c = mu_mn = mu + a_m + b_n (+ gamma_mn)                  of another pair
+    h_c = mu_mn = mu + a_m + b_n (+ gamma_mn)                  prototype of another pair
     g_c(z) = x . h_c - |h_c|^2 / 2 + log n_c                   score; without log n_c for unseen pairs
 
-* z: feature;  Sigma: covariance of images about their pair's mean, shrunk by OAS, perhaps with variance added
-* mu, a, b: mean and effects of states and objects (a two-way layout), by least squares over pairs with the weights
-  w_c = 1 / (v + 1 / n_c), about n_c for few images and at most 1 / v. The simpler mean_s + mean_o - mean_all confounds
-  effects of states and objects that co-occur unevenly
+* z: feature;  Sigma: covariance of images about their pair's mean, shrunk by OAS, optionally with added variance
+* mu, a, b: overall mean, and effects of states and objects (a two-way layout), fitted by least squares over pairs with
+  weights w_c = 1 / (v + 1 / n_c), about n_c for few images and at most 1 / v. The simpler mean_s + mean_o - mean_all
+  would mix up effects of states and objects that do not co-occur evenly
 * v: chosen by marginal likelihood
-* gamma_mn: with word embeddings t, a Gaussian process over pairs: a wet dog and a wet cat depart in similar ways
+* gamma_mn: a Gaussian process over pairs, if there are word embeddings t: a wet dog and a wet cat deviate alike
 
     Cov(gamma_mn, gamma_m'n') = tau K_s(m, m') K_o(n, n'),   K(t, t') = exp(-|t - t'|^2 / (2 l median |t - t'|^2))
     gamma_mn = sum_rs U_mr V_ns G_rs,   G_rs ~ N(0, tau I),   K_s = U U^T, K_o = V V^T (of low rank)
 
 This adds `r s` columns `phi_mn = U_m (x) V_n` with the ridge `1 / tau` to the least squares; tau is chosen with v.
 
-`g` is Bayes' rule for normal distributions about `h_c`, up to a constant: linear discriminant analysis (Fisher 1936)
-with composed means. Vectors are stored as differences from `mu`, where float32 loses least, and never for all M N
-compositions: `x . mu_mn` is an outer sum (and a product of small factors), `|mu_mn|^2` a table.
+Up to a constant, `g` is Bayes' rule for normal distributions around `h_c`: linear discriminant analysis (Fisher 1936)
+with composed means. Vectors are stored minus `mu`, which loses least in float32, and never for all M N pairs:
+`x . mu_mn` is computed as an outer sum (and a product of small factors), `|mu_mn|^2` as a table.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ Part = TypeVar("Part", bound="MovableTensors")
 
 @dataclass(frozen=True)
 class Groups:
-    """Image counts and feature sums of groups of images: one group per composition, state or object."""
+    """Image count and feature sum of each group of images: the images of a composition, of a state or of an object."""
 
     counts: Tensor  # n_g [G]
     sums: Tensor  # sum of z over each group [G, d]
@@ -82,7 +82,7 @@ class ClassStatistics:
         return cls(states, objects, pairs, place.bincount(minlength=len(pairs)).double(), sums, z.T @ z)
 
     def relabelled(self, states: Tensor, objects: Tensor, shape: tuple[int, int]) -> ClassStatistics:
-        """The same statistics after words were added, given the new index of each word and the new `shape` (M, N)."""
+        """These statistics after words were added; `states`, `objects`: the old words' new indices; `shape`: (M, N)."""
         pairs = states[self.state_of] * shape[1] + objects[self.object_of]
         return ClassStatistics(*shape, pairs, self.counts, self.sums, self.moment)
 
@@ -119,7 +119,7 @@ class ClassStatistics:
 
 
 def within_group_covariance(groups: Groups) -> tuple[Tensor, float]:
-    """Covariance [d, d] about groups' means, or the overall mean if no group has two images; and degrees of freedom."""
+    """Covariance [d, d] about group means (or the overall mean, if no group has two images), and degrees of freedom."""
     counts, means = groups.counts, groups.means
     free = float(counts.sum() - (counts > 0).sum())
     if free < 1:
@@ -131,7 +131,7 @@ def within_group_covariance(groups: Groups) -> tuple[Tensor, float]:
 
 
 def oas_shrinkage(covariance: Tensor, free: float) -> float:
-    """OAS's weight rho with which a covariance S of `free` degrees of freedom is shrunk towards `tr(S)/d I`."""
+    """The weight rho by which OAS shrinks a covariance S with `free` degrees of freedom towards `tr(S)/d I`."""
     d = len(covariance)
     trace, squares = float(covariance.trace()), float((covariance * covariance).sum())  # tr S, tr S^2
     above = (1 - 2 / d) * squares + trace**2
@@ -140,11 +140,11 @@ def oas_shrinkage(covariance: Tensor, free: float) -> float:
 
 
 def shared_whitening(groups: Groups, added: float = 0.0) -> Tensor:
-    """Whitening map `W` [d, d] with `W W^T = Sigma^-1`, `Sigma = (1 - rho) S + rho tr(S)/d I`, S the sample covariance.
+    """Matrix W [d, d] that whitens features: `W W^T = Sigma^-1` with `Sigma = (1 - rho) S + rho tr(S)/d I`.
 
-    `rho` is OAS's (Chen et al., 2010, Eq. 23); Ledoit and Wolf's needs a second pass over the images.
-
-    added: share of the mean variance tr(S)/d to add to the diagonal as well.
+    S: sample covariance; rho: weight by OAS (Chen et al., 2010, Eq. 23). Ledoit and Wolf's weight would need a second
+        pass over the images.
+    added: share of the mean variance tr(S)/d that is also added to the diagonal.
     """
     sample, free = within_group_covariance(groups)
     d = len(sample)
@@ -184,7 +184,7 @@ class AdditiveEffects:
 
 @dataclass(frozen=True)
 class WordSimilarityFactors:
-    """Low-rank factors U and V of the similarities between words: `U U^T` between states, `V V^T` between objects."""
+    """Low-rank factors of word similarities: `U U^T` approximates those between states, `V V^T` between objects."""
 
     states: Tensor  # U [M, r]
     objects: Tensor  # V [N, s]
@@ -194,12 +194,12 @@ class WordSimilarityFactors:
         return cls(kernel_factor(states), kernel_factor(objects))
 
     def pair_factors(self, states: Tensor, objects: Tensor) -> Tensor:
-        """For each pair, the Kronecker product of its state's row of U and its object's row of V [P, r * s]."""
+        """The Kronecker products [P, r * s] of the row of U of each pair's state and the row of V of its object."""
         return (self.states[states][:, :, None] * self.objects[objects][:, None]).flatten(1)
 
 
 def kernel_factor(words: Tensor, rank: int = RANK) -> Tensor:
-    """Low-rank factor `U` [M, rank] of the similarities `K = U U^T` between words with the vectors `words` [M, w]."""
+    """Factor U [M, rank] such that `U U^T` approximates the similarities K of words with the vectors `words` [M, w]."""
     unit = normalize(words.double(), dim=-1)
     squares = torch.cdist(unit, unit, compute_mode="donot_use_mm_for_euclid_dist") ** 2
     different = squares[squares > 1e-12]
@@ -211,7 +211,7 @@ def kernel_factor(words: Tensor, rank: int = RANK) -> Tensor:
 
 @dataclass(frozen=True)
 class Interactions(WordSimilarityFactors):
-    """How far each pair's mean departs from the sum of its state's and its object's effects: `gamma_mn` [d]."""
+    """The interactions `gamma_mn` [d]: a pair's predicted mean minus what the effects of its words alone predict."""
 
     core: Tensor  # G [r, s, d], the fitted weights of products of both factors
 
@@ -219,27 +219,27 @@ class Interactions(WordSimilarityFactors):
         return self.pair_factors(states, objects) @ self.core.flatten(0, 1)
 
     def scores_before_objects(self, x: Tensor) -> Tensor:
-        """A tensor [B, M, s] whose product with `V^T` [s, N] is `x . gamma_mn` for features x [B, d] and all pairs."""
+        """`x . gamma_mn` for features x [B, d] and all pairs, but not yet multiplied with V^T [s, N]: [B, M, s]."""
         return self.states @ (x @ self.core.flatten(0, 1).T).view(len(x), *self.core.shape[:2])
 
 
 def compose(effects: AdditiveEffects, interactions: Interactions | None, states: Tensor, objects: Tensor) -> Tensor:
-    """Predicted mean features [K, d] of K pairs, given each pair's state index and object index."""
+    """Predicted mean features [K, d] of K pairs, given by the indices of their `states` and `objects`."""
     rows = effects.of_pairs(states, objects)
     return rows if interactions is None else rows + interactions.of_pairs(states, objects)
 
 
 class NormalEquations:
-    """Normal equations `H beta = r` of the least-squares fit; `beta` stacks mu, a and b, with a ridge on a and b.
+    """Normal equations `H beta = r` of the least-squares fit of `beta`: mu, a and b stacked, with a ridge on a and b.
 
-    With the pairs' weights as an `M x N` table `w` (0 for pairs without images),
+    If the weights of pairs are written as an `M x N` table `w` (0 for pairs without images),
 
         H = [[sum w, w 1, 1 w], [., diag(w 1) + ridge, w], [., ., diag(1 w) + ridge]]
 
     v: variance of the interactions; the pairs' weights are computed from it.
     ridge: number of images at which an effect is shrunk by half.
     kernels: similarities of words; if given, `beta` also holds the interactions' coefficients G.
-    tau: variance of these coefficients, whose ridge is 1 / tau.
+    tau: variance of G; its inverse is the ridge on G.
     """
 
     def __init__(
@@ -262,7 +262,7 @@ class NormalEquations:
             self.log_prior = phi.shape[1] * math.log(tau)
 
     def gather(self, rows: Tensor) -> Tensor:
-        """Sums of the pairs' `rows` [P, d]: over all pairs, per state and per object, stacked [1 + M + N, d]."""
+        """Sums of the pairs' `rows` [P, d] over all pairs, per state, and per object, stacked to [1 + M + N, d]."""
         m, n = self.seen.shape
         by_s = rows.new_zeros(m, rows.shape[1]).index_add_(0, self.seen.states, rows)
         by_o = rows.new_zeros(n, rows.shape[1]).index_add_(0, self.seen.objects, rows)
@@ -280,13 +280,13 @@ class NormalEquations:
         return h
 
     def solve(self) -> tuple[AdditiveEffects, Tensor]:
-        """The effects, and the interactions' coefficients G [r s, d]; a word without images gets the effect 0."""
+        """Returns the effects, which are 0 for words without images, and the interactions' coefficients G [r s, d]."""
         beta = torch.cholesky_inverse(torch.linalg.cholesky(self.matrix)) @ self.right
         m, n = self.seen.shape
         return AdditiveEffects(beta[0], beta[1 : 1 + m], beta[1 + m : 1 + m + n]), beta[1 + m + n :]
 
     def log_likelihood(self) -> float:
-        """Log-likelihood of the pairs' mean features; the effects and coefficients (`beta`) are integrated out.
+        """Marginal log-likelihood of the pairs' mean features (`beta` is integrated out), up to a constant.
 
         -1/2 [ sum_c w_c |x_c|^2 - r . H^-1 r  +  d (log|H| - sum_c log w_c + log_prior) ]
         """
@@ -298,7 +298,7 @@ class NormalEquations:
 
 
 def interaction_variance(seen: PairMeans, ridge: float) -> float:
-    """The interactions' variance `v` under which the pairs' means are most likely, as a power of 10^(1/8)."""
+    """The variance `v` under which the pairs' means are most likely, searched among the powers of 10^(1/8)."""
 
     def height(exponent: float) -> float:
         return NormalEquations(seen, 10.0**exponent, ridge).log_likelihood()
@@ -314,7 +314,7 @@ def interaction_variance(seen: PairMeans, ridge: float) -> float:
 
 
 def choose_variances(seen: PairMeans, kernels: WordSimilarityFactors, ridge: float) -> tuple[float, float]:
-    """The likeliest variances `v` (of a pair's deviation) and `tau` (of interactions), from frequent pairs' means."""
+    """The variances `v` and `tau` (see the module) under which the means of the most frequent pairs are likeliest."""
     often = seen.counts.argsort(descending=True, stable=True)[:PAIRS]
     some = PairMeans(seen.states[often], seen.objects[often], seen.counts[often], seen.means[often], seen.shape)
 
@@ -352,10 +352,10 @@ class FitSettings:
 
 
 class MovableTensors:
-    """Base class for dataclasses of tensors, also nested ones; `to` copies them to another precision or device."""
+    """Base class of dataclasses that hold tensors or further such dataclasses."""
 
     def to(self: Part, dtype: torch.dtype, device: torch.device | str | None = None) -> Part:
-        """A copy with all tensors on `device` and floating-point tensors in `dtype`."""
+        """Copy with all tensors moved to `device`, and floating-point tensors converted to `dtype`."""
 
         def convert(value: Any) -> Any:
             if isinstance(value, Tensor):
@@ -370,7 +370,7 @@ class MovableTensors:
 
 @dataclass(frozen=True)
 class ClosedForm(MovableTensors):
-    """Linear classifier of compositions by closed-form prototypes, fitted in float64; `to` sets its precision."""
+    """Linear classifier of compositions by closed-form prototypes; it is fitted in float64, and `to` converts it."""
 
     settings: FitSettings
     whitening: Tensor  # W [d, d]
@@ -386,9 +386,9 @@ class ClosedForm(MovableTensors):
     def fit(
         cls, statistics: ClassStatistics, settings: FitSettings = FitSettings(), words: WordEmbeddings | None = None
     ) -> ClosedForm:
-        """Fit the classifier to training statistics; raises DuplexError if there is no training image.
+        """Fit the classifier to statistics of training images; raises DuplexError if there is none.
 
-        words: word vectors of states and objects, which add interactions to the model.
+        words: word vectors of states and objects; if given, the model has interactions.
         """
         if not len(statistics.pairs):
             raise DuplexError("there is no readable training image; the closed form needs at least one")
@@ -518,7 +518,7 @@ def _fit_means(
 
 @dataclass(frozen=True)
 class FittedStatistics:
-    """The statistics and settings that a `ClosedForm` was fitted from, with which it can be fitted to more images."""
+    """The statistics and settings that a `ClosedForm` was fitted with; with more images, it can be fitted again."""
 
     statistics: ClassStatistics
     settings: FitSettings
@@ -526,7 +526,7 @@ class FittedStatistics:
 
 @dataclass(frozen=True)
 class GroupPosterior(MovableTensors):
-    """Linear discriminant analysis with its own covariance; a call gives log-posteriors [B, G] of states or objects."""
+    """Linear discriminant analysis of states or of objects, with its own covariance; a call returns log p [B, G]."""
 
     weight: Tensor  # Sigma^-1 e [d, G], with e the differences of the groups' means from the mean of all images
     offset: Tensor  # [G]; -inf for a group without images

@@ -1,16 +1,16 @@
-"""GIPCOL: prompts whose vectors of states and objects a graph network computes.
+"""GIPCOL: a graph network computes the vectors of states and objects in the prompts.
 
 Xu et al., "GIPCOL: Graph-Injected Soft Prompting for Compositional Zero-Shot Learning", WACV 2024.
 
     prompt = [v_1..v_K, s', o'],    s' = s + G(s),    o' = o + G(o)
 
-* v: learned prefix;  s, o: vectors of state and object, at first token embeddings
-* G: graph network over states, objects and compositions, a composition starting at the mean of its state and object
+* v: learned prefix;  s, o: vectors of state and object, initialised with token embeddings
+* G: graph network over states, objects and compositions; a composition's input is the mean of its state and object
 
-The frozen text tower encodes the prompts; the loss is a cross-entropy over seen compositions. In the paper s and o stay
-fixed and are replaced by G's output (`words: replaced`); by default they are trained, and G's last layer starts at
-zero, so that training starts at words the tower knows. `edges: false` removes the network, which leaves CSP with a
-learned prefix. The graph's compositions are all that the data set's splits list, or in the open world all.
+The frozen text tower encodes prompts; the loss is a cross-entropy over seen compositions. In the paper, s and o stay
+fixed and G's output replaces them (`words: replaced`). By default, they are trained here, and G's last layer starts at
+zero, so that training starts with words that the tower knows. `edges: false` removes the network, which leaves CSP with
+a learned prefix. The graph contains the compositions that the data set's splits list, in the open world all.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class GipcolOptions(TextOptions):
 
 
 class GraphPrompts(Prompts):
-    """Prompts of compositions in which a graph network computes the vectors of state and object."""
+    """Prompts of compositions whose state and object vectors a graph network computes."""
 
     starts: Tensor
 
@@ -74,7 +74,7 @@ class GraphPrompts(Prompts):
 
 
 class Gipcol(TextMethod[GipcolOptions]):
-    """GIPCOL: scores p(c|x) by prompts in which a graph network computes the vectors of state and object."""
+    """GIPCOL: scores p(c|x) by prompts whose state and object vectors a graph network computes."""
 
     def __init__(self, context: MethodContext, options: GipcolOptions) -> None:
         super().__init__(context, options)

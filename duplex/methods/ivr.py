@@ -10,13 +10,13 @@ Zhang et al., "Learning Invariant Visual Representations for Compositional Zero-
 * f: image embedding;  v: word vectors, trained further;  W: linear map
 * L_c: cross-entropy of d_c over seen compositions
 * H: state (or object) features, by a head on f
-* V, V': linear classifiers of an image's state and of its partner's, an image of the batch with the same state and
-  another object (likewise for objects);  CE, CE': their cross-entropies;  p: posteriors by V
-* L_d, L_d': both again, without the share `discard` of the channels, those in which the weights V_y and V'_y of the
+* V, V': linear classifiers of states (likewise of objects): V for an image, V' for its partner, an image of the batch
+  with the same state and another object;  CE, CE': their cross-entropies;  p: posteriors by V
+* L_d, L_d': CE and CE' without the share `discard` of the channels, those in which the weights V_y and V'_y of the
   label y differ most
-* L_grad penalises classifiers that the two domains would move differently; biases' gradients are means of E
+* L_grad: penalises gradients of V and V' that differ, so that both would move alike; biases' gradients are means of E
 
-An image without a partner takes no part in the terms of partners.
+An image without a partner has no part in the terms that need one.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class IvrOptions(WordOptions):
 
 
 class PrimitiveHead(nn.Module):
-    """Classifier of states (or objects): a network, then one linear map for images and another for their partners."""
+    """Classifier of states (or objects): a network, followed by a linear map V for images and one, V', for partners."""
 
     def __init__(self, width: int, count: int, options: IvrOptions) -> None:
         super().__init__()
@@ -55,13 +55,13 @@ class PrimitiveHead(nn.Module):
         self.discard = options.discard
 
     def channel_mask(self, labels: Tensor) -> Tensor:
-        """Mask [B, e] per image: 0 in channels where both maps' weights of the image's label differ most, else 1."""
+        """Mask of channels for each image [B, e]: 0 where the weights of its label in V and V' differ most, else 1."""
         difference = (self.classify.weight - self.classify_partner.weight).detach().abs()  # [M, e]
         worst = difference.topk(int(self.discard * difference.shape[1]), dim=1).indices
         return torch.ones_like(difference).scatter(1, worst, 0.0).index_select(0, labels)
 
     def forward(self, f: Tensor, labels: Tensor, domains: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The losses `CE + CE'`, `L_d + L_d'` and `L_grad` (see the module) of images with the features `f`.
+        """Returns the losses `CE + CE'`, `L_d + L_d'` and `L_grad` (see the module) for image embeddings `f` [B, e].
 
         labels: the images' states [B], or objects.
         domains: their objects [B], or states.

@@ -6,8 +6,8 @@ Karthik et al., "KG-SP: Knowledge Guided Simple Primitives for Open World Compos
 
 * L_s, L_o, p(s|x), p(o|x): cross-entropies and posteriors of two perceptrons
 
-The paper then excludes compositions with a low similarity in ConceptNet. Here evaluation excludes them, as for every
-method, by a threshold on feasibility computed from word vectors (params.yaml, evaluation.word_vectors).
+The paper then excludes compositions whose words have a low similarity in ConceptNet. Here, as for every method, the
+evaluation excludes compositions by a threshold on feasibility from word vectors (evaluation.word_vectors).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class KgSpOptions(Options):
 
 
 class KgSp(SeenMethod[KgSpOptions]):
-    """KG-SP: the score is the product of the state's and the object's posterior."""
+    """KG-SP: the score is the posterior of the state times that of the object."""
 
     def __init__(self, context: MethodContext, options: KgSpOptions) -> None:
         super().__init__(context, options)

@@ -13,7 +13,7 @@ from duplex.labels import Ints
 
 
 def unit(z: Tensor) -> Tensor:
-    """`z` with its rows scaled to unit length; half precision becomes float32."""
+    """Scale the rows of `z` to unit length; half precision is converted to float32."""
     return normalize(z.to(torch.float32) if z.dtype in (torch.float16, torch.bfloat16) else z, dim=-1)
 
 
@@ -24,7 +24,7 @@ def zero_initialised(layer: nn.Linear) -> nn.Linear:
 
 
 class Bottleneck(nn.Module):
-    """Layer `Up(dropout(relu(Down(y))))` for features [B, d], tokens [B, T, w] or maps [B, w, H, W]; at first zero."""
+    """Layer `Up(dropout(relu(Down(y))))` for [B, d], [B, T, w] or [B, w, H, W]; untrained, it returns zeros."""
 
     def __init__(self, channels: int, width: int, rate: float) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Bottleneck(nn.Module):
 
 
 class Adapter(Bottleneck):
-    """Residual bottleneck, `z + scale * Up(dropout(relu(Down(z))))`; before training it returns z unchanged."""
+    """Residual bottleneck, `z + scale * Up(dropout(relu(Down(z))))`; untrained, it returns z unchanged."""
 
     def __init__(self, dim: int, width: int, rate: float, scale: float) -> None:
         super().__init__(dim, width, rate)
@@ -49,7 +49,7 @@ class Adapter(Bottleneck):
 
 
 class Mlp(nn.Sequential):
-    """`layers` times (linear, layer norm, relu, dropout), then a linear map; no layer mixes the images of a batch."""
+    """MLP with `layers` hidden layers (linear, layer norm, relu, dropout), none of which mixes images of a batch."""
 
     def __init__(self, inside: int, width: int, out: int, layers: int, dropout: float) -> None:
         sizes = [inside, *[width] * layers]
@@ -60,7 +60,7 @@ class Mlp(nn.Sequential):
 
 
 class Disentangler(nn.Module):
-    """Two-layer MLP that computes a feature's state or object factor; if `residual`, the feature is added to it."""
+    """Two-layer MLP that computes the state or object factor of a feature; if `residual`, it adds the feature."""
 
     def __init__(self, dim: int, width: int, residual: bool) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class Disentangler(nn.Module):
 
 
 class NormDisentangler(nn.Module):
-    """One-layer disentangler, `normalise(dropout(relu(batch_norm(linear(z)))))`; running statistics for one image."""
+    """Disentangler `normalise(dropout(relu(batch_norm(linear(z)))))`; a single image uses running statistics."""
 
     residual = False
 
@@ -87,7 +87,7 @@ class NormDisentangler(nn.Module):
 
 
 class Factors(nn.Module):
-    """Splits features [B, d] into state and object factors [B, d] of unit length, by one network each."""
+    """Two networks that compute the state factors and the object factors [B, d], of unit length, of features [B, d]."""
 
     def __init__(self, dim: int, width: int, residual: bool, batch_norm: bool = False) -> None:
         super().__init__()
@@ -102,9 +102,9 @@ class Factors(nn.Module):
 
 
 class Fusion(nn.Module):
-    """`phi(z^s, z^o) = normalise(relu(M_s z^s + M_o z^o))` (Eq. 11), without the relu unless `rectified`.
+    """Fuses a state and an object factor: `normalise(relu(M_s z^s + M_o z^o))` (Eq. 11); no relu unless `rectified`.
 
-    rank: if given, each of the matrices `M_s` and `M_o` is a product of two matrices of this rank.
+    rank: if given, `M_s` and `M_o` have this rank: each is a product of two matrices.
     """
 
     def __init__(self, dim: int, *, rectified: bool = True, rank: int | None = None) -> None:
@@ -113,7 +113,7 @@ class Fusion(nn.Module):
         self.state, self.object = _matrix(dim, rank), _matrix(dim, rank)
 
     def project(self, z_s: Tensor, z_o: Tensor) -> tuple[Tensor, Tensor]:
-        """`M_s z^s` and `M_o z^o` [B, d], computed once per image even if it is fused with many others."""
+        """Compute `M_s z^s` and `M_o z^o` [B, d], which every fusion of these factors can use."""
         return self.state(z_s), self.object(z_o)
 
     def forward(self, z_s: Tensor, z_o: Tensor) -> Tensor:
@@ -143,23 +143,23 @@ class CompositionIndex(nn.Module):
             self.register_buffer(name, value, persistent=False)
 
     def positions_of_listed(self, compositions: Tensor) -> Tensor:
-        """Positions in the list of `compositions`; the result is meaningless for those that are not listed."""
+        """The positions of `compositions` in the list; all of them must be listed, or the result is meaningless."""
         return torch.searchsorted(self.compositions, compositions)
 
     def means(self, rows: Tensor, states: int, objects: int) -> tuple[Tensor, Tensor]:
-        """Means of `rows` [C, ...] per state [M, ...] and per object [N, ...]; zero where no composition is listed."""
+        """Mean of the listed compositions' `rows` [C, ...] per state [M, ...] and object [N, ...]; zero without any."""
         return mean_over(rows, self.states, states), mean_over(rows, self.objects, objects)
 
 
 def mean_over(rows: Tensor, group: Tensor, count: int) -> Tensor:
-    """For each of `count` groups, the mean of its `rows` [count, ...]; zero for an empty group."""
+    """The mean of the `rows` of each of `count` groups [count, ...], zero for an empty one; `group`: of each row."""
     sums = rows.new_zeros(count, *rows.shape[1:]).index_add(0, group, rows)
     sizes = rows.new_zeros(count).index_add(0, group, rows.new_ones(len(rows))).clamp(min=1)
     return sums / sizes.view(-1, *[1] * (rows.ndim - 1))
 
 
 def copy_to_device(device: torch.device, *arrays: Ints) -> tuple[Tensor, ...]:
-    """Copy index arrays to a device, as tensors, in one asynchronous copy."""
+    """Convert index arrays to tensors on a device, in a single asynchronous copy."""
     if device.type == "cpu":
         return tuple(torch.as_tensor(array) for array in arrays)
     whole = torch.from_numpy(np.concatenate(arrays))

@@ -1,4 +1,4 @@
-"""LDE and GDE: compositions' features are composed of one vector per state and one per object (ideal words).
+"""LDE and GDE: a composition's feature is the sum of an *ideal word* of its state and one of its object.
 
 Trager et al., "Linear Spaces of Meanings: Compositional Structures in Vision-Language Models", ICCV 2023 (LDE).
 Berasi et al., "Not Only Text: Exploring Compositionality of Visual Representations in Vision-Language Models",
@@ -11,9 +11,9 @@ CVPR 2025 (GDE).
 * u_c: unit features of compositions;  z: unit image feature;  tau: CLIP's temperature
 * mu: intrinsic mean on the sphere;  log_mu, exp_mu: maps to the tangent space at mu and back
 
-Nothing is trained. `space` is `linear` (LDE; composed vectors are not normalised) or `sphere` (GDE). `source: text`
-takes u_c from prompts of all M*N compositions, as LDE does; `source: images` from all training images, weighted so that
-every seen composition counts the same, as in GDE without its weights by CLIP's scores.
+Nothing is trained. `space` is `linear` (LDE; sums are not normalised) or `sphere` (GDE). With `source: text`, as in
+LDE, u_c are text features of all M*N compositions. With `source: images`, they are training images' features, weighted
+so that every seen composition counts the same, as in GDE without its weights by CLIP's scores.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class LdeOptions(TextOptions):
 
 
 class Lde(TextMethod[LdeOptions]):
-    """LDE or GDE: scores p(c|x) by vectors that are composed of one ideal word per state and one per object."""
+    """LDE or GDE: scores p(c|x) by vectors that are sums of the state's and the object's ideal word."""
 
     centre: Tensor
     states: Tensor
@@ -68,9 +68,9 @@ class Lde(TextMethod[LdeOptions]):
         self.decompose(unit(train.cls), train.compositions, 1 / counts[inverse].to(self.centre))
 
     def decompose(self, u: Tensor, compositions: Tensor, weights: Tensor) -> None:
-        """Compute and store the ideal words of unit features `u` [n, d] with the given compositions and weights [n].
+        """Compute the ideal words from unit features `u` [n, d] with `compositions` and `weights` [n]; store them.
 
-        A word without features gets zeros.
+        A state or object without features gets zeros.
         """
         weights, compositions = weights.to(u), compositions.to(u.device)
         if self.options.space == "linear":
@@ -90,7 +90,7 @@ class Lde(TextMethod[LdeOptions]):
 
 
 def log_map(mu: Tensor, u: Tensor) -> Tensor:
-    """Tangent vectors [C, d] at `mu` that lead to the points `u` [C, d] of the unit sphere."""
+    """Logarithmic map: the tangent vectors [C, d] at `mu` that lead to the points `u` [C, d] of the unit sphere."""
     cosine = (u @ mu).clamp(-1, 1)
     theta = cosine.arccos()
     factor = torch.where(theta > SMALL, theta / theta.sin().clamp(min=SMALL), 1.0)
@@ -98,13 +98,13 @@ def log_map(mu: Tensor, u: Tensor) -> Tensor:
 
 
 def exp_map(mu: Tensor, v: Tensor) -> Tensor:
-    """Points [C, d] of the unit sphere to which tangent vectors `v` at `mu` lead: `cos(|v|) mu + sin(|v|) v / |v|`."""
+    """Exponential map: the points [C, d] to which tangent vectors v at mu lead, `cos(|v|) mu + sin(|v|) v / |v|`."""
     length = v.norm(dim=-1, keepdim=True)
     return normalize(length.cos() * mu + torch.sinc(length / torch.pi) * v, dim=-1)
 
 
 def intrinsic_mean(u: Tensor, weights: Tensor) -> Tensor:
-    """The unit vector [d] at which the weighted tangent vectors towards `u` [C, d] sum to zero."""
+    """Mean [d] on the sphere: the point at which weighted tangent vectors towards the points `u` [C, d] sum to zero."""
     shares = weights / weights.sum()
     mu = normalize(shares @ u, dim=-1)
     for _ in range(ROUNDS):

@@ -1,4 +1,4 @@
-"""Logistic regression on the encoder's features: the plain rival of all methods that compose states and objects.
+"""Logistic regression on the encoder's features, a baseline for all methods that compose states and objects.
 
     over: primitives    S(c|x) = log p(s|x) + log p(o|x)    of a pair c = (s, o), seen or not
     over: pairs         S(c|x) = log p(c|x)                 of a seen pair; -1e30 of every other pair
@@ -6,10 +6,10 @@
     p(g|x) = softmax_g(w_g . z + b_g),    (w, b) = argmin  mean_i -log p(g_i|x_i) + l2 / 2 sum_g |w_g|^2
 
 * z: unit image features;  g: states, objects or seen pairs
-* l2: strength of the regularisation; of `STRENGTHS`, the one with the best validation AUC. A classifier of pairs is
-  never right on an unseen pair, so its AUC is 0, and the best accuracy on validation images of seen pairs decides.
+* l2: strength of the regularisation; the one of `STRENGTHS` with the best validation AUC is used. A classifier of pairs
+  is never right on an unseen pair, so its AUC is 0; for it, accuracy on validation images of seen pairs decides.
 
-Each minimum is found by full-batch L-BFGS in float64, from that of the next stronger regularisation.
+Each minimum is found by full-batch L-BFGS in float64, which starts at the minimum for the next stronger regularisation.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class LinearOptions(Options):
 
 
 class Linear(Method[LinearOptions]):
-    """Logistic regression of states and of objects, or of seen pairs; a buffer [d + 1, G] has weights, then offsets."""
+    """Logistic regression of states and of objects, or of seen pairs; buffers [d + 1, G] hold weights, then offsets."""
 
     l2: Tensor
 
@@ -108,11 +108,11 @@ class Linear(Method[LinearOptions]):
 
 @torch.enable_grad()
 def regress(z: Tensor, classes: Tensor, size: int, strengths: Sequence[float], name: str) -> Iterator[Tensor]:
-    """Yield, for each of the `strengths`, the weights and offsets [d + 1, size] of a logistic regression.
+    """Fit a logistic regression with each of the `strengths`; yields its weights and offsets [d + 1, size].
 
     z: features of the training images [B, d], in float64.
     classes: each image's class, below `size` [B].
-    name: what the classes are, for the message if all images are of one.
+    name: what error messages call the classes.
     """
     if len(classes.unique()) < 2:
         raise UsageError(f"linear needs training images of two or more {name}, and these show one; use another method")

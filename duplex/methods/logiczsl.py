@@ -1,8 +1,8 @@
-"""LOGICZSL: logical rules between primitives and compositions, as losses.
+"""LOGICZSL: losses penalise probabilities that break logical rules between states, objects and compositions.
 
 Wu et al., "LOGICZSL: Exploring Logic-induced Representation for Compositional Zero-shot Learning", CVPR 2025.
 
-    a -> b  =  1 - a + a b,    violated by a (1 - b)
+    a -> b  =  1 - a + a b,    broken by the amount a (1 - b)
     composition, every seen c = (s, o):   p(c) (1 - p(s)) + p(c) (1 - p(o)) + p(s) p(o) (1 - p(c))
     primitives:   a excludes b:  p(a) q(b);    a implies b:  p(a) (1 - q(b))
     S = p(c|x) + p(s|x) p(o|x)
@@ -11,8 +11,8 @@ Wu et al., "LOGICZSL: Exploring Logic-induced Representation for Compositional Z
 * q(s) = sum_o p(s, o): marginal of the composition path, q(o) likewise
 
 The losses are sums over rules, averaged over images; the rules of compositions are `c -> s`, `c -> o` and
-`s and o -> c`. In the paper a language model writes the rules of primitives. Here they are lines of the option
-`rules_written`; without any, they are derived from the training labels (`observed_rules`).
+`s and o -> c`. In the paper, a language model writes the rules between states and between objects (primitives). Here
+they are the lines of the option `rules_written`, or if it is empty, derived from training labels (`observed_rules`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ FORM = "write `state: A excludes B`, `state: A implies B`, or the same with `obj
 
 
 class RuleTables(NamedTuple):
-    """Rules between states (or between objects) as tables: 1 at [a, b] if a excludes b, or if a implies b; else 0."""
+    """Rules between states (or objects): in each of the tables, 1 at [a, b] if a excludes (or implies) b, else 0."""
 
     excludes: Tensor
     implies: Tensor
@@ -66,7 +66,7 @@ def parse_rules(lines: Sequence[str], labels: LabelSpace) -> tuple[RuleTables, R
 
 
 def observed_rules(labels: LabelSpace) -> tuple[RuleTables, RuleTables]:
-    """Rules that training labels suggest: states seen with the same object exclude each other, likewise objects."""
+    """Rules from seen pairs: states with a common object exclude each other, and so do objects with a common state."""
     seen = torch.as_tensor(labels.seen).reshape(len(labels.states), len(labels.objects)).float()
     rules = []
     for table in (seen, seen.T):
@@ -88,7 +88,7 @@ class LogicOptions(ThreePathOptions):
 
 
 class LogicZsl(ThreePaths[LogicOptions]):
-    """LOGICZSL: three paths, trained so that their posteriors obey logical rules."""
+    """LOGICZSL: scores by prompts on three paths, trained so that their posteriors obey logical rules."""
 
     excludes_s: Tensor
     implies_s: Tensor
@@ -125,10 +125,10 @@ class LogicZsl(ThreePaths[LogicOptions]):
 
 
 def violation(p: Tensor, q: Tensor, excludes: Tensor, implies: Tensor) -> Tensor:
-    """How much each image's probabilities break the rules [B].
+    """The amount [B] by which each image's probabilities break the rules.
 
-    p: probabilities [B, N] of the words on the left of a rule.
-    q: probabilities [B, N] of the words on its right.
+    p: probabilities [B, N] of the words, used on the left of rules.
+    q: probabilities [B, N] of the words, used on the right.
     excludes, implies: the tables of `RuleTables`.
     """
     return ((p @ excludes) * q).sum(1) + ((p @ implies) * (1 - q)).sum(1)

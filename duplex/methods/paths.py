@@ -1,8 +1,8 @@
-"""Three paths: posteriors by prompts and trained modules on image features (the Duplex paper's Eq. 1-9, 11, 21).
+"""Three paths: posteriors of compositions, states and objects by prompts (the Duplex paper's Eq. 1-9, 11, 21).
 
-The (adapted) feature `z^c` of an image and its factors `z^s` and `z^o`, the parts for state and object,
-are compared with text features of their prompts (semantic prototypes). The posteriors give the losses `L_c^t`, `L_s`,
-`L_o` and the score's summands `p(c^t|x)` and `p(s|x) p(o|x)`.
+On each path, an image feature is compared with text features of prompts (semantic prototypes): the adapted feature
+`z^c` with compositions, the state factor `z^s` with states, the object factor `z^o` with objects. The posteriors give
+the losses `L_c^t`, `L_s`, `L_o` and the summands `p(c^t|x)` and `p(s|x) p(o|x)` of the score.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from duplex.options import Count, Options, Rate, Template
 
 @dataclass(frozen=True)
 class PathOptions(Options):
-    """Options of prompts, the feature adapter and the disentanglers."""
+    """Options of the prompts, the feature adapter and the disentanglers, which compute factors."""
 
     # prompts (Eq. 1-2, 6-7)
     context: Literal["learned", "fixed"] = "learned"  # vectors before the names in a prompt
@@ -47,7 +47,7 @@ class PathOptions(Options):
     semantic_negatives: Literal["seen", "target"] = "seen"
 
     def path_rules(self, losses: Sequence[str], inference: Sequence[str]) -> Iterable[tuple[object, str]]:
-        """Yield each condition on losses and score terms: whether it holds, and the message if it does not."""
+        """Yield, for each condition on losses and score terms, whether it holds, and the message if it does not."""
         three = self.paths == "three"
         yield three or not {"state", "object"} & set(losses), "the losses state and object need paths: three"
         yield three or "factors" not in inference, "factors in inference needs paths: three"
@@ -75,14 +75,14 @@ class FactorPosteriors(NamedTuple):
 
 
 class Paths(nn.Module):
-    """Prompts, feature adapter and disentanglers that give posteriors of compositions, states and objects."""
+    """Prompts, feature adapter and disentanglers, with which posteriors on the three paths are computed."""
 
     negatives: Tensor
 
     def __init__(
         self, labels: LabelSpace, tower: TextTower, options: PathOptions, world: World, negatives: Ints | None = None
     ) -> None:
-        """`negatives`: the classes of the semantic loss; None: what the option `semantic_negatives` says."""
+        """`negatives`: the compositions that the semantic loss compares; None: those of `semantic_negatives`."""
         super().__init__()
         self.scale = math.exp(tower.logit_scale)  # 1 / tau
         self.objects = len(labels.objects)
@@ -109,7 +109,7 @@ class Paths(nn.Module):
         self.correction: Tensor | None = None  # added to the logits of `negatives`
 
     def sample_negatives(self, compositions: Ints, count: int) -> None:
-        """Reduce the classes of the semantic loss to `compositions` and `count` random others, which stand for all."""
+        """Let the semantic loss compare `compositions` with `count` random others, which represent all the others."""
         others = np.setdiff1d(self._every, compositions)
         drawn = others[torch.randperm(len(others))[:count].numpy()]
         self._negatives = np.union1d(compositions, drawn)
@@ -118,12 +118,12 @@ class Paths(nn.Module):
         self.correction = torch.as_tensor(raised, dtype=torch.float32, device=self.negatives.device)
 
     def adapt(self, z: Tensor) -> Tensor:
-        """Image features `z^c` [B, d] of unit length, after the adapter, if there is one, has changed them."""
+        """The image features `z^c` [B, d], of unit length, that the adapter (if there is one) makes of `z`."""
         z = unit(z)
         return unit(self.adapter(z)) if self.adapter is not None else z
 
     def prototypes(self, losses: Collection[str], checkpointing: bool) -> Prototypes:
-        """The semantic prototypes that the given losses need, with gradients."""
+        """Encode the semantic prototypes that the given losses need, with gradients."""
         encoded = self._negatives if "semantic" in losses else self._negatives[:0]
         prototypes: Prototypes = self.prompts(encoded, checkpointing)
         return prototypes
@@ -141,9 +141,9 @@ class Paths(nn.Module):
     def losses(
         self, z: Tensor, compositions: Tensor, t: Prototypes, names: Collection[str], with_factors: bool = False
     ) -> tuple[dict[str, Tensor], FactorPosteriors | None]:
-        """The losses listed in `names` (`semantic`, `state`, `object`), and the images' state and object factors.
+        """Compute the losses listed in `names` (`semantic`, `state`, `object`); returns them by name, and the factors.
 
-        The factors are None if no loss needs them, unless `with_factors` is set.
+        Factors come with their posteriors. They are None if no loss needs them, unless `with_factors` is set.
         """
         losses: dict[str, Tensor] = {}
         if "semantic" in names:
@@ -162,9 +162,9 @@ class Paths(nn.Module):
     def score_terms(
         self, z: Tensor, t: Prototypes, states: Tensor, objects: Tensor, names: Collection[str], logits: bool = False
     ) -> Iterator[tuple[str, Tensor]]:
-        """Yield the terms `semantic`, p(c^t|x) or its logits, and `factors`, p(s|x) p(o|x), that `names` lists [B, C].
+        """Yield the terms [B, C] in `names` with their names: `semantic`, p(c^t|x); `factors`, p(s|x) p(o|x).
 
-        states, objects: index of each candidate's state and object [C].
+        states, objects: index of each candidate's state and object [C]. With `logits`, `semantic` is not normalised.
         """
         if "semantic" in names:
             c = self.logits(z, t.compositions)
@@ -175,7 +175,7 @@ class Paths(nn.Module):
             yield "factors", p_s[:, states] * p_o[:, objects]
 
     def encode(self, candidates: Ints, names: Collection[str]) -> Prototypes:
-        """The text features of `candidates` that the score terms `names` need, without gradients."""
+        """Encode, without gradients, the prompts that the score terms `names` need for `candidates`."""
         return self.prompts.encode(candidates if "semantic" in names else candidates[:0])
 
     @torch.no_grad()
@@ -184,7 +184,7 @@ class Paths(nn.Module):
 
 
 def inspect_paths(paths: Paths) -> Inspectable:
-    """The features, semantic prototypes and factors of a method with prompts, for reports."""
+    """Functions that return features, semantic prototypes and factors of a method with prompts, for reports."""
     factors = paths.factors
     return Inspectable(
         features=lambda inputs: paths.adapt(inputs["cls"]),

@@ -7,16 +7,16 @@ Bao et al., "Prompting Language-Informed Distribution for Compositional Zero-Sho
     l = (1 - b) l_c + b (l_s + l_o),    b ~ Beta(1, 9)
     L = CE(l + m^c) + w [CE(l_s + m^s) + CE(l_o + m^o)]
 
-* t: text feature of the learned prompt of composition c;  D_c: features of descriptions of c
-* sigma^2: covariance of the samples, diagonal in the channels but not between classes, whose j-th descriptions are
-  alike;  m_k: margin of class k for an image x with label y, which bounds its cross-entropy over class samples
-* l_c, l_s, l_o: logits of composition, state and object; the last two compare an image's factors z^s and z^o with means
-  of t' over the seen compositions with a state (object), whose descriptions are means too
+* t: text feature of the learned prompt of composition c;  D_c: text features of descriptions of c
+* sigma^2: covariances of the samples: channels are independent, classes are not, as their j-th descriptions are alike
+* m_k: margin of class k for an image x with label y; with it, the loss bounds the expected cross-entropy over samples
+* l_c, l_s, l_o: logits of composition, state and object; l_s and l_o compare an image's factors z^s and z^o with means
+  of t' over the seen compositions that have the state (object); descriptions are averaged in the same way
 * b: drawn once per batch; inference uses its mean;  tau: CLIP's temperature
 
-The paper's descriptions are sentences by a language model. Here they are `templates` followed by the composition's
-name. The paper's enrichment of images by augmented views is left out, as features are cached, and so is the
-feed-forward part of its attention.
+In the paper, a language model writes the descriptions. Here they are `templates` followed by the composition's name.
+The paper's enrichment of images by augmented views is left out, as features are cached; so is the feed-forward part of
+its attention.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class PlidOptions(TextOptions):
 
 
 class Enrichment(nn.Module):
-    """Adds to each text feature [C, d] what it attends to in its D descriptions [C, D, d]; before training, nothing."""
+    """Attention of each text feature [C, d] to its D descriptions [C, D, d]; the result is added to the feature."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class Enrichment(nn.Module):
 
 
 class Plid(TextMethod[PlidOptions]):
-    """PLID: distributions of text features; the score mixes the logits of composition, state and object."""
+    """PLID: classes are distributions of text features; the score mixes logits of composition, state and object."""
 
     described: Tensor
 
@@ -95,13 +95,13 @@ class Plid(TextMethod[PlidOptions]):
 
     @torch.no_grad()
     def describe(self, compositions: Ints) -> Tensor:
-        """Text features [C, D, d] of each composition's name put into each of the D templates."""
+        """Text features [C, D, d] of descriptions: each composition's name after each of the D templates."""
         labels, tower = self.labels, self.context.tower
         prompts = [Prompts(labels, tower, paths="composition", template=words) for words in self.options.templates]
         return torch.stack([each.encode(compositions).compositions for each in prompts], dim=1)
 
     def shared(self) -> tuple[Tensor, ...]:
-        """Text features of compositions, states, objects: three tensors of unit means, three of samples' deviations."""
+        """Six tensors: unit mean text features of compositions, states and objects, then `deviations` of each."""
         t = self.prompts(self.labels.pairs["train"], self.checkpointing).compositions  # [C, d]
         described = self.described.to(t)  # [C, D, d]
         means = [self.enrich(t, described)]
@@ -133,21 +133,21 @@ class Plid(TextMethod[PlidOptions]):
         return {name: weight * cross_entropy(path, target) for name, weight, path, target in terms}
 
     def smoothed(self, target: Tensor) -> Tensor:
-        """Target distribution over seen compositions per image [B, C]: its label, smoothed (option `smoothing`)."""
+        """Target probabilities of the C seen compositions [B, C]: the label's, smoothed by the option `smoothing`."""
         m, n = self.train_candidates.states, self.train_candidates.objects
         related = (m[target][:, None] == m) ^ (n[target][:, None] == n)
         shares = self.options.smoothing * related.double() / related.sum(1, keepdim=True).clamp(min=1)
         return shares.scatter(1, target[:, None], 1 - shares.sum(1, keepdim=True))
 
     def draw_mix(self, like: Tensor) -> Tensor:
-        """A random weight b ~ Beta(1, q) with the mean `1 / (1 + q)`, which is the option `mix`."""
+        """Draw the weight b ~ Beta(1, q); its mean `1 / (1 + q)` is the option `mix`."""
         q = 1 / self.options.mix - 1
         return 1 - torch.rand((), device=like.device, dtype=like.dtype) ** (1 / q)
 
     def margins(self, x: Tensor, deviations: Tensor, target: Tensor) -> Tensor:
-        """Margin that the loss adds to each class's logit [B, C].
+        """Margins [B, C] that the loss adds to the logits of the classes.
 
-        It is half the variance of the difference between that logit and the label's logit.
+        A margin is half the variance of the difference between the class's logit and the label's logit.
 
         deviations: how far each class's D samples are from their mean [C, D, d]; the variance is over these samples.
         target: the images' labels [B].
@@ -175,7 +175,7 @@ class Plid(TextMethod[PlidOptions]):
 
 
 def deviations(mean: Tensor, described: Tensor) -> Tensor:
-    """Difference between each sample of a class's text features and the mean of the class's samples [C, D, d].
+    """Differences [C, D, d] between the samples of each class's text feature and the mean of these samples.
 
     mean: text feature [C, d] of each class (composition, state or object).
     described: features of its descriptions [C, D, d]; the samples are `normalise(mean + described)`.

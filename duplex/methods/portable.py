@@ -1,16 +1,16 @@
-"""Named tensors of an exported model, from which `score_formula.py` computes its scores.
+"""The named tensors of an exported model; `score_formula.py` computes scores from them.
 
 scale                                       1 / tau
 adapter.{down,up}.{weight,bias}, adapter.scale          the adapter, if there is one
 {state,object}.{first,second}.{weight,bias}             networks that split a feature into state and object
-residual                                    1 where a disentangler adds its input, else 0
+residual                                    1 if each disentangler adds its input to its output, else 0
 visual, semantic [C, d]                     prototypes of the candidates, if the score needs them
 states [M, d], objects [N, d]               semantic prototypes of states and objects
 state_of, object_of [C]                     the state and the object of each candidate
 context.{composition,state,object} [K, width], words.{states,objects}    learned prompts, for words added later
 mean.{states,objects,all}                   means of the seen pairs' visual prototypes, for words added later
 
-Tensors of the closed form (gaussian.py), in addition to the above or alone:
+Tensors of other score terms, such as the closed form (gaussian.py), which may come alone:
 
 likelihood.{whitening [d, d], rows [C, d], offset [C]}  g_c(z) = (z W - mu) . h_c + offset_c
 primitives.{states,objects}.{weight,offset}             p_g(s|x), p_g(o|x), if the score needs them
@@ -65,7 +65,7 @@ def portable_paths(paths: Paths, candidates: Ints, names: Collection[str]) -> di
 
 
 def candidate_primitives(labels: LabelSpace, candidates: Ints, device: torch.device) -> dict[str, Tensor]:
-    """The exported tensors `state_of` and `object_of`: index of each candidate's state and object."""
+    """The tensors `state_of` and `object_of`: the index of each candidate's state, and of its object."""
     numbers = {"state_of": labels.state_of(candidates), "object_of": labels.object_of(candidates)}
     return {name: torch.as_tensor(values, device=device) for name, values in numbers.items()}
 
@@ -86,7 +86,7 @@ def portable_closed_form(
 
 
 def prototype_means(rows: Tensor, labels: LabelSpace, compositions: Ints) -> dict[str, Tensor]:
-    """Means of the visual prototypes `rows` [C, d] per state, per object and over all, for words added later."""
+    """Tensors `mean.*` for words added later: means of the visual prototypes `rows` per state, per object, over all."""
     means = {"mean.all": rows.mean(0)}
     states = torch.as_tensor(labels.state_of(compositions), device=rows.device)
     objects = torch.as_tensor(labels.object_of(compositions), device=rows.device)
@@ -96,7 +96,7 @@ def prototype_means(rows: Tensor, labels: LabelSpace, compositions: Ints) -> dic
 
 
 def composed_prototypes(t: Tensors, states: Tensor, objects: Tensor) -> Tensor:
-    """Predicted prototypes minus the overall mean [C, d]: state effect, object effect and their interaction.
+    """Predicted prototypes minus the overall mean [C, d]: the sum of state effect, object effect and interaction.
 
     states: index of each composition's state [C]; a new word has the index -1 and the effect 0.
     objects: index of each composition's object [C], likewise.
@@ -111,13 +111,13 @@ def composed_prototypes(t: Tensors, states: Tensor, objects: Tensor) -> Tensor:
 
 
 def score_terms(t: Tensors, features: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Yield each summand of the score, as its name and its values [B, C], for cached features [B, d]."""
+    """Yield each summand of the score, name and values [B, C], computed from cached `features` [B, d]."""
     x = unit(features)
     yield from score_formula.score_terms(t, x, torch, x.float())
 
 
 def joined_members(members: Sequence[Tensors], weights: Tensor) -> dict[str, Tensor]:
-    """The tensors of a product: those of its K members, renamed to `members.0.NAME`, `members.1.NAME` and so on."""
+    """The tensors of a product: those of its members, renamed to `members.0.NAME`, `members.1.NAME` and so on."""
     shared = {name: members[0][name] for name in ("state_of", "object_of")}
     own = {
         f"members.{place}.{name}": value
@@ -129,11 +129,11 @@ def joined_members(members: Sequence[Tensors], weights: Tensor) -> dict[str, Ten
 
 
 def probabilities(t: Tensors, scores: Tensor) -> Tensor:
-    """Probability of each candidate [B, C], from scores that are -inf for infeasible candidates."""
+    """Convert scores, -inf for infeasible candidates, to the candidates' probabilities [B, C]."""
     return scores.softmax(-1) if "product" in t else probabilities_from_sums(scores)
 
 
 def probabilities_from_sums(scores: Tensor) -> Tensor:
-    """Probabilities [B, C] from scores that are sums of posteriors: each row divided by its total."""
+    """Convert scores that are sums of posteriors to probabilities [B, C], by dividing each row by its total."""
     weight = scores.clamp(min=0)
     return weight / weight.sum(-1, keepdim=True).clamp(min=torch.finfo(weight.dtype).tiny)

@@ -1,4 +1,4 @@
-"""Product of finished runs (trained models): their log probabilities are added, and nothing is trained.
+"""Product of finished runs (trained models): adds their log probabilities, without any training.
 
     log S(c|x) = sum_k w_k log p_k(c|x) / T_k - log Z
 
@@ -6,7 +6,7 @@
 * T_k: the temperature that calibrates these probabilities on validation images
 * w_k: equal weights, or one per method, chosen by validation AUC;  Z normalises
 
-A product refers to its members: its checkpoint holds their paths, fingerprints and temperatures, and the weights.
+The checkpoint of a product only refers to its members: it holds their paths, fingerprints, temperatures and weights.
 """
 
 from __future__ import annotations

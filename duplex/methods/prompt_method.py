@@ -2,8 +2,8 @@
 
     S = p(c|x) + p(s|x) p(o|x), or one of these terms
 
-CLIP (Radford et al., 2021) scores with hand-written prompts; CoOp (Zhou et al., 2022) learns the context, CSP (Nayak et
-al., 2023) the vectors of the names; three paths add prompts and image features of states and of objects.
+CLIP (Radford et al., 2021) scores with hand-written prompts; CoOp (Zhou et al., 2022) learns the context in them, CSP
+(Nayak et al., 2023) the vectors of the names. Three paths also compare prompts of states and objects with factors.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class PromptOptions(PathOptions):
 
 
 class PathMethod(Method[OptionsT], Generic[OptionsT]):
-    """Base class of methods whose score sums posteriors, some of them by prompts; the option `inference` lists them."""
+    """Base class of methods whose score adds up posteriors by prompts, and others, as the option `inference` lists."""
 
     required_inputs: ClassVar[tuple[str, ...]] = ("cls", "text")
     options: Any
@@ -66,7 +66,7 @@ class PathMethod(Method[OptionsT], Generic[OptionsT]):
 
 
 class PromptMethod(PathMethod[PromptOptions]):
-    """CLIP, CoOp, CSP or three paths, by options: prompts without visual prototypes."""
+    """Scores by prompts, without visual prototypes: CLIP, CoOp, CSP or three paths, depending on the options."""
 
     def __init__(self, context: MethodContext, options: PromptOptions) -> None:
         super().__init__(context, options)

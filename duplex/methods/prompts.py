@@ -1,6 +1,6 @@
 """Text prompts of compositions, states and objects, encoded by a frozen text tower (the Duplex paper's Eq. 1-2, 6-7).
 
-The method kind `prompts`, which scores with them, is in `prompt_method`.
+`prompt_method` has the method that scores with them (`kind: prompts`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TEMPLATE = "a photo of"
 
 
 class Prototypes(NamedTuple):
-    """Semantic prototypes (text features or embedded words) of given compositions, of all states and of all objects."""
+    """Semantic prototypes, text features or embedded words: of given compositions, all states and all objects."""
 
     compositions: Tensor  # t^c [C, d]
     states: Tensor  # t^s [M, d]; empty without the state path
@@ -34,12 +34,12 @@ class Prototypes(NamedTuple):
 class Prompts(nn.Module):
     """Text prompts of compositions, states and objects, encoded by the frozen text tower.
 
-    A prompt is K context vectors and names: `P^c = [v^c_1..v^c_K, s_m, o_n]` of a composition, `P^s = [v^s.., s_m]` of
-    a state, `P^o = [v^o.., o_n]` of an object. All vectors are rows of one table [V, width], which `lexicon` returns.
+    A prompt consists of K context vectors and the names' vectors: `P^c = [v^c_1..v^c_K, s_m, o_n]` for a composition,
+    `P^s = [v^s.., s_m]` for a state, `P^o = [v^o.., o_n]` for an object. All are rows of the table `lexicon`.
 
     context: "learned" trains context vectors of each path, initialised with the template; "fixed" uses the template.
     vocabulary: "learned" trains one vector per name, at first the mean of its tokens; "fixed" uses the name's tokens.
-    paths: "composition" (prompts of compositions only) or "three" (prompts of states and of objects as well).
+    paths: "composition": prompts of compositions alone; "three": prompts of states and of objects as well.
     """
 
     frozen_rows: Tensor
@@ -100,17 +100,17 @@ class Prompts(nn.Module):
         return torch.cat([self.frozen_rows, self.dropped(self.learned_rows)])
 
     def dropped(self, rows: Tensor) -> Tensor:
-        """Learned `rows`; while training encodes prompts, dropout is applied to the last ones, the names' vectors."""
+        """The learned `rows`, in training with dropout of the last ones, which are the vectors of names."""
         if not (self.word_dropout and self.training and torch.is_grad_enabled()):
             return rows
         names = len(self.name_rows)
         return torch.cat([rows[:-names], dropout(rows[-names:], self.word_dropout)])
 
     def sequences(self, path: str, names: Sequence[Ints]) -> Ints:
-        """P prompts as row numbers of the table `lexicon` [P, L]: start, context, names, end; padded with -1.
+        """Prompts as row numbers of the table `lexicon` [P, L]: start, context, names, end, then -1 as padding.
 
         path: kind of prompt: "composition", "state" or "object".
-        names: one array [P] per name in a prompt, of indices into the list of all states followed by all objects.
+        names: an array [P] for each name in a prompt: indices into the list of all states followed by all objects.
         """
         count = len(names[0])
         head = np.tile(np.array([0, *self.context_rows[path]], dtype=np.int64), (count, 1))
@@ -129,7 +129,7 @@ class Prompts(nn.Module):
         return np.concatenate([np.pad(b, ((0, 0), (0, longest - b.shape[1])), constant_values=-1) for b in blocks])
 
     def forward(self, compositions: Ints, checkpointing: bool = False) -> Prototypes:
-        """Encode prompts with gradients; the features of prompts without learned vectors are encoded only once."""
+        """Encode prompts with gradients; if no vector is learned, they are encoded only once and then reused."""
         if not len(compositions) and "state" not in self.paths:
             return self._split(self.frozen_rows.new_empty(0, self.tower.dim), 0)
         key = (compositions.tobytes(), self.frozen_rows.device, self.frozen_rows.dtype)

@@ -1,4 +1,4 @@
-"""Find, check and build a method by its kind: an entry point of the group `duplex.methods`, or `module:Class`."""
+"""Find, check and build methods by their kind: an entry point of the group `duplex.methods`, or `module:Class`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _code: WeakKeyDictionary[type, str | None] = WeakKeyDictionary()  # hashes of me
 
 
 class BrokenMethod(DuplexError):
-    """Raised for a kind whose class cannot be imported or is no valid method."""
+    """Raised for a kind whose class cannot be imported or is not a valid method."""
 
 
 def installed_methods() -> dict[str, EntryPoint]:
@@ -46,7 +46,7 @@ def installed_methods() -> dict[str, EntryPoint]:
 
 
 def method_source(kind: str) -> EntryPoint:
-    """The entry point of a kind or of `module:Class`; raises `UsageError` for an unknown kind."""
+    """The entry point of a kind, made up if the kind is `module:Class`; raises `UsageError` for an unknown kind."""
     if ":" in kind:
         return EntryPoint(kind, kind, GROUP)
     known = installed_methods()
@@ -57,7 +57,7 @@ def method_source(kind: str) -> EntryPoint:
 
 @contextmanager
 def temporary_kind(method_class: type[Method[Any]]) -> Iterator[str]:
-    """Context manager that yields a name; inside, `find_method` finds `method_class` by this name."""
+    """Context manager that yields a kind by which `find_method` finds `method_class` until the block ends."""
     kind = f"{method_class.__module__}:{method_class.__qualname__}"
     _temporary[kind] = method_class
     try:
@@ -67,7 +67,7 @@ def temporary_kind(method_class: type[Method[Any]]) -> Iterator[str]:
 
 
 def find_method(kind: str) -> type[Method[Any]]:
-    """Find the class of a kind or of `module:Class`, also in the current folder; if it fails, raises `BrokenMethod`."""
+    """The class of a kind; `module` may lie in the current folder. Raises `BrokenMethod` if the class is unusable."""
     if kind in _temporary:
         return _checked_options(kind, _temporary[kind])
     module, _, name = kind.partition(":")
@@ -109,7 +109,7 @@ def _checked_options(kind: str, value: type[Method[Any]]) -> type[Method[Any]]:
 
 
 def method_code(kind: str) -> str | None:
-    """Hash of a plug-in's code as it was when imported; None for a kind of this package."""
+    """Hash of the code of a plug-in's kind, as it was when imported; None for a kind of this package."""
     return _code[find_method(kind)]
 
 
@@ -119,9 +119,9 @@ def parse_options(kind: str, record: Mapping[str, Any]) -> Options:
 
 
 def make_method(kind: str, options: Options, context: MethodContext) -> Method[Any]:
-    """Build a method, together with fine-tuned blocks if the context has them.
+    """Build a method, and with it the fine-tuned blocks if the context has some.
 
-    Raises `UsageError` if the context lacks a needed input, or if a method that trains nothing is to fine-tune blocks.
+    Raises `UsageError` if the context lacks a needed input, or has blocks although the method trains nothing.
     """
     method_class = find_method(kind)
     for need in sorted(method_class.needs(options)):
@@ -143,7 +143,7 @@ def make_method(kind: str, options: Options, context: MethodContext) -> Method[A
 
 
 def describe_method(kind: str) -> dict[str, Any]:
-    """What `duplex methods` prints about a kind: a dict, with the key `error` if the kind cannot be loaded."""
+    """What `duplex methods` shows of a kind, as a dict; it has a key `error` if the kind cannot be loaded."""
     source = method_source(kind)
     record: dict[str, Any] = {"kind": kind, "source": provider(source), "module": module_of(source)}
     try:

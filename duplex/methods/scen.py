@@ -1,4 +1,4 @@
-"""SCEN: contrastive embeddings of images in a state space and in an object space.
+"""SCEN: images are embedded in a state space and in an object space, both trained by contrast between images.
 
 Li et al., "Siamese Contrastive Embedding Network for Compositional Zero-Shot Learning", CVPR 2022.
 
@@ -7,12 +7,12 @@ Li et al., "Siamese Contrastive Embedding Network for Compositional Zero-Shot Le
     L = L_c + 0.4 L_s + 0.6 L_o + L_ts + L_to
     S = cos(fuse(h_s, h_o), embedding of the composition's words)
 
-* E_s, E_o: perceptrons;  h_s^+: the positive, the batch's next image with the same state
-* h_s^-: the negatives, images of the batch with the same object in another state; for objects the roles are swapped
+* E_s, E_o: perceptrons;  h_s^+: embedding of the positive, the batch's next image with the same state
+* h_s^-: of the negatives, the batch's images with the same object in another state; in L_to, states and objects swap
 * L_c, L_s, L_o: cross-entropies of compositions, of states by h_s and of objects by h_o
 
 An image without a positive or without negatives has no contrastive term. The paper's State Transition Module, an
-adversarial generator of artificial compositions, is not part of this version.
+adversarial generator of artificial compositions, is left out.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class ScenOptions(WordOptions):
 
 
 class Scen(EmbeddingHead[ScenOptions]):
-    """SCEN: the score is the cosine of an image's fused state and object embeddings with a composition's embedding."""
+    """SCEN: the score is the cosine of a composition's embedding with the image's fused state and object embeddings."""
 
     def __init__(self, context: MethodContext, options: ScenOptions) -> None:
         super().__init__(context, options, trained_words=False, scale=options.scale)
@@ -56,7 +56,7 @@ class Scen(EmbeddingHead[ScenOptions]):
         self.composer = Composer(self.words.width, width)
 
     def spaces(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Unit embeddings [B, e] of image features in the state space and in the object space."""
+        """Embed image features `z`; returns unit vectors [B, e] in the state space and in the object space."""
         z = unit(z)
         return unit(self.encode_s(z)), unit(self.encode_o(z))
 
@@ -78,7 +78,7 @@ class Scen(EmbeddingHead[ScenOptions]):
     def contrast(self, h: Tensor, same: Tensor, other: Tensor) -> Tensor:
         """Contrastive loss of embeddings `h` [B, e]: L_ts if `same` are states and `other` objects, L_to if exchanged.
 
-        An image is pulled towards one with the same `same` label and pushed from those that share only the `other` one.
+        An image is pulled towards one with an equal label in `same`, and pushed away from those equal only in `other`.
         """
         positive, paired = next_allowed_partner(same[:, None] == same)
         negative = (other[:, None] == other) & (same[:, None] != same)  # [B, B]

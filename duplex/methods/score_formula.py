@@ -1,6 +1,6 @@
-"""Scores of an exported model from its named tensors and image features, with numpy or torch; exports hold a copy.
+"""Compute an exported model's scores from its tensors and image features. Each export contains a copy of this file.
 
-`t` maps the names that `duplex/methods/portable.py` lists to arrays, `xp` is the module `numpy` or `torch`.
+`t` maps the names that `duplex/methods/portable.py` lists to arrays; `xp` is the module `numpy` or `torch`.
 """
 
 from collections.abc import Iterator, Mapping
@@ -26,7 +26,7 @@ def two_layer_network(t: Mapping[str, Any], first: str, second: str, x: Any, xp:
 
 
 def path_terms(t: Mapping[str, Any], x: Any, xp: Any) -> Iterator[tuple[str, Any]]:
-    """Yield name and log probabilities [B, C] of the terms `visual`, `semantic` and `factors` that the model has."""
+    """Yield name and log probabilities [B, C] of those of the terms `visual`, `semantic`, `factors` that exist."""
     z, floor = x, FLOOR if "product" in t else -inf
     if "adapter.scale" in t:
         z = unit(z + t["adapter.scale"] * two_layer_network(t, "adapter.down", "adapter.up", z, xp), xp)
@@ -42,10 +42,10 @@ def path_terms(t: Mapping[str, Any], x: Any, xp: Any) -> Iterator[tuple[str, Any
 
 
 def gaussian_terms(t: Mapping[str, Any], x: Any, xp: Any) -> Iterator[tuple[str, Any]]:
-    """Yield name and log probabilities [B, C] of the closed-form terms that the model has.
+    """Yield name and log probabilities [B, C] of the model's terms by closed form or logistic regression.
 
-    `gaussian` is log p_g(c|x), of compositions; `gaussian_factors` is log p_g(s|x) p_g(o|x), of states times objects.
-    `linear` is either of them by logistic regression.
+    `gaussian` is log p_g(c|x), `gaussian_factors` is log p_g(s|x) p_g(o|x); `linear` is log p(s|x) p(o|x), or for a
+    classifier of pairs log p(c|x), by logistic regression.
     """
     if "likelihood.rows" in t:
         whitened = x @ t["likelihood.whitening"] - t["effects.mean"]
@@ -64,25 +64,25 @@ def linear_posterior(t: Mapping[str, Any], name: str, x: Any, xp: Any) -> Any:
 
 
 def answer_logits(t: Mapping[str, Any], scores: Any, temperature: float, xp: Any) -> Any:
-    """The candidates' log probabilities [B, C], up to a constant per image, from float64 scores.
+    """Convert float64 scores to the candidates' log probabilities [B, C], up to a constant per image.
 
-    temperature: divides the log scores; chosen on validation images. `t["log_prior"]`, each log p(c), is then added.
+    temperature: divides the logarithms; it was chosen on validation images. Then `t["log_prior"]` [C] is added.
     """
     log_p = log_softmax(scores, xp) if "product" in t else xp.log(xp.clip(scores, LEAST, None))
     return log_p / temperature + t["log_prior"]
 
 
 def weighted(t: Mapping[str, Any], name: str, log_p: Any, xp: Any) -> Any:
-    """What the term `name` adds to the score [B, C]: its weight times its probabilities.
+    """What the term `name` adds to the score [B, C]: its weight times its probabilities, which are `exp(log_p)`.
 
-    If the model multiplies its terms (a product), the weight is multiplied with the log probabilities `log_p` instead.
+    In a model that multiplies its terms (`product`), it is the weight times `log_p` itself.
     """
     term = log_p if "product" in t else xp.exp(log_p)
     return t[f"weights.{name}"] * term if f"weights.{name}" in t else term
 
 
 def members(t: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The tensors of each member of a product; an empty list for other models."""
+    """The tensors of each member of a product, under the members' own names; an empty list for other models."""
     count = len(t["members.weights"]) if "members.weights" in t else 0
     own = [f"members.{place}." for place in range(count)]
     shared = {name: t[name] for name in ("state_of", "object_of") if name in t}
@@ -102,9 +102,9 @@ def member_terms(t: Mapping[str, Any], x: Any, xp: Any, single: Any) -> Iterator
 
 
 def score_terms(t: Mapping[str, Any], x: Any, xp: Any, single: Any = None) -> Iterator[tuple[str, Any]]:
-    """Yield name and values [B, C] of each summand of the score, for unit features `x` [B, d].
+    """Yield name and values [B, C] of each summand of the score, for image features `x` [B, d] of unit length.
 
-    single: the same features in float32, for closed form and classifiers, if `x` has another precision.
+    single: the features in float32 if `x` has another precision; closed form and classifiers use them.
     """
     single = x if single is None else single
     yield from member_terms(t, x, xp, single)

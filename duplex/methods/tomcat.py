@@ -1,4 +1,4 @@
-"""TOMCAT: a trained method adapts its prompts and image prototypes to unlabelled images, one after the other.
+"""TOMCAT: adapts a trained method's prompts and image prototypes to unlabelled images that arrive one by one.
 
 Yan et al., "TOMCAT: Test-time Comprehensive Knowledge Accumulation for Compositional Zero-Shot Learning", NeurIPS 2025,
 with formulas as in the authors' code. For each image:
@@ -9,13 +9,13 @@ with formulas as in the authors' code. For each image:
     L = entropy(softmax l) + lambda (mean cross-entropy of the rows and of the columns of kappa v~_i.t~_j)
 
 * z, t_c: unit features of image and prompt;  p: the trained method's probabilities;  kappa: CLIP's inverse temperature
-* dt_c, dv_c: offsets, at first zero, the only parameters; AdamW makes a step after each batch's scores
-* v_c: mean of a queue of at most K features. An image enters the queue of the largest l_c (before its last summand,
-  which only compositions with a queue have); in a full one it replaces that of the largest entropy, if its own is less
-* i, j: compositions whose queue an image of the stream entered
+* dt_c, dv_c: offsets, the only parameters, at first zero; AdamW makes a step after the scores of each batch
+* v_c: mean of a queue of at most K features, those with the lowest entropies. An image enters the queue of the largest
+  l_c (without the last summand, which only compositions with a queue have)
+* i, j: compositions whose queue was entered by an image of the stream
 
-With `warm`, each queue begins with one feature that leaves first: a mean over training images, for unseen compositions
-composed of such means. WARM-CAT (arXiv 2602.23114), whose abstract alone was read, learns a map instead.
+With `warm`, each queue begins with a feature that is the first to leave: a mean over training images; for unseen
+compositions, composed of such means. WARM-CAT (arXiv 2602.23114; only its abstract was read) learns a map instead.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ LEAST = 1e-38  # probability
 
 @dataclass(frozen=True)
 class TomcatOptions(Options):
-    """Options of `tomcat`; by default those of the authors' code for C-GQA."""
+    """Options of `tomcat`; the defaults are those of the authors' code for C-GQA."""
 
     learning_rate: NonNegative = 6.25e-6
     alpha: NonNegative = 0.5
@@ -57,7 +57,7 @@ class TomcatOptions(Options):
 
 
 class Tomcat(StreamAdapter):
-    """Prompts and image prototypes move by offsets that lower the entropy of each image's prediction."""
+    """Stream adapter whose offsets move prompts and image prototypes so that predictions have a lower entropy."""
 
     Options = TomcatOptions
     grid: ClassVar[Mapping[str, tuple[Any, ...]]] = {

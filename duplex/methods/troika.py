@@ -7,11 +7,11 @@ Huang et al., "Troika: Multi-Path Cross-Modal Traction for Compositional Zero-Sh
     S = p(c|x) + p(s|x) p(o|x)
 
 * t: text feature of a prompt of a composition, a state or an object;  X: the image's normalised patch tokens
-* A_l, F_l: cross-attention and feed-forward of N layers;  lambda: a learned number per channel; all paths share them
+* A_l, F_l: cross-attention and feed-forward of the N layers;  lambda: a learned factor per channel; paths share them
 * L_c, L_s, L_o, p: cross-entropies and posteriors by t' of compositions, states and objects
 
-Instead of the paper's adapters inside the image encoder there is one on the cached feature by default, and the paper's
-dropout in traction is left out; `disentangler`, `score` and the training option `word_dropout` follow its code.
+Instead of the paper's adapters in the image encoder, there is by default one after the cached feature. Dropout in the
+layers is left out. `disentangler`, `score` and the training option `word_dropout` can follow the published code.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class TroikaOptions(ThreePathOptions):
 
 
 class TractionLayer(nn.Module):
-    """Lets prompt features attend to patch tokens and adds the result to them; a feed-forward network follows."""
+    """Layer in which prompt features attend to patch tokens; a feed-forward network follows, both are residual."""
 
     def __init__(self, dim: int, token_width: int, options: TroikaOptions) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class TractionLayer(nn.Module):
 
 
 class Traction(nn.Module):
-    """Layers that pull text features `t` [C, d] towards each image; returns unit prototypes per image [B, C, d]."""
+    """Layers that pull text features `t` [C, d] towards each image; returns unit vectors for each image [B, C, d]."""
 
     def __init__(self, dim: int, token_width: int, options: TroikaOptions) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class Troika(ThreePaths[TroikaOptions]):
         return frozenset({"cls", "text", "patch"} if options.traction else {"cls", "text"})
 
     def pulled_logits(self, z: Tensor, t: Prototypes, tokens: Tensor) -> list[Tensor]:
-        """Logits of compositions [B, C], states [B, M] and objects [B, N] by texts that are pulled to each image."""
+        """Logits of compositions [B, C], states [B, M] and objects [B, N], by text features pulled towards images."""
         assert self.paths.factors is not None and self.traction is not None
         features = (z, *self.paths.factors(z))
         pulled = self.traction(torch.cat(tuple(t)), tokens.to(z.dtype)).split([len(rows) for rows in t], dim=1)

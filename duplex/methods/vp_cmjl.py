@@ -1,4 +1,4 @@
-"""VP-CMJL: three paths with attention to text, and trained vectors in the images' space (visual proxies).
+"""VP-CMJL: three paths with attention to text, joined with *visual proxies*, trained vectors among image features.
 
 Zhang et al., "Learning Visual Proxy for Compositional Zero-Shot Learning", ICCV 2025.
 
@@ -8,10 +8,10 @@ Zhang et al., "Learning Visual Proxy for Compositional Zero-Shot Learning", ICCV
     S = p(c|x) + p(s|x) p(o|x),    p: softmax of (1 - b) l_t + b l_v
 
 * z: CLS feature;  t: text features of the prompts;  tau: CLIP's temperature;  objects are treated like states
-* B_s: block of cross-attention; z_t^s is the image's state factor, a^s the attention to each state
-* w: visual proxies of states and objects, which start at the text features;  z^s: output of a small network
-* A, B: matrices that start as identities, so that unseen compositions have a proxy, too
-* KL: cross-modal joint learning draws p_v, the posterior by l_v, to p_t, that by l_t;  b: option `blend`
+* B_s: block of cross-attention; z_t^s is the image's state factor, a^s its attention to each state
+* w: visual proxies of states and objects, initialised with text features;  z^s: output of a small network
+* A, B: matrices, initialised with identities, that compose proxies of all compositions, even unseen ones
+* KL: cross-modal joint learning draws p_v, the posterior by l_v, to p_t, the posterior by l_t;  b: option `blend`
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Logits = tuple[Tensor, Tensor, Tensor]  # of compositions [B, C], states [B, M] 
 
 
 class VpCmjl(ThreePaths[VpCmjlOptions]):
-    """VP-CMJL: three paths, and trained visual proxies of compositions, states and objects."""
+    """VP-CMJL: scores by prompts on three paths and by visual proxies of compositions, states and objects."""
 
     def __init__(self, context: MethodContext, options: VpCmjlOptions) -> None:
         super().__init__(context, options)
@@ -55,7 +55,7 @@ class VpCmjl(ThreePaths[VpCmjlOptions]):
             self.read_s, self.read_o = CrossBlock(dim, dim, heads), CrossBlock(dim, dim, heads)
 
     def text_logits(self, z: Tensor, t: Prototypes) -> Logits:
-        """Logits l_t by prompts, of compositions, states and objects, for image features `z` after the adapter."""
+        """Logits l_t of compositions, states and objects, by prompts, for adapted image features `z` [B, d]."""
         z_s, a_s = self.read_s(z, t.states)
         z_o, a_o = self.read_o(z, t.objects)
         s = self.paths.logits(unit(z_s), t.states) + self.paths.scale * a_s
@@ -63,7 +63,7 @@ class VpCmjl(ThreePaths[VpCmjlOptions]):
         return self.paths.logits(z, t.compositions), s, o
 
     def visual_logits(self, z: Tensor, candidates: CompositionIndex) -> Logits:
-        """Logits l_v by visual proxies, of compositions [B, C], states [B, M] and objects [B, N]."""
+        """Logits l_v of compositions [B, C], states [B, M] and objects [B, N], by visual proxies."""
         assert self.paths.factors is not None
         z_s, z_o = self.paths.factors(z)
         states, objects = self.states @ self.from_state.T, self.objects @ self.from_object.T

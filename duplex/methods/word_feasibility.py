@@ -1,9 +1,9 @@
-"""Feasibility of compositions by word vectors, which serves margins in losses and open-world evaluation.
+"""Feasibility of compositions computed from word vectors, for margins in losses and for open-world evaluation.
 
     f(s, o) = 1/2 [max cos(o, o') over o' != o seen with s + max cos(s, s') over s' != s seen with o]
 
-A state is feasible with an object if it was seen with a similar one (CompCos, Mancini et al., CVPR 2021); a missing
-neighbour counts -1.
+A composition is the more feasible the more similar its object is to one seen with its state, and its state to one seen
+with its object (CompCos, Mancini et al., CVPR 2021). If there is none, the maximum counts as -1.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Floats = NDArray[np.float64]
 
 
 def feasibility(states: ArrayLike, objects: ArrayLike, labels: LabelSpace) -> Floats:
-    """Feasibility of all compositions [M*N] by word vectors of states [M, w] and objects [N, w]; +inf for seen ones."""
+    """Feasibility of all compositions [M*N] from word vectors of states [M, w] and objects [N, w]; +inf if seen."""
     seen = labels.pairs["train"]
     m, n = labels.state_of(seen), labels.object_of(seen)
     by_n = np.argsort(n, kind="stable")
