@@ -1,11 +1,11 @@
-"""Recognition with a trained model: the recognizer, its exports and its server."""
+"""Use trained models: recognise images, fit folders, update, export, and serve over HTTP."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The HTTP server's limits for a request, and for the number of connections; the values are the defaults."""
+    """Limits of the HTTP server for one request, and for the number of connections."""
 
     bytes: int = 32 * 2**20
     pixels: int = 40_000_000  # per image

@@ -1,14 +1,14 @@
-"""Answers to images: the compositions to choose from, the compositions chosen, and similar training images.
+"""Answers for images: the compositions to choose from, the chosen ones, and similar training images.
 
-Candidates are the compositions that an answer is chosen from, with the function that scores them and the prior of their
-probabilities, the probability of each before the image is seen.
+Candidates are the compositions that an answer is chosen from, with the function that scores them and their prior, the
+probability of each before the image is seen.
 
-Compositions outside a model's label space, new pairs of trained words and new words, are scored without training. The
-text feature of a pair is encoded from a prompt with the model's learned vectors for trained words and ordinary token
-embeddings for new ones. Its visual prototype (estimated mean image feature) is composed of means of the training pairs'
-prototypes, by state, by object and over all: `normalise(mean_state + mean_object - mean_all)`, where `mean_all`
-replaces the mean of a new word. In methods of closed form it is `mu + a_state + b_object`, where 0 replaces the term of
-a new word.
+Users may add compositions: new pairs of trained words, or pairs with new words. They are scored without training. The
+text feature of such a pair is encoded from a prompt with the model's learned vectors for trained words and ordinary
+token embeddings for new ones. Its visual prototype (estimated mean image feature) is composed of means of the training
+pairs' prototypes, by state, by object and over all: `normalise(mean_state + mean_object - mean_all)`, where `mean_all`
+replaces the mean of a new word. In closed-form methods it is `mu + a_state + b_object`, where 0 replaces the term of a
+new word.
 """
 
 from __future__ import annotations
@@ -221,7 +221,7 @@ class Candidates:
 
 
 def sum_of(terms: ScoreTerms) -> Scorer:
-    """A scorer that computes the summands of the score and adds them up."""
+    """A scorer that adds up the score terms that `terms` computes."""
     return lambda inputs: cast(Tensor, sum(term for _, term in terms(inputs)))
 
 
@@ -241,7 +241,7 @@ def _ranked(names: tuple[str, ...], shares: Floats) -> dict[str, float]:
 def listed_answers(
     method: Method[Any], examples: Examples, labels: LabelSpace, confidence: Confidence, world: World
 ) -> AnsweredImages:
-    """Answer all labelled images: the most probable composition of each, its probability, and the image's label."""
+    """Answer labelled images; returns each image's most probable composition, its probability, and the label."""
     compositions = labels.candidates(world, "train")
     task = ScoringTask.of(method, compositions)
     candidates = Candidates.of(labels, compositions, None, confidence, task.scorer, None, method.probabilities)
@@ -279,13 +279,13 @@ class Neighbours:
 
 @as_usage_error()
 def read_compositions(path: Path) -> list[Pair]:
-    """Read (state, object) pairs from a table with the columns state and object; raises `UsageError` for others."""
+    """Read (state, object) pairs from a table with the columns state and object; `UsageError` for any other file."""
     frame = read_table(path, needed=COLUMNS)
     return list(zip(frame["state"], frame["object"], strict=True))
 
 
 def as_pairs(compositions: Iterable[object], labels: LabelSpace) -> list[Pair]:
-    """Names (state, object) of compositions, each a text or two texts; `UsageError` for one pair instead of a list."""
+    """Names (state, object) of compositions, each given as one text or two; `UsageError` for a pair not in a list."""
     match compositions:
         case (str(state), str(name)) if all(len(word.replace(",", " ").split()) == 1 for word in (state, name)):
             pair = f"({state!r}, {name!r})"
@@ -294,7 +294,7 @@ def as_pairs(compositions: Iterable[object], labels: LabelSpace) -> list[Pair]:
 
 
 def as_pair(composition: object, labels: LabelSpace) -> Pair:
-    """Names (state, object) of a composition, which is given as a text or as two texts."""
+    """Names (state, object) of a composition that is given as one text or as two texts."""
     if isinstance(composition, str):
         return split_composition(composition, labels)
     match composition:
@@ -328,10 +328,10 @@ def trained_words(pair: Pair, labels: LabelSpace) -> TrainedWords:
 def with_added_compositions(
     candidates: Candidates, tensors: Mapping[str, Tensor], labels: LabelSpace, tower: TextTower, pairs: Iterable[Pair]
 ) -> Candidates:
-    """The candidates with further pairs, without training; all are then scored from the tensors of an export.
+    """Add pairs to the candidates without training; all candidates are then scored from an export's tensors.
 
     tensors: the model's tensors for scoring the candidates, from `TrainedModel.tensors`.
-    pairs: (state, object) names, labels of the model or not; those that are candidates already are left out.
+    pairs: (state, object) names, known to the model or not; pairs that are candidates already are left out.
     """
     states, objects = list(labels.states), list(labels.objects)
     present = set(zip(candidates.state_of.tolist(), candidates.object_of.tolist(), strict=True))
@@ -362,7 +362,7 @@ def with_added_compositions(
 
 
 def portable_terms(tensors: Mapping[str, Tensor]) -> ScoreTerms:
-    """A function from images to the summands of their scores [B, C] by name, computed from an export's tensors."""
+    """A function that computes the score terms [B, C] of images, by name, from an export's tensors."""
 
     @torch.no_grad()
     def terms(inputs: Inputs) -> Iterator[tuple[str, Tensor]]:
@@ -459,7 +459,7 @@ def _find(name: str, labels: Sequence[str]) -> int | None:
 
 
 def find_or_append(name: str, names: list[str]) -> int:
-    """Index of a name in `names`, ignoring case, `.` and `_`; a name that is not there is appended."""
+    """Index of a name in `names`, ignoring case, `.` and `_`; a missing name is appended to the list."""
     place = _find(name, names)
     if place is None:
         names.append(name)

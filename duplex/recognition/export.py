@@ -5,10 +5,10 @@ README.md                 the model card
 recognize.py              scores features with numpy alone, by score_formula.py
 trained.onnx, encoder.onnx, see.py    the same in ONNX, if asked for
 page/                     a page that answers in the browser without a server, if asked for
-fit.json                  of `duplex fit`: the recipes (settings) tried and the one chosen, test metrics, counts of the
+fit.json                  by `duplex fit`: the recipes (settings) tried and the one chosen, test metrics, counts of the
                           data, digests of the images
-statistics.safetensors    of `duplex fit`: number and sum of the features of all labelled images, by pair, and their
-                          second moment, which `duplex update` extends
+statistics.safetensors    by `duplex fit`: number and sum of the features of all labelled images, by pair, and their
+                          second moment; `duplex update` adds to them
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ NOTES = "<!-- Text below this line is kept when the model is written again. -->"
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What a model card tells about a run besides its checkpoint, such as metrics; empty where unknown."""
+    """What a model card tells about a run beyond its checkpoint, such as metrics; unknown facts are empty."""
 
     name: str
     licence: str = "other"  # as the hub writes it: mit, apache-2.0, cc-by-4.0, ...
@@ -171,7 +171,7 @@ def write_fit(folder: Path, record: Mapping[str, Any], model: Mapping[str, Tenso
 
 @as_usage_error()
 def read_fit(folder: Path) -> dict[str, Any]:
-    """Read fit.json in a model's folder; raises `UsageError` if it is missing, changed, or of another model."""
+    """Read fit.json in a model's folder; raises `UsageError` if it is missing, changed, or belongs to another model."""
     path = folder / FIT
     try:
         record = dict(json.loads(path.read_text(encoding="utf-8")))
@@ -199,7 +199,7 @@ def shared_contents(contents: Mapping[str, str], others: Mapping[str, str]) -> l
 
 
 def sole_model_writer(folder: Path, instead: str) -> AbstractContextManager[None]:
-    """A context manager that locks a model's folder: only one `duplex update` or end of `duplex fit` writes to it.
+    """Context manager that locks a model's folder, so that only one `duplex update` or `fit` at a time writes to it.
 
     instead: what the user can do instead of waiting, for the message.
     """
@@ -235,7 +235,7 @@ def write_statistics(folder: Path, fitted: FittedStatistics, model: Mapping[str,
 def read_statistics(folder: Path) -> FittedStatistics:
     """Read the statistics of the training features from a model's folder.
 
-    Raises `UsageError` if there are none, or of another model, or the code of a plug-in encoder has changed since.
+    Raises `UsageError` if they are missing, belong to another model, or a plug-in encoder's code has changed since.
     """
     model = read_header(folder / MODEL, "export")
     path = folder / STATISTICS
@@ -272,7 +272,7 @@ def export(
     *,
     force: bool = False,
 ) -> None:
-    """Export a trained model to the folder `out`, which appears complete or not at all.
+    """Export a trained model to the folder `out`; after an error, `out` is as it was.
 
     Raises `UsageError` if the model cannot be exported, has an encoder with random weights, or `out` exists.
 
@@ -301,7 +301,7 @@ def export(
 def write_files(
     folder: Path, fields: Mapping[str, Any], tensors: Mapping[str, Tensor], facts: RunFacts, notes: str
 ) -> None:
-    """Write an export's files: the model, which lists the ONNX files in the folder, model card, and numpy script."""
+    """Write an export's files: the model (with checksums of ONNX files in the folder), model card, and numpy script."""
     files = {name: sha256(folder / name) for name in (TRAINED, TOWER) if (folder / name).is_file()}
     write_model(folder / MODEL, "export", {**fields, "files": files}, tensors)
     write_text(folder / README, model_card(fields, tensors, facts, notes))
@@ -311,7 +311,7 @@ def write_files(
 
 
 def exported_tensors(trained: TrainedModel, world: World) -> dict[str, Tensor]:
-    """The tensors of an export: for scores, for the probabilities of answers, and to detect unknown images."""
+    """The tensors of an export: for scores, for probabilities, and to detect images unlike the training images."""
     tensors = trained.tensors(world)
     if tensors is None:
         raise UsageError(f"methods of kind {trained.kind!r} cannot be exported; choose another run")
@@ -324,7 +324,7 @@ def exported_tensors(trained: TrainedModel, world: World) -> dict[str, Tensor]:
 
 
 def refuse_existing_model(out: Path, *, force: bool) -> None:
-    """The same as `refuse_existing`, for a model's folder: even with `force`, only a model's files are replaced."""
+    """Like `refuse_existing`, for a model's folder; with `force`, still refuses a folder with other files in it."""
     refuse_existing(out, force=force)
     others = sorted({path.name for path in out.iterdir()} - NAMES) if out.is_dir() else []
     if others:
@@ -391,7 +391,7 @@ class OnnxImageTower(nn.Module):
         return self.both(pixels)[1]
 
     def both(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
-        """The frozen tower's features and, if there are fine-tuned blocks, theirs, else the same again."""
+        """Two features: of the frozen tower, and of the fine-tuned blocks or, without such blocks, the first again."""
         with capture_block_input(self._encoder, self._depth) as block_inputs:
             outputs = self.visual((pixels.float() / 255 - self.mean) / self.std)
         pooled = outputs[0] if isinstance(outputs, tuple) else outputs

@@ -4,7 +4,7 @@
 
 Features are kept in the user's cache. Beside MODEL, `MODEL.cache` holds each training recipe tried (nothing trained,
 prompts, or blocks of the image tower, with prompts if the encoder has a text tower) and unfinished training. A killed
-fit continues from there and ends in the same bytes; a second fit of the same data trains nothing again.
+fit resumes from there and writes the same bytes; a second fit of the same data retrains nothing.
 """
 
 from __future__ import annotations
@@ -99,17 +99,17 @@ OFFERS = {  # encoders with published weights, the most accurate first -> weight
 
 @dataclass(frozen=True)
 class EncoderChoice:
-    """A chosen encoder, and why it was chosen."""
+    """The encoder that a fit uses, and the reason for the choice."""
 
     entry: EncoderParams
     reason: str
 
 
 def choose_encoder(labels: LabelSpace, images: int, *, gpu: bool, cores: int) -> EncoderChoice:
-    """Choose the most accurate encoder that encodes the images within half an hour, or on a GPU in any time.
+    """Choose the most accurate encoder that takes at most half an hour for the images (with a GPU: any time).
 
-    If none is fast enough, the fastest is taken. Weights on disk come first; without any, the small encoder that ships
-    with the package is chosen if its vocabulary has all words of the labels, else the best whose weights can be
+    If none is fast enough, takes the fastest. Prefers weights on disk; without any, takes the small encoder that ships
+    with the package if its vocabulary has all words of the labels, and otherwise the best whose weights can be
     downloaded. Raises `UsageError` if there is none.
     """
     in_time = [name for name, (_, seconds) in OFFERS.items() if gpu or seconds * images / cores <= LONGEST]
@@ -128,7 +128,7 @@ def choose_encoder(labels: LabelSpace, images: int, *, gpu: bool, cores: int) ->
             return EncoderChoice(entry, f"{why}, {(missing.size or 0) / 1e9:.1f} GB to download")
     raise UsageError(
         f"no encoder's weights are on disk, and none can be downloaded; download the weights {entry.weights} of "
-        f"{entry.name} where there is a network, or name a folder that holds an open_clip model: "
+        f"{entry.name} where there is a network, or give a folder that holds an open_clip model: "
         "--encoder local-dir:FOLDER"
     )
 
@@ -142,7 +142,7 @@ def named_encoder(name: str, weights: str | None, labels: LabelSpace) -> Encoder
     except DuplexError as error:
         raise UsageError(f"--encoder {name}: {error}") from None
     if is_random(weights):
-        raise UsageError(f"the weights {weights} are random, for trials of a project; name pretrained ones")
+        raise UsageError(f"the weights {weights} are random, for trials of a project; give pretrained ones")
     check_words(name, prompt_words(labels))
     return EncoderChoice(EncoderParams(name=name, weights=weights), "named")
 
@@ -230,7 +230,7 @@ def read_labelled_folder(
 
 
 def near_copy_notes(data: LabelledImages, images: Sequence[str], copies: Ints) -> list[str]:
-    """A note on near-copies, pairs of rows of `images`, and on those that are in two splits."""
+    """A list with a note on near-copies (`copies`: pairs of rows) and on those in two splits; empty without copies."""
     split = data.manifest.set_index("image")["split"]
     across = sum(split[images[a]] != split[images[b]] for a, b in copies)
     where = f"{across:,} in two splits, which flatter the measured numbers" if across else "each in one split"
@@ -243,7 +243,7 @@ SOURCE = "source.json"  # in MODEL.cache: where the labelled images are
 
 
 def load_pixel_digests(cache: Path) -> dict[str, str]:
-    """Read digests of pixels from a cache folder, by the file's sha256; none if damaged or of another Pillow."""
+    """Read cached digests of pixels, by the image file's sha256; empty if damaged or from another version of Pillow."""
     try:
         record = json.loads((cache / PIXELS).read_text(encoding="utf-8"))
         pixels: dict[str, str] = record["pixels"]
@@ -315,7 +315,7 @@ def _contradicted(frame: pd.DataFrame, contents: pd.Series, source: Path) -> pd.
 
 
 def describe(data: LabelledFolder, say: Callable[[str], None]) -> None:
-    """Tell the user about a data set, by lines of text that are passed to the function `say`."""
+    """Describe a data set to the user: call `say` with lines of text on its counts and notes."""
     labels = data.labels
     pairs = data.manifest[["state", "object"]].drop_duplicates()
     counts = data.manifest["split"].value_counts()
@@ -417,7 +417,7 @@ class FolderRecipes:
 
     @cached_property
     def trials(self) -> Trials:
-        """Store of the trainings, in a folder named by a digest of labels, features, code and device."""
+        """Store of the trained recipes, in a folder named by a digest of labels, features, code and device."""
         kinds = [self._entry(name).kind for name in (NOTHING_TRAINED, PROMPTS, RIVAL)]
         is_gpu = self.device.type == "cuda"
         key = {
@@ -443,7 +443,7 @@ class FolderRecipes:
     def levels(self, began: float) -> Iterator[list[Trial]]:
         """Yield lists of recipes of equal cost: nothing trained, prompts, then blocks as far as the time limit allows.
 
-        Without a text tower there are no prompts, and linear heads train the blocks.
+        If the encoder has no text tower, no prompts are tried, and linear heads train the blocks.
 
         began: `time.monotonic()` at which the time for training began.
         """
@@ -488,7 +488,7 @@ class FolderRecipes:
         return replace(cost, inputs=max(0.0, cached.forward - cost.forward))
 
     def final_files(self, recipe: Trial) -> RunPaths:
-        """Paths of the final training's files; it has the settings of `recipe` and uses all labelled images."""
+        """Paths of the files of the final training, which repeats `recipe` on all labelled images."""
         return RunPaths(self.trials.files(recipe).root / "all")
 
     def all_images(self, recipe: Trial) -> RunInputs:
@@ -498,7 +498,7 @@ class FolderRecipes:
 
 
 def fit_chosen(recipes: FolderRecipes, recipe: Trial) -> Run:
-    """Train the final model: the chosen recipe once more, on all labelled images, with what validation chose.
+    """Train the final model: repeat the chosen recipe on all labelled images, with the settings that validation chose.
 
     The run is saved in the folder `all` beside the recipe's; an interrupted training continues from there.
     """
@@ -539,14 +539,14 @@ def fit_folder(
     weights: the encoder's weights, a published tag or a file.
     minutes: time limit of training, after the images are encoded; timed steps decide which training settings are tried.
     say: function that is called with each line of text on the data, the training settings tried, and the result.
-    log: where the trainings to choose from are logged, as `training.log` of params.yaml: dvclive, tensorboard, wandb,
+    log: log of each recipe's training, with the values of `training.log` in params.yaml: dvclive, tensorboard, wandb,
         mlflow, a plug-in's log or none.
     force: replace a model at `out` and its page, unless it was updated with further images.
     """
     if not minutes > 0:
         raise UsageError(f"minutes is {minutes:g}; expected more than 0")
     if weights is not None and encoder is None:
-        raise UsageError(f"--weights is {weights!r} without --encoder; name the encoder, or leave --weights out")
+        raise UsageError(f"--weights is {weights!r} without --encoder; give the encoder, or leave --weights out")
     place = checked_path(source, "source").resolve()
     image_folder = None if images is None else checked_path(images, "images").resolve()
     out = with_own_name(checked_path(out, "out"))
@@ -572,7 +572,7 @@ def fit_folder(
 
 
 def cache_beside(out: Path) -> Path:
-    """`MODEL.cache`, the folder beside a model's folder that stores what the fit has trained."""
+    """The folder `MODEL.cache` beside the model's folder `out`; it stores what a fit has trained."""
     return out.with_name(f"{out.name}.cache")
 
 

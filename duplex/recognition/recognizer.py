@@ -1,10 +1,10 @@
-"""The class `Recognizer`, which names the compositions in images, and the inputs that it makes of images in any form.
+"""The class `Recognizer`, which names the compositions in images; and functions that turn images into its inputs.
 
 recognizer = Recognizer.load("artifacts/shapes/duplex/0")
 for answer in recognizer(["kettle.jpg"], top=3):
     print(answer.best.name, answer.best.probability)
 
-Image files are named on the command line by files, folders, patterns, and `-` for a list on stdin.
+On the command line, images are given as files, folders, patterns, or `-` for a list on stdin.
 """
 
 from __future__ import annotations
@@ -67,11 +67,11 @@ ImageLike = Image.Image | Path | str | NDArray[Any] | Tensor
 
 
 class Recognizer:
-    """A trained model that names the compositions in images. Calls do not change it.
+    """A trained model that names the compositions in images; using it does not change it.
 
     Args:
         trained: model that `open_trained` loaded.
-        added: (state, object) pairs that are candidates in addition to the model's own.
+        added: (state, object) pairs to choose from in addition to the model's own candidates.
         exact: pad small batches, so that features equal cached ones.
         new_share: expected share of images of unseen pairs.
     """
@@ -185,7 +185,7 @@ class Recognizer:
         return self.trained.backbone.tower("image")
 
     def with_compositions(self, compositions: Iterable[str | Pair]) -> Recognizer:
-        """A recognizer with further candidates: `compositions` such as `"rusty kettle"`, also of new words."""
+        """A copy of the recognizer with more candidates, such as `"rusty kettle"`; words may be new to the model."""
         pairs = as_pairs([compositions] if isinstance(compositions, str) else compositions, self.labels)
         exact = self._batch_multiple == BATCH_MULTIPLE
         return Recognizer(self.trained, [*self.added, *pairs], exact=exact, new_share=self.new_share)
@@ -220,7 +220,7 @@ class Recognizer:
         """One answer per image file, in order, while other processes decode the next files.
 
         Args:
-            paths: image files; a file that cannot be read as an image gives an `UnreadableImage`.
+            paths: image files; for a file that cannot be read as an image, the answer is an `UnreadableImage`.
             top: number of most probable compositions per answer.
             world: closed or open; None: the first of `worlds`.
             batch_size: number of images that are encoded at once.
@@ -364,7 +364,7 @@ def as_inputs(values: dict[str, NDArray[Any]], device: Any) -> Inputs:
 
 
 def as_features(images: Any, dim: int) -> NDArray[np.float32] | None:
-    """`images` as an array [B, dim] if they are floats, that is, features; None if they are images (uint8)."""
+    """`images` as an array [B, dim] if they are features (arrays of floats); None if they are images."""
     if isinstance(images, Features):
         if images.bad.any():
             raise UsageError(f"{images.path} has rows of unreadable images; omit them: features.cls[~features.bad]")

@@ -2,7 +2,7 @@
 
 Python runs one thread at a time, and with a small encoder half the time per image is spent in Python code; so the
 server process handles HTTP only. It collects the images of concurrent requests into batches for worker processes, each
-with its own recognizer. A file that crashes its decoder kills a worker, which is replaced, not the server.
+with its own recognizer. If a file crashes its decoder, only a worker dies, and it is replaced.
 """
 
 from __future__ import annotations
@@ -145,9 +145,9 @@ class BatchRecognizer:
 class Batcher:
     """Queue of images that gives each free worker a batch; `await batcher.answer(request)` answers one image.
 
-    A batch is an even share: the number of images in progress divided by the number of workers. A free worker waits
-    until its share has arrived, `wait` seconds at most. Clients that get their answers together send their next images
-    together, so batches fill; a single image is a whole share and is not delayed.
+    A batch is an even share: the number of images in progress divided by the number of workers. A free worker waits at
+    most `wait` seconds for its share to arrive. Clients that get their answers together also send their next images
+    together, so batches stay full; a single image is a whole share and is not delayed.
 
     room: number of waiting images at which `full` becomes true, so that further requests are refused.
     """

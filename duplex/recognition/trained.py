@@ -1,7 +1,7 @@
-"""Trained models at work: a run's checkpoint or an exported folder, opened by `open_trained`.
+"""Trained models, loaded by `open_trained` from a run's checkpoint or an exported folder, to score images.
 
-An export may be a stranger's, from the Hugging Face hub: nothing in it is pickled, and its tensors are checked before
-they score images. Its checksum shows damage, but not that another tool wrote it.
+An export may come from a stranger by the Hugging Face hub, so nothing in it is pickled, and its tensors are checked
+before they score images. Its checksum reveals damage, but not that someone else has changed and written it.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class TrainedModel(ABC):
         """The tensors from which an export computes scores; None if the method cannot be exported."""
 
     def on_finetuned_features(self, candidates: Candidates) -> Candidates:
-        """The candidates, changed to be scored on features of the fine-tuned blocks, if there are any."""
+        """The candidates, to be scored on features of the fine-tuned blocks; unchanged if there are no such blocks."""
         if self.finetuned is None:
             return candidates
         terms = None if candidates.terms is None else with_finetuned_features(candidates.terms, self.finetuned)

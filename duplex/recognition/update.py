@@ -1,9 +1,9 @@
 """Add labelled images to a fitted model without training: `duplex update`.
 
-The model's visual prototypes are a closed form (least squares) of counts, sums and the second moment of the features by
-pair, which are stored in the model's folder. An update adds the counts, sums and moment of further images, also of new
-words, and solves again: the result equals a closed-form fit to all images. Trained prompts and fine-tuned blocks stay
-as they are; prompts of new words come from the text tower.
+The model's visual prototypes follow in closed form (least squares) from counts and sums of features by pair and their
+second moment, which the model's folder stores. An update adds those of more images, which may show new words, and
+solves again: the result equals a closed-form fit to all images. Trained prompts and fine-tuned blocks stay as they are;
+prompts of new words come from the text tower.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def _update(model: Path, source: Path, out: Path, images: Path | None, say: Say)
 def read_images(recognizer: Recognizer, source: Path, images: Path | None, record: Mapping[str, Any]) -> NewImages:
     """Read and encode the labelled images to add to a model.
 
-    Raises `UsageError` for unreadable images and for those in the model already (by `record`, its fit.json);
+    Raises `UsageError` for images that are unreadable or in the model already (`record` is its fit.json), and
     `DuplexError` for images that change meanwhile.
     """
     description = detect_source(source, None, images)
@@ -214,7 +214,7 @@ def refitted_closed_form(
 ) -> dict[str, Tensor]:
     """Fit the closed form again; returns its exported tensors, among them visual prototypes of `candidates`.
 
-    Posteriors of states and objects are included only if `tensors`, those exported so far, have them.
+    Posteriors of states and objects are included only if `tensors`, the model's tensors so far, have them.
     """
     words = None
     if fitted.settings.interactions != 0:
@@ -259,7 +259,7 @@ def write_update(
 
 
 def describe_changes(before: LabelSpace, after: LabelSpace, rows: pd.DataFrame) -> list[str]:
-    """Lines of text on an update: images added, two counts of pairs with images (now, before), new pairs, words."""
+    """Lines of text on an update: number of images added, of pairs with images now and before, new pairs, new words."""
     known = set(before.names(before.pairs["train"]))
     pairs = [name for name in after.names(after.pairs["train"]) if name not in known]
     lines = [f"{len(rows)} images added; {len(after.pairs['train'])} pairs have images now, {len(known)} had before"]
