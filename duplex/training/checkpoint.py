@@ -1,4 +1,4 @@
-"""The one file format of models, and checkpoints in it: a trained method's tensors and a `Record` of its training.
+"""The file format of all models, and checkpoints: a trained method's tensors and a `Record` of its training.
 
 A model file has tensors in safetensors and, under the metadata key `duplex`, a JSON header: `format` (the version),
 `holds` (the kind of file), `tensors` (sha256 of their names, types, shapes and values), the fields of its kind, and
@@ -70,7 +70,7 @@ def write_model(path: Path, kind: Kind, fields: Mapping[str, Any], tensors: Mapp
 
 
 def read_header(path: Path, kind: Kind) -> ModelHeader:
-    """Read a model file's header; raises `DuplexError` if the file is no such file, of another kind, or damaged."""
+    """Read a model file's header; raises `DuplexError` if it is not a model file, is damaged, or is of another kind."""
     try:
         with safe_open(path, "pt") as file:
             fields = dict(json.loads((file.metadata() or {})[KEY]))
@@ -92,7 +92,7 @@ def read_header(path: Path, kind: Kind) -> ModelHeader:
 
 
 def read_tensors(header: ModelHeader) -> dict[str, Tensor]:
-    """Read the tensors of a model file; raises `DuplexError` if they do not match the digest in its header."""
+    """Read the tensors of a model file; raises `DuplexError` if they do not match the digest in the header."""
     try:
         with safe_open(header.path, "pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -199,18 +199,18 @@ def read_novelty(checkpoint: ModelHeader, device: torch.device) -> NoveltyDetect
 
 
 def check_inputs(place: object, record: Record, labels: LabelSpace, encoder: Mapping[str, str]) -> None:
-    """Raise `DuplexError` unless the run `place` was trained with the same labels and encoder."""
+    """Raise `DuplexError` unless `record`, that of the run `place`, has the same labels, encoder and word vectors."""
     for key in COMPARED:
         trained_on, here = record.encoder.get(key), encoder.get(key)
         if trained_on != here:
             raise DuplexError(
                 f"{place} was trained on features of {key.replace('_', ' ')} {trained_on!r}, not {here!r}; "
-                "train again, or name that encoder in params.yaml"
+                "train again, or give that encoder in params.yaml"
             )
     if record.encoder.get(WORD_VECTORS) != encoder.get(WORD_VECTORS):
         raise DuplexError(
             f"{place} was trained with other word vectors than evaluation.word_vectors in params.yaml names; "
-            "train again, or name the same file"
+            "train again, or give the same file"
         )
     if record.labels != labels:
         raise DuplexError(f"{place} was trained on other labels than those of the data set; train again")
@@ -219,8 +219,8 @@ def check_inputs(place: object, record: Record, labels: LabelSpace, encoder: Map
 def load_checkpoint(checkpoint: Path | ModelHeader, context: MethodContext, encoder: Mapping[str, str]) -> Method[Any]:
     """Load a trained method for evaluation; prints a line to stderr if a plug-in's code changed since training.
 
-    Raises `DuplexError` if labels or encoder (fields that identify it) differ from those of training, or if the tensors
-    are damaged or do not fit the method.
+    Raises `DuplexError` if the labels or the encoder differ from those of training, or if the tensors are damaged or do
+    not fit the method. `encoder` has the fields that identify the present encoder.
     """
     checkpoint = read_checkpoint(checkpoint) if isinstance(checkpoint, Path) else checkpoint
     path, record = checkpoint.path, checkpoint.record

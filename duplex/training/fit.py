@@ -1,6 +1,6 @@
 """The library: `load_dataset` and `Dataset`, `fit` trains a method, `evaluate` measures it, `compare` compares results.
 
-A data set is one of params.yaml, a folder or a table of images, or made of arrays of features.
+A data set is one of params.yaml, a folder or table of images, or made from arrays of features.
 """
 
 from __future__ import annotations

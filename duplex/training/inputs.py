@@ -1,7 +1,7 @@
-"""What a run reads of a data set: labels, features, the encoder's text tower, word vectors.
+"""Read what a run needs from a data set: labels, features, the encoder's text tower, word vectors.
 
-`open_data` opens a data set of params.yaml; `Data` is also made of images whose features a folder of caches has, and of
-arrays. `Data.read` answers an `InputRequest`, which says what a method needs beyond CLS features.
+`open_data` opens a data set of params.yaml as `Data`; `Data` can also be made from arrays, or from images with features
+in a folder of caches. `Data.read` takes an `InputRequest`, which says what a method needs beyond CLS features.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class RunInputs:
     members: tuple[Method[Any], ...] = ()  # finished runs that the method combines
 
     def context(self, world: World = "closed") -> MethodContext:
-        """What a method's constructor receives, besides options, to train with the candidates of `world`."""
+        """What a method's constructor receives besides its options, to train with the candidates of `world`."""
         shapes = {name: tuple(values.shape[1:]) for name, values in self.examples["train"].inputs.items()}
         blocks = self.make_blocks, self.members, self.member_blocks
         labels = replace(self.labels, pairs={split: pairs.copy() for split, pairs in self.labels.pairs.items()})
@@ -80,7 +80,7 @@ class RunInputs:
 
     @cached_property
     def words(self) -> PrimitiveVectors | None:
-        """Word vectors of all states and objects, from the GloVe file or else the text tower; None without both."""
+        """Word vectors of all states and objects, from the GloVe file or else the text tower; None without either."""
         if self.glove is not None:
             from duplex.evaluation.word_vectors import read_word_vectors
 
@@ -102,7 +102,7 @@ class CachedFeatures:
     root: str | None = None  # folder of the images as params.yaml gives it; None: any
 
     def require(self) -> tuple[Path, None]:
-        """The cache's path, and None for "all rows"; raises `UsageError` if the manifest was written again since."""
+        """The cache's path, and None for "all rows"; `UsageError` if the manifest has changed since it was loaded."""
         if sha256(self.manifest) != self.manifest_sha256:
             raise UsageError("the data set was prepared again after it was loaded; load it again")
         return self.path, None
@@ -138,7 +138,7 @@ class Data:
         return {**vars(self), "kept": {}, "advanced": {}}
 
     def inputs(self, request: InputRequest = InputRequest()) -> RunInputs:
-        """The same as `read`, but data of equal requests are read only once and kept in memory."""
+        """Like `read`, but keeps what it read in memory and returns it again for an equal request."""
         key = replace(request, needs=request.needs & {"patch"})
         if key not in self.kept:
             self.kept[key] = self.read(request)
@@ -218,8 +218,8 @@ class Data:
     ) -> tuple[Any, dict[str, str]]:
         """The activations [N, ...] that enter the last image-tower blocks, and what a checkpoint records of them.
 
-        They are those of the cache or, with `skip_frozen_blocks` and enough memory, computed once from them, so that no
-        epoch runs frozen blocks. Pixels take their place for augmentation, and where the cache has too few.
+        They are read from the cache. If it starts at an earlier block, `skip_frozen_blocks` runs the frozen blocks once
+        (memory permitting). Pixels replace them for augmentation, or if the cache starts at too late a block.
         """
         path = opened.path
         assert path is not None
@@ -277,7 +277,7 @@ class Data:
 
 
 def open_data(params: Params, dataset: str, paths: ArtifactPaths) -> Data:
-    """Open a data set of params.yaml; raises `DuplexError` if source or features changed after they were prepared."""
+    """Open a data set of params.yaml: read its manifest and labels; features are read and checked by `Data.read`."""
     entry = params.dataset(dataset)
     place = paths.manifest(dataset)
     manifest, labels = read_manifest(place), LabelSpace.load(paths.labels(dataset))
@@ -297,7 +297,7 @@ LoadInputs = Callable[[Params, str, ArtifactPaths, InputRequest], RunInputs]  # 
 
 
 class InputsCache:
-    """Called like `load_inputs`; it keeps what it read of the most recent data set in memory."""
+    """A callable like `load_inputs` that keeps in memory what it read of the most recent data set."""
 
     def __init__(self) -> None:
         self._dataset = ""
@@ -316,7 +316,7 @@ NEEDED = ("state", "object")  # columns of a table of labels
 def checked_table(
     table: pd.DataFrame | Mapping[str, Sequence[str]], rows: int, index: pd.Index | None = None
 ) -> pd.DataFrame:
-    """Check a user's table of `rows` labels; returns image (row numbers if it has none), state, object, and any split.
+    """Check a user's table of `rows` labels; returns the columns image (or else row numbers), state, object, any split.
 
     index: the features' pandas index. Rows are matched by position, so different indexes raise `UsageError`.
     """
@@ -354,7 +354,7 @@ def pandas_index(value: object) -> pd.Index | None:
 def missing_needs(params: Params, dataset: str, method: str) -> list[str]:
     """The inputs that a method needs and a data set lacks: `text` (tower), `words` (word vectors), `patch` (tokens).
 
-    Encoders are not loaded: whether one has a text tower is what its family says.
+    Does not load the encoder: its family tells whether it has a text tower.
     """
     entry = params.dataset(dataset)
     is_unknown = entry.encoder.name == IMPORTED
@@ -376,7 +376,7 @@ def require_configured_inputs(params: Params, dataset: str, method: str) -> None
     if not missing:
         return
     remedies = {
-        "text": f"the text tower of the encoder that made the features: name one that has it as "
+        "text": f"the text tower of the encoder that made the features: give one that has it as "
         f"datasets.{dataset}.encoder",
         "words": "word vectors: set evaluation.word_vectors to a file in GloVe format",
         "patch": f"patch tokens, which imported features lack: let datasets.{dataset} encode its images",
@@ -387,7 +387,7 @@ def require_configured_inputs(params: Params, dataset: str, method: str) -> None
 
 
 def supported_methods(params: Params, dataset: str) -> list[str]:
-    """The methods of params.yaml that need no input that the data set lacks."""
+    """The methods of params.yaml for which the data set has all inputs."""
     found = []
     for name in params.methods:
         with suppress(DuplexError):  # of a plug-in that cannot be imported

@@ -1,4 +1,4 @@
-"""What a caller passes to training besides options: functions that are called per step and epoch, and training logs.
+"""What a caller can pass to training besides options: functions called after each step and epoch, and training logs.
 
 A package registers a log with an entry point of the group `duplex.training_logs`, a function from a folder to a
 `TrainingLog`. The built-in logs import their packages when they are opened.
@@ -60,7 +60,7 @@ class TrainingLog(Protocol):
 
 @dataclass(frozen=True)
 class TrainingHooks:
-    """Callbacks, optimiser, learning-rate schedule and log that a caller passes to training; None: set by options."""
+    """Callbacks, optimiser, learning-rate schedule and log that a caller passes to training; None: as options say."""
 
     on_step: Callable[[StepReport], object] | None = None
     on_epoch: Callable[[EpochReport], object] | None = None
@@ -70,7 +70,7 @@ class TrainingHooks:
 
     @property
     def reads_steps(self) -> bool:
-        """Whether a hook or log reads each step's losses, for which the CPU then waits for the GPU once per step."""
+        """Whether a hook or log reads each step's losses; the CPU then waits for the GPU once per step."""
         return self.on_step is not None or self.log is not None
 
     def step(self, report: StepReport) -> None:
@@ -96,7 +96,7 @@ DVC_FILE = "metrics:\n- metrics.json\nplots:\n- plots/metrics:\n    x: step\n"  
 
 
 class NumberLog(ABC):
-    """Base class of the built-in logs; turns reports into numbers by name, which a subclass writes."""
+    """Base class of the built-in logs: turns reports into named numbers, which `write` of a subclass writes."""
 
     @abstractmethod
     def write(self, group: str, place: int, values: Mapping[str, float]) -> None:
@@ -156,10 +156,10 @@ class TensorboardLog(NumberLog):
 
 
 class WandbLog(NumberLog):
-    """Training log that is a run of Weights & Biases, in the project of WANDB_PROJECT or else `duplex`."""
+    """Training log as a run of Weights & Biases, in the project WANDB_PROJECT or else `duplex`."""
 
     def __init__(self, folder: Path) -> None:
-        """Start a run, whose files are in `folder` and whose name is its end; WANDB_MODE=offline sends nothing."""
+        """Start a run with files in `folder`, named by its last three parts; WANDB_MODE=offline sends nothing."""
         wandb: Any = import_module("wandb")
         folder.mkdir(parents=True, exist_ok=True)
         project, name = os.environ.get("WANDB_PROJECT", "duplex"), "/".join(folder.parts[-3:])
@@ -175,10 +175,10 @@ class WandbLog(NumberLog):
 
 
 class MlflowLog(NumberLog):
-    """Training log that is a run of MLflow, on the server or in the folder of MLFLOW_TRACKING_URI."""
+    """Training log as a run of MLflow, on the server or in the folder that MLFLOW_TRACKING_URI gives."""
 
     def __init__(self, folder: Path) -> None:
-        """Start a run named after the end of `folder`, in the experiment of that data set."""
+        """Start a run in the experiment of the data set; `folder` ends in data set, method and seed."""
         self._mlflow: Any = import_module("mlflow")
         if not self._mlflow.tracking.is_tracking_uri_set():
             raise DuplexError("training.log is mlflow; set MLFLOW_TRACKING_URI, such as to http://127.0.0.1:5000")

@@ -1,6 +1,6 @@
-"""The training loop of all methods, which keeps the tensors of the epoch with the best validation metric.
+"""The training loop of all methods; it keeps the tensors of the epoch with the best validation metric.
 
-An unfinished training is one safetensors file, from which a killed run continues.
+Unfinished training is saved after each epoch to one safetensors file, from which a killed run continues.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def make_optimiser(
 def make_schedule(
     optimiser: torch.optim.Optimizer, settings: TrainingOptions, hooks: TrainingHooks = TrainingHooks()
 ) -> torch.optim.lr_scheduler.LRScheduler:
-    """The schedule that multiplies learning rates by a factor per epoch: `hooks.schedule` or else `rate_share`."""
+    """The schedule of learning rates: each epoch has a factor, from `hooks.schedule` or else from `rate_share`."""
 
     def share(epoch: int) -> float:
         if hooks.schedule is None:
@@ -77,8 +77,8 @@ def make_schedule(
 def rate_share(epoch: int, settings: TrainingOptions) -> float:
     """The factor by which the learning rate is multiplied in an epoch, counted from 0.
 
-    It rises in equal steps over `warm_up` epochs. Then the schedule `step` multiplies it by `decay` every `decay_every`
-    epochs, `cosine` lowers it along half a cosine to 0 at the end of training, and `constant` keeps it.
+    The factor rises to 1 in equal steps over `warm_up` epochs. Then the schedule `step` multiplies it by `decay` every
+    `decay_every` epochs, `cosine` lowers it along half a cosine to 0 at the end, and `constant` keeps it.
     """
     if epoch < settings.warm_up:
         return (epoch + 1) / (settings.warm_up + 1)
@@ -125,8 +125,8 @@ def choose_threads(method: Method[Any], images: Batch, batch_size: int) -> tuple
 def time_threads(step: Callable[[], None], counts: tuple[int, ...], rounds: int = ROUNDS) -> dict[int, float]:
     """The median seconds of a step for each number of threads in `counts`.
 
-    The numbers take turns, so that the load of other programs affects all of them equally. One that needs `FAR_SLOWER`
-    times the fastest's time is left out of further rounds.
+    The counts take turns, so that the load of other programs affects all of them equally. A count that needs more than
+    `FAR_SLOWER` times the fastest one's time is left out of further rounds.
     """
     taken: dict[int, list[float]] = {count: [] for count in counts}
     torch.set_num_threads(min(counts))
@@ -148,7 +148,7 @@ SAVED = ("key", "threads", "epoch", "best_epoch", "best_value", "history")
 
 @dataclass
 class TrainingState:
-    """Everything that the next epoch depends on, in a form that can be saved, with a hash of options, data and seed."""
+    """Everything that the next epoch depends on, in a form that can be saved; `key`: hash of options, data and seed."""
 
     key: str
     method: Method[Any]
@@ -178,7 +178,7 @@ class TrainingState:
         write_model(path, "unfinished training", fields, tensors)
 
     def load(self, path: Path) -> None:
-        """Restore the state from a file; for a file of another run, raises `DuplexError` and changes nothing."""
+        """Restore the state from a file; if it belongs to another run, raises `DuplexError` and changes nothing."""
         header = read_header(path, "unfinished training")
         fields = header.fields
         if fields["key"] != self.key:
@@ -201,7 +201,7 @@ class TrainingState:
 
 
 def saved_epoch(path: Path) -> int:
-    """The number of finished epochs in an unfinished run's file; 0 if there is no file."""
+    """The number of finished epochs in a file of unfinished training; 0 if the file is missing or unreadable."""
     try:
         return int(read_header(path, "unfinished training").fields["epoch"])
     except DuplexError:
@@ -241,7 +241,7 @@ def train_epoch(
 
 
 def shuffled_rows(images: Batch, order: torch.Generator) -> Tensor:
-    """The indices of all images in a random order; for inputs on disk, an order in which a disk reads fast."""
+    """The indices of all images in a random order; if inputs are on disk, one that reads neighbouring rows together."""
     for values in images.inputs.values():
         if not isinstance(values, Tensor):
             return values.shuffled_rows(order)
@@ -354,7 +354,7 @@ Validate = Callable[[Method[Any]], float | Mapping[str, float]]  # AUC, or metri
 
 @dataclass(frozen=True)
 class ResumePoint:
-    """The file in which unfinished training is saved, so that a killed run can continue."""
+    """Where unfinished training is saved, so that a killed run can continue."""
 
     label: str = "training"  # for progress and messages
     path: Path | None = None  # written after each epoch; a killed run continues from it bit-identically
@@ -363,7 +363,7 @@ class ResumePoint:
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """What training returns besides the method, which holds the tensors of the best epoch."""
+    """Result of training; the method itself then holds the tensors of the best epoch."""
 
     best_epoch: int
     best_auc: float  # validation AUC of the best epoch
@@ -383,7 +383,7 @@ def train(
 ) -> TrainingResult:
     """Train a method in place and give it the tensors of its best epoch.
 
-    Epoch 0 is the untrained method; it is the only epoch of a method without parameters to train.
+    Epoch 0 is the untrained method; a method without parameters to train has no other epoch.
     """
     if not len(examples):
         raise DuplexError(

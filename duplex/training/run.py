@@ -1,4 +1,4 @@
-"""Train one method on a data set, and evaluate it on one split: what the pipeline, searches and `duplex.fit` share.
+"""Train one method on a data set, and evaluate it on one split; used by the pipeline, searches and `duplex.fit`.
 
     spec = MethodSpec.of(params, dataset, method)          # the method with its options
     with reproducible(spec.training.threads):
@@ -82,7 +82,7 @@ class MethodSpec:
 
     @classmethod
     def of(cls, params: Params, dataset: str, method: str) -> MethodSpec:
-        """Read a method of params.yaml, with its options on a data set; `finetune: auto` is left to the caller."""
+        """Read a method of params.yaml with its options on a data set; the caller has to treat `finetune: auto`."""
         entry: MethodEntry = params.entry(method)
         finetune = params.finetune(method, dataset)
         return cls(
@@ -96,7 +96,7 @@ class MethodSpec:
         )
 
     def with_settings(self, settings: Mapping[str, Any]) -> MethodSpec:
-        """A copy with some options changed, of training or of the kind; raises `UsageError` for an unknown option."""
+        """A copy with some training options or options of the kind changed; `UsageError` for an unknown option."""
         training = {field.name for field in fields(TrainingOptions)}
         known = dict.fromkeys([*sorted(training), *(field.name for field in fields(self.options))])
         for key in settings:
@@ -134,12 +134,12 @@ class Run:
 
     @property
     def val_auc_all(self) -> float | None:
-        """Validation AUC with every pair a candidate, in percent; None for a run that is not for the open world."""
+        """Validation AUC with every pair a candidate, in percent; None if the run is not for the open world."""
         return None if self.record.val_auc_all is None else 100 * self.record.val_auc_all
 
     @property
     def selected_by(self) -> str:
-        """What chose the epoch: a value of the option `select`, or the name of the caller's function."""
+        """The metric that chose the epoch: a value of the option `select`, or the name of the caller's function."""
         return self.result.selected_by
 
     @property
@@ -194,7 +194,7 @@ class Run:
 
 @contextmanager
 def reproducible(wanted: Threads = "auto") -> Iterator[None]:
-    """Context manager for training and evaluation, inside of which the seed decides every bit of the result.
+    """Context manager for training and evaluation: inside it, the seed determines every bit of the result.
 
     PyTorch uses deterministic algorithms, its initial modes (gradients on, autocast off, new tensors float32 on the
     CPU) and `wanted` CPU threads. At the end, the caller's settings and the states of PyTorch's random generators are
@@ -226,7 +226,7 @@ def train_run(
 ) -> Run:
     """Train a method and keep the epoch that validation chooses; also choose bias and feasibility threshold.
 
-    Call it, and everything whose results are compared with it, inside of `reproducible`.
+    Call this inside of `reproducible`, as everything whose results are compared with it.
 
     choose_by: the caller's own validation metric, which chooses the epoch instead of the option `select`.
     """
@@ -308,7 +308,7 @@ def train_on_all_images(
 def initialised_method(
     kind: str, options: Options, context: MethodContext, inputs: RunInputs, seed: int, device: torch.device
 ) -> Method[Any]:
-    """Build a method and let it start from the training images; it is not trained."""
+    """Build an untrained method and initialise it from the training images (`Method.start`)."""
     torch.manual_seed(seed)
     method = make_method(kind, options, context).to(device)
     images = inputs.examples["train"].to(device)
@@ -357,7 +357,7 @@ FEASIBILITY_METRICS = ("unseen", "hm", "auc", "auc_low", "auc_high")  # seen acc
 
 @dataclass(frozen=True)
 class WorldResult:
-    """What evaluating a method in one world (closed or open) gives: metrics, seen–unseen curve and predictions."""
+    """Result of evaluating a method in one world (closed or open): metrics, seen–unseen curve and predictions."""
 
     metrics: dict[str, Any]
     margins: Margins
@@ -390,7 +390,7 @@ def evaluate_world(
     composition a candidate.
 
     inputs: data set with the split's features on the method's device.
-    task: gives the scores of all candidates; by default the method does.
+    task: computes the scores of all candidates; None: the method's own scores.
     """
     labels, test = inputs.labels, inputs.examples[split]
     task = task or ScoringTask.of(method, labels.candidates(world, split))
@@ -452,7 +452,7 @@ def _auc_all(task: ScoringTask, test: Examples, result: ScoringResult, settings:
 
 
 def _with_alternatives(result: ScoringResult, excluded: list[Bools], calibration: Calibration) -> dict[str, Any]:
-    """Open-world metrics at a threshold by words that the run does not use, under the key `words`."""
+    """Open-world metrics, under the key `words`, at the threshold by words that `auto` did not adopt, if any."""
     records: dict[str, Any] = {}
     for other, mask, accumulator in zip(calibration.alternatives, excluded[1:], result.further[1:], strict=True):
         competitors = accumulator.competitors(1)
@@ -513,7 +513,7 @@ def flatten(metrics: Metrics) -> dict[str, Any]:
 def frequency_accuracies(result: WorldResult, inputs: RunInputs) -> dict[str, dict[str, float]]:
     """Closed-world accuracies in percent of head, medium, tail and unseen pairs (groups by training frequency).
 
-    Each is measured twice at bias 0: with all candidates, and with only seen (for unseen pairs: only unseen) ones.
+    Each is measured at bias 0 with all candidates, and with only the seen ones (for unseen pairs: the unseen ones).
     """
     train = inputs.examples["train"].compositions.cpu().numpy()
     test = inputs.examples["test"].compositions.cpu().numpy()
@@ -527,7 +527,7 @@ def frequency_accuracies(result: WorldResult, inputs: RunInputs) -> dict[str, di
 
 
 def term_metrics(method: Method[Any], inputs: RunInputs) -> dict[str, dict[str, Any]]:
-    """Closed-world metrics of each summand of the score alone, and of sums of some summands."""
+    """Closed-world metrics of each score term alone, and of sums of some terms."""
     labels, test = inputs.labels, inputs.examples["test"]
     sums = score_term_sums(method, labels.candidates("closed", "test"), test, labels)
     records = {}

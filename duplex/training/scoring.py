@@ -1,7 +1,7 @@
-"""Score images with a method in blocks that fit into memory, and choose by validation images.
+"""Score images with a method in blocks that fit into memory, and choose settings on validation images.
 
 An image's *margin* is the bias on the scores of unseen compositions at which it becomes right or wrong; all curves are
-made of margins.
+computed from margins.
 
 Validation chooses the epoch (`Validation`) and, after training, a *calibration* per world (`calibrate`): the bias and,
 in the open world, a threshold of *feasibility*, which is how plausible an unseen composition is by word vectors
@@ -86,7 +86,7 @@ ScoreReader = Callable[[Tensor, slice], None]  # scores [b, C], images
 
 @dataclass(frozen=True)
 class ScoringResult:
-    """What scoring a split gives: score statistics and each image's best candidates."""
+    """Result of scoring a split: statistics of the scores, and each image's best candidates."""
 
     candidates: CandidateSet
     accumulator: ScoreAccumulator
@@ -147,7 +147,7 @@ def score_split(
 def score_term_sums(
     method: Method[Any], candidates: Ints, examples: Examples, labels: LabelSpace
 ) -> dict[tuple[str, ...], ScoreAccumulator]:
-    """Score statistics of each summand of a method's score and of sums of some, by name; empty if it is no sum."""
+    """Statistics of each score term and of sums of some, by the terms' names; empty if the score is not a sum."""
     method.eval()
     score_terms = method.score_terms(candidates.copy())
     statistics: dict[tuple[str, ...], ScoreAccumulator] = {}
@@ -187,7 +187,7 @@ def tune(method: Method[Any], examples: Examples, labels: LabelSpace) -> None:
 
 
 def defined_auc(margins: Margins) -> float:
-    """The AUC of validation images, a fraction; raises `DuplexError` without images of both seen and unseen pairs."""
+    """The validation AUC, a fraction; raises `DuplexError` unless there are images of both seen and unseen pairs."""
     auc = Components.of(margins).auc
     if auc is None:
         raise DuplexError("the validation AUC is undefined; its split needs images of both seen and unseen pairs")
@@ -199,7 +199,7 @@ ChooseBy = Callable[[Mapping[str, float]], float]  # seen, unseen, hm and auc as
 
 @dataclass(frozen=True)
 class Validation:
-    """Validates a method in the closed world when it is called; returns metrics, whose last one chooses the epoch.
+    """A function of a method that returns closed-world validation metrics, of which the last one chooses the epoch.
 
     name: auc (`last` too), hm, unseen, or loss, the mean of `-log p(c|x)` of the labels c among the candidates.
     choose_by: the caller's function that computes the metric `name` from seen and unseen accuracy, HM and AUC.
@@ -241,7 +241,7 @@ class Validation:
 
 
 def metric_name(choose_by: ChooseBy) -> str:
-    """The name of a caller's metric in the history: that of its function if it can be used, else 'selection'."""
+    """The name of a caller's metric in the history: that of its function if this is a free name, else 'selection'."""
     name = getattr(choose_by, "__name__", "")
     return name if name.isidentifier() and name not in ("auc", "hm", "unseen", "loss", "last") else "selection"
 
@@ -265,7 +265,7 @@ class Calibration:
     alternatives: tuple[Calibration, ...] = ()  # the choice of a threshold that `auto` did not adopt
 
     def to_dict(self) -> dict[str, Any]:
-        """The calibration for JSON, without fields that have their default values."""
+        """The calibration as a dict for JSON, without fields at their defaults."""
         values: dict[str, Any] = TypeAdapter(Calibration).dump_python(self, mode="json", exclude_defaults=True)
         return values
 
@@ -314,7 +314,7 @@ def calibrate(
 
 
 def count_unseen_pairs(val: Examples, labels: LabelSpace) -> int:
-    """How many unseen pairs have validation images."""
+    """Number of unseen pairs that have validation images."""
     compositions = np.unique(val.compositions.cpu().numpy())
     return int((~labels.is_seen(compositions)).sum())
 
@@ -329,7 +329,7 @@ def feasibility_by_words(labels: LabelSpace, words: PrimitiveVectors | None) -> 
 def feasible_compositions(
     method: Method[Any], words: PrimitiveVectors | None, calibration: Calibration
 ) -> Bools | None:
-    """Mask [M*N] of the compositions whose feasibility reaches the calibration's threshold; None: all of them."""
+    """Mask [M*N] of the compositions whose feasibility reaches the calibration's threshold; None if all do."""
     if calibration.threshold is None:
         return None
     feasible = feasibility_by_words(method.labels, words)
@@ -337,7 +337,7 @@ def feasible_compositions(
 
 
 def best_bias(margins: Margins) -> float:
-    """The bias on unseen scores at which the harmonic mean of seen and unseen accuracy is highest."""
+    """The bias on unseen pairs' scores at which the harmonic mean of seen and unseen accuracy is highest."""
     curve = Curve.of(margins)
     bias = curve.bias(int(np.argmax(curve.harmonic)))
     if not abs(bias) <= LARGEST_BIAS:
@@ -349,10 +349,10 @@ def best_bias(margins: Margins) -> float:
 
 
 def fit_confidence(method: Method[Any], val: Examples, labels: LabelSpace, scores: Tensor | None = None) -> Confidence:
-    """Fit the temperature and the log-odds of unseen pairs with which a method's scores become probabilities.
+    """Fit the temperature and the log-odds of unseen pairs that turn a method's scores into probabilities.
 
-    Both are fitted on validation images, among the candidates of the closed world. Of many images, evenly spaced ones
-    are used, as many as can be scored at once in memory.
+    Both are fitted on validation images, with the candidates of the closed world. If there are more images than can be
+    scored at once in memory, evenly spaced ones are used.
 
     scores: those of all validation images [V, C], if they were computed already.
     """
@@ -385,8 +385,8 @@ class NoveltyDetector:
         D(z) = min_c |z W - m_c|,    m_c = mean of z W over the training images of pair c,    W W^T = Sigma^-1
 
     D is the Mahalanobis distance of a unit feature z; Sigma is the covariance of features within pairs. The threshold
-    is chosen so that a given share of validation images does not exceed it. Images of unseen pairs, which are farther,
-    have the weight of the share of them that is expected in use; most splits have more.
+    is chosen so that a given share of validation images does not exceed it. As images of unseen pairs are farther away
+    and most splits have more of them than expected in use, they are weighted to count as the expected share.
     """
 
     whitening: Tensor  # W [d, d]
@@ -417,7 +417,7 @@ class NoveltyDetector:
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor], device: torch.device) -> NoveltyDetector | None:
-        """Find the detector among the tensors of a checkpoint or an exported model; None if they have none."""
+        """Make the detector from tensors of a checkpoint or an exported model; None if these have no detector."""
         if not any(name.startswith(PREFIX) for name in tensors):
             return None
         return cls(*(tensors[PREFIX + name].to(device) for name in FIELDS))

@@ -75,7 +75,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class TrialResult:
-    """The outcome of a trial: its best epoch, and how it did on validation images."""
+    """The outcome of a trial: its best epoch, and its results on validation images."""
 
     name: str
     margins: Margins  # of the validation images, closed world
@@ -162,7 +162,7 @@ class Trials:
         return record, method, inputs
 
     def run(self, trial: Trial) -> Run:
-        """The `Run` that a finished trial's training returned, made again from files."""
+        """The `Run` of a finished trial, restored from files."""
         record, method, _ = self.load(trial)
         files = self.files(trial)
         with report_damage(files.root):
@@ -178,7 +178,7 @@ class Trials:
 
 @contextmanager
 def report_damage(folder: Path) -> Iterator[None]:
-    """Context manager: if a trial's files cannot be read inside of it, raise a `DuplexError` that names `folder`."""
+    """Context manager for reading a trial's files: any error inside becomes a `DuplexError` that names `folder`."""
     try:
         yield
     except Exception as error:
@@ -245,7 +245,7 @@ def search_recipes(
 
 
 def gain_exceeds_error(dearer: TrialResult, cheaper: TrialResult) -> bool:
-    """Whether the dearer training's gain in validation AUC exceeds the standard error of the difference."""
+    """Whether the dearer trial's validation AUC is higher by more than the standard error of the difference."""
     difference = dearer.components.minus(cheaper.components)
     gain, error = difference.auc, difference.standard_error
     return gain is not None and gain > (error or 0.0)
@@ -308,7 +308,7 @@ def finetuned_recipes(
 
 @dataclass(frozen=True)
 class BlockRoom:
-    """How many last blocks of an image tower can be fine-tuned, and why not more."""
+    """Number of an image tower's last blocks that can be fine-tuned, and why not more."""
 
     depth: int  # the largest number of blocks of `DEPTHS`; 0: none
     image_bytes: int  # bytes per image that the inputs of `depth` blocks take in the cache
@@ -382,7 +382,7 @@ def block_cost(encoder: Encoder, blocks: int, cached: int, images: int = TIMED_I
 
 @dataclass(frozen=True)
 class Schedule:
-    """Numbers of fine-tuned blocks and learning rates that a search tries within a time limit; its predicted time."""
+    """The numbers of fine-tuned blocks and learning rates that a search tries, and the time that this should take."""
 
     depths: tuple[int, ...]  # numbers of blocks to fine-tune, one after another
     rates: tuple[float, ...]  # learning rates to try at the first depth
@@ -392,7 +392,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class ImageCounts:
-    """How many images are used for training, for validation and for the final fit; they predict a search's duration."""
+    """Numbers of images for training, validation and the final fit, to predict how long a search takes."""
 
     train: int
     val: int
@@ -467,7 +467,7 @@ def train_chosen_blocks(
 ) -> Run:
     """Train with several numbers of fine-tuned blocks and return the run that validation chooses.
 
-    Its metadata has a table of all recipes tried; the files of `runs` are needed until it is saved.
+    The run's metadata has a table of all recipes tried. Keep the files of `runs` until the run is saved.
     """
 
     def report(line: str) -> None:
