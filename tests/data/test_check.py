@@ -13,7 +13,7 @@ from PIL import Image
 import duplex
 from duplex.data.check import DataIssue, check_dataset
 from duplex.data.images import verify_image
-from duplex.data.sources import load_source, read_pair_lists
+from duplex.data.sources import is_on_disk, load_source, read_pair_lists
 from duplex.data.tables import (
     LabelledImages,
     count_dataset,
@@ -157,3 +157,20 @@ def test_load_dataset_says_once_what_check_finds_about_equal_contents(tmp_path, 
     said = [line for line in capsys.readouterr().err.splitlines() if "content" in line]
     expected = [str(finding) for what, finding in found(dataset, tmp_path).items() if "content" in what]
     assert len(expected) == 2 and sorted(said) == sorted(f"{path.name}: {line}" for line in expected)
+
+
+def test_images_behind_a_link_that_leads_away_are_skipped(tmp_path: Path) -> None:
+    root, elsewhere = tmp_path / "data", tmp_path / "elsewhere"
+    make_standard(root, "spaces")
+    elsewhere.mkdir()
+    (root / "linked").symlink_to(elsewhere)
+    (issue,) = check_dataset(load_source(SourceOptions("standard", root)), root)
+    assert issue.what.startswith("files are skipped") and not issue.fatal
+
+
+def test_a_data_set_is_on_disk_with_its_folder_and_its_table(tmp_path: Path) -> None:
+    table = tmp_path / "labels.csv"
+    assert is_on_disk(SourceOptions("table", tmp_path)) and not is_on_disk(SourceOptions("table", tmp_path / "gone"))
+    assert not is_on_disk(SourceOptions("table", tmp_path, table=table))
+    table.touch()
+    assert is_on_disk(SourceOptions("table", tmp_path, table=table))

@@ -8,7 +8,7 @@ from duplex.errors import UsageError
 from duplex.evaluation.accumulate import ScoreAccumulator
 from duplex.evaluation.curve import Margins
 from duplex.evaluation.intervals import bootstrap
-from duplex.evaluation.metrics import Metrics, group_table, measure
+from duplex.evaluation.metrics import MISSING, Metrics, group_table, interval_text, measure
 from duplex.labels import GROUPS, FrequencyGroups, frequency_groups
 from tests.evaluation.twins import problem
 
@@ -87,3 +87,8 @@ def test_one_image_is_all_of_them() -> None:
     table = group_table(FrequencyGroups(2, one, one), one, one, {"run": np.array([True])})
     assert table["train_percent"].tolist() == [100.0, 0.0, 0.0, 0.0]
     assert table["run"].tolist()[0] == 100.0 and table["run"].isna().tolist() == [False, True, True, True]
+
+
+def test_an_interval_is_two_numbers_or_a_dash() -> None:
+    assert interval_text({"auc_low": 6.06, "auc_high": 7.84}) == "6.1–7.8"
+    assert interval_text({"auc_low": 6.06}) == MISSING == interval_text({"auc_high": 7.84})

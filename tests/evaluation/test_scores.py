@@ -1,5 +1,6 @@
 """Score files: blocks, allowed and refused entries; files are closed after use."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 
 from duplex.errors import UsageError
 from duplex.evaluation import score_files as module
-from duplex.evaluation.score_files import ScoreFile, open_scores
+from duplex.evaluation.score_files import ScoreFile, open_scores, require_same_columns
 from tests.cli.test_score import save
 
 IMAGES, COLUMNS = 7, 4
@@ -92,3 +93,12 @@ def test_missing_files_and_unknown_suffixes_are_refused(tmp_path: Path, name: st
     (tmp_path / "s.csv").write_text("1,2")
     with pytest.raises(UsageError, match=says), open_scores(tmp_path / name):
         pass
+
+
+@pytest.mark.parametrize("changed", ["target", "seen", "states", "objects"])
+def test_scores_of_other_images_or_candidates_cannot_be_compared(changed):
+    words = {"states": np.array(list("aabb")), "objects": np.array(list("xyxy"))}
+    one = ScoreFile(Path("one.npz"), GOOD["scores"], GOOD["target"], GOOD["seen"], None, (1,), **words)
+    require_same_columns(one, dataclasses.replace(one, states=None, objects=None))
+    with pytest.raises(UsageError, match=r"one.npz and one.npz differ in"):
+        require_same_columns(one, dataclasses.replace(one, **{changed: np.roll(getattr(one, changed), 1)}))

@@ -115,3 +115,16 @@ def test_batches_are_filled_up_with_black_images_to_a_multiple() -> None:
     whole = torch.ones(4, 1, 2, 2), torch.zeros(4, dtype=torch.uint8), torch.zeros(4, 32, dtype=torch.uint8)
     ((_, same, _, _),) = pad_batches([(0, *whole)], 4)
     assert len(same) == 4
+
+
+@pytest.mark.parametrize(
+    ("record", "finetuned", "expected"),
+    [
+        ({"block_inputs": "2", "bits": "8"}, True, OutputSpec(True, 2, 8)),
+        ({"block_inputs": "2", "bits": "8"}, False, OutputSpec(True, 0, 8)),
+        ({"block_inputs": "0", "pixels": "x"}, True, OutputSpec(True, 0, 16, True)),
+        ({"block_inputs": "0", "pixels": "x"}, False, OutputSpec(True)),
+    ],
+)
+def test_a_model_reads_block_inputs_or_pixels_only_if_blocks_are_finetuned(record, finetuned, expected):
+    assert OutputSpec.of_record(record, patches=True, finetuned=finetuned) == expected
