@@ -3,9 +3,10 @@
     python -m benchmarks.mutants duplex/labels.py --sample 50     # or: make mutants ARGS="..."
 
 A mutant is a module with one operator, number, condition or call changed. It is checked by the tests that mirror the
-module (`tests_of`), in a child process that was forked after the heavy imports and has the changed module in memory: no
-file changes, and a mutant takes one or two seconds. A mutant whose tests all pass is printed as a survivor. Some
-survivors are equivalent to the original, so that no test can notice them; they count as survivors.
+module (`tests_of`), then by those that mirror the modules which import it, in a child process that was forked after the
+heavy imports and has the changed module in memory: no file changes, and most mutants take one or two seconds. A mutant
+whose tests all pass is printed as a survivor. Some survivors are equivalent to the original, so that no test can notice
+them; they count as survivors.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def tests_of(module: str) -> list[str]:
     every module through that. Without any, they are those of other folders that import it. Beside the rooms, where the
     tests of whole pipelines are, the name alone counts.
     """
-    path, every = Path(module), _imports_of_tests()
+    path, every = Path(module), _imports("tests/**/test_*.py")
     name = module.removesuffix(".py").replace("/", ".")
     own = [test for test in every if test.parent == ROOT / "tests" / path.parent.relative_to("duplex")]
     importing = [test for test, imported in every.items() if name in imported]
@@ -91,11 +92,20 @@ def tests_of(module: str) -> list[str]:
     return [test.relative_to(ROOT).as_posix() for test in dict.fromkeys(mirrors)]
 
 
+def tests_of_users(module: str) -> list[str]:
+    """The test files that mirror the modules of `ROOMS` which import a module, without those that mirror itself."""
+    name, tests = module.removesuffix(".py").replace("/", "."), []
+    for room in ROOMS:
+        users = [path for path, imported in _imports(f"duplex/{room}/*.py").items() if name in imported]
+        tests += [test for path in users for test in tests_of(path.relative_to(ROOT).as_posix())]
+    return [test for test in dict.fromkeys(tests) if test not in tests_of(module)]
+
+
 @cache
-def _imports_of_tests() -> dict[Path, set[str]]:
-    """What each test file imports: modules, and names in modules, which may be modules too."""
+def _imports(pattern: str) -> dict[Path, set[str]]:
+    """What each file of a pattern imports: modules, and names in modules, which may be modules too."""
     found = {}
-    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+    for path in sorted(ROOT.glob(pattern)):
         nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
         imported = {name.name for node in nodes if isinstance(node, ast.Import) for name in node.names}
         for node in nodes:
@@ -226,14 +236,14 @@ class _MutantImporter(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         exec(compile(self.mutant.source, self.mutant.module, "exec"), vars(module))
 
 
-def killed(mutant: Mutant, seconds: float) -> bool:
+def killed(mutant: Mutant, tests: Sequence[str], seconds: float) -> bool:
     """Whether the tests fail or take longer than `seconds`.
 
     Time is counted in polls, so that a pause of the whole run (SIGSTOP) does not count.
     """
     process = os.fork()
     if process == 0:
-        _run_tests(mutant, tests_of(mutant.module))
+        _run_tests(mutant, tests)
     for _ in range(round(seconds / POLL_SECONDS)):
         done, status = os.waitpid(process, os.WNOHANG)
         if done:
@@ -244,7 +254,7 @@ def killed(mutant: Mutant, seconds: float) -> bool:
     return True
 
 
-def _run_tests(mutant: Mutant, tests: list[str]) -> None:
+def _run_tests(mutant: Mutant, tests: Sequence[str]) -> None:
     os.setsid()
     with open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), 1)
@@ -271,13 +281,10 @@ def survey(chosen_modules: list[str], sample: int, seed: int) -> float:
     for module in chosen_modules:
         order = mutants(ROOT / module, random.Random(seed) if sample else None)
         chosen = sorted(islice(order, sample or None), key=lambda mutant: mutant.line)
-        began = time.monotonic()
         unchanged = Mutant(module, 0, "", "", (ROOT / module).read_text(encoding="utf-8"))
-        if killed(unchanged, 600):
-            sys.exit(f"{module}: its tests fail without any change: {' '.join(tests_of(module))}")
-        limit = 10 + 5 * (time.monotonic() - began)
+        steps = [tuple(tests) for tests in (tests_of(module), tests_of_users(module)) if tests]
         for mutant in chosen:
-            if not killed(mutant, limit):
+            if not any(killed(mutant, tests, _limit(unchanged, tests)) for tests in steps):
                 survived += 1
                 print(f"line {mutant.line}, {mutant.name}", flush=True)
         drawn += len(chosen)
@@ -286,6 +293,15 @@ def survey(chosen_modules: list[str], sample: int, seed: int) -> float:
     share = 1 - survived / max(1, drawn)
     print(f"{100 * share:.1f} % killed", file=sys.stderr)
     return share
+
+
+@cache
+def _limit(unchanged: Mutant, tests: tuple[str, ...]) -> float:
+    """The seconds that tests of a mutant may take; exits if they fail without any change."""
+    began = time.monotonic()
+    if killed(unchanged, tests, 600):
+        sys.exit(f"{unchanged.module}: its tests fail without any change: {' '.join(tests)}")
+    return 10 + 5 * (time.monotonic() - began)
 
 
 def _import_heavy() -> None:
