@@ -11,27 +11,25 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from statistics import median
 
 import numpy as np
 import torch
+from PIL import Image
 
 from duplex.artifacts import ArtifactPaths
 from duplex.config.params import PARAMS_FILE, EncoderParams, Params, dataset_files, parse_params, read_yaml
-from duplex.data.images import BadImageFile, read_image
 from duplex.data.sources import is_on_disk, load_source
 from duplex.data.tables import LabelledImages, count_dataset
 from duplex.encoders.base import Encoder, load_encoder, missing_weights, resolve_device
-from duplex.encoders.image_blocks import block_count, block_input_shape
+from duplex.encoders.image_blocks import block_count
 from duplex.errors import DuplexError, UsageError
-from duplex.features.encode import OutputSpec, decoding_workers, encode_outputs
+from duplex.features.encode import OutputSpec, encode_outputs
 from duplex.features.file import size_text
 from duplex.methods.base import Batch
-from duplex.methods.finetuned import finetuned_blocks_factory
 from duplex.options import FinetuneOptions
 from duplex.project import stamps
 from duplex.project.doctor import free_bytes, image_bytes, stored_outputs, weights_for_timing
@@ -44,83 +42,33 @@ from duplex.training.inputs import Data, InputRequest
 from duplex.training.loop import make_optimiser, optimiser_step
 from duplex.training.run import MethodSpec, initialised_method, reproducible
 from duplex.training.scoring import Validation
+from duplex.training.trials import BlockCost, block_cost
 
 PROJECT = Path("ablations")  # folder of the project with the paper's rows
 PUBLISHED = ArtifactPaths.root / "published"  # folder of runs by published recipes
 FEW = 2  # images in a timed batch on a CPU; on a GPU it is a whole batch
 UNLIKE = ", not with the published counts of {}: no number will be compared"
-DECODED = 8  # images read to time decoding
 LONG = 20.0  # seconds; what takes longer is timed once
 
 
 @dataclass(frozen=True)
-class Hours:
-    """Estimated hours of the remaining work, from one batch and one training step timed on this device."""
-
-    extraction: float
-    training: float
-    method: str  # whose step was timed
-    weights: str  # of the timed encoder
-
-
-@dataclass(frozen=True)
 class Plan:
-    """What `duplex reproduce` will run for a data set, and the disk space, weights and hours that this needs."""
+    """What `duplex reproduce` will run for a data set, and what it needs for that, as texts by topic."""
 
     dataset: str
-    root: Path
-    encoder: str
-    images: int
     rows: tuple[str, ...]
-    absent: tuple[str, ...]  # rows of the paper's tables without an entry in params.yaml
-    seeds: tuple[int, ...]
-    prepares: str  # why the data set is prepared; empty: it is up to date
-    extracts: str  # the same of extraction
-    runs: list[SweptRun] = field(default_factory=list)
-    left: list[SweptRun] = field(default_factory=list)  # to train or evaluate
-    needed: int | None = 0  # bytes that extraction writes; None: unknown without the encoder's weights
-    free: int = 0
-    missing_weights: bool = False
-    hours: Hours | None = None
-    note: str = ""  # on the data
+    runs: list[SweptRun]
+    left: list[SweptRun]  # to train or evaluate
+    topics: dict[str, str]
+    problem: str = ""  # why the data set cannot be extracted on this machine
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        return tuple(dict.fromkeys(run.seed for run in self.runs))
 
     def lines(self) -> list[str]:
         """The plan as lines of text, one per topic."""
-        made = [f"prepare ({self.prepares})"] if self.prepares else []
-        made += [f"extract ({self.extracts})"] if self.extracts else []
-        made.append(f"{len(self.left)} of {len(self.runs)} runs to train or evaluate")
-        weights = "not on disk, downloaded when first needed" if self.missing_weights else "on disk"
-        needed = "unknown size" if self.needed is None else size_text(self.needed)
-        lines = {
-            "data": f"{self.images:,} images in {self.root}{self.note}",
-            "weights": f"{self.encoder}: {weights}",
-            "disk": f"{needed} of features to write, {size_text(self.free)} free",
-            "stages": ", ".join([*made, "report"]),
-            "hours": self._hours(),
-            "rows": f"{len(self.rows)} × seeds {', '.join(map(str, self.seeds))}: {', '.join(self.rows)}",
-        }
-        if self.absent:
-            lines["not run"] = f"{', '.join(self.absent)}: no entry in {PROJECT / 'params.yaml'}"
-        return [f"{topic:<9}{text}" for topic, text in lines.items()]
-
-    def _hours(self) -> str:
-        if not (self.extracts or self.left):
-            return "none"
-        if self.hours is None:
-            return "unknown without the encoder's weights"
-        found = self.hours
-        parts = [found.extraction + found.training, found.extraction, found.training]
-        total, extraction, training = [f"{hours:,.1f}" if hours >= 1 else f"{hours:.1g}" for hours in parts]
-        how = f"from a batch, a step and a validation of {found.method} on this device, {found.weights}"
-        return f"about {total}: {extraction} to extract, {training} to train; {how}"
-
-    def problem(self) -> str:
-        """Why features of the data set cannot be extracted on this machine; empty if they can."""
-        if self.extracts and self.needed is not None and self.needed > self.free:
-            sizes = f"{size_text(self.needed)} and {size_text(self.free)} are free"
-            remedy = "make room, or move the project to a larger disk"
-            return f"extraction of {self.dataset} writes {sizes}; {remedy}"
-        return ""
+        return [f"{topic:<9}{text}" for topic, text in self.topics.items()]
 
 
 def published_params(dataset: str, methods: Sequence[str], seeds: Sequence[int]) -> Params:
@@ -156,25 +104,28 @@ def plan_reproduction(
     extracts = _stale(params, dataset, "extract", paths)
     changed = bool(prepares or extracts)
     left = [run for run in runs if changed or run.difference(params, paths, *RUN_STAGES)]
-    images = len(data.manifest)
-    plan = Plan(
-        dataset=dataset,
-        root=entry.source.root,
-        encoder=" ".join(filter(None, (entry.encoder.name, entry.encoder.weights))),
-        images=images,
-        rows=tuple(rows),
-        absent=tuple(absent),
-        seeds=tuple(dict.fromkeys(run.seed for run in runs)),
-        prepares=prepares,
-        extracts=extracts,
-        runs=runs,
-        left=left,
-        needed=_size(params, dataset, images) if extracts else 0,
-        free=free_bytes(paths.root),
-        missing_weights=missing_weights(entry.encoder.name, entry.encoder.weights) is not None,
-        note=UNLIKE.format(dataset) if published and _benchmark(data) != dataset else "",
-    )
-    return replace(plan, hours=_estimate(params, plan, data, jobs)) if extracts or left else plan
+    encoder = " ".join(filter(None, (entry.encoder.name, entry.encoder.weights)))
+    is_absent = missing_weights(entry.encoder.name, entry.encoder.weights) is not None
+    note = UNLIKE.format(dataset) if published and _benchmark(data) != dataset else ""
+    needed = _size(params, dataset, len(data.manifest)) if extracts else 0
+    size, free = "unknown size" if needed is None else size_text(needed), free_bytes(paths.root)
+    made = [f"{stage} ({why})" for stage, why in (("prepare", prepares), ("extract", extracts)) if why]
+    plan = Plan(dataset, tuple(rows), runs, left, {})
+    topics = {
+        "data": f"{len(data.manifest):,} images in {entry.source.root}{note}",
+        "weights": f"{encoder}: {'not on disk, downloaded when first needed' if is_absent else 'on disk'}",
+        "disk": f"{size} of features to write, {size_text(free)} free",
+        "stages": ", ".join([*made, f"{len(left)} of {len(runs)} runs to train or evaluate", "report"]),
+        "hours": _hours(params, plan, data, jobs, bool(extracts)) if extracts or left else "none",
+        "rows": f"{len(rows)} × seeds {', '.join(map(str, plan.seeds))}: {', '.join(rows)}",
+    }
+    if absent:
+        topics["not run"] = f"{', '.join(absent)}: no entry in {PROJECT / 'params.yaml'}"
+    problem = ""
+    if needed is not None and needed > free:
+        remedy = "make room, or move the project to a larger disk"
+        problem = f"extraction of {dataset} writes {size} and {size_text(free)} are free; {remedy}"
+    return replace(plan, topics=topics, problem=problem)
 
 
 def _size(params: Params, dataset: str, images: int) -> int | None:
@@ -229,8 +180,8 @@ def reproduce(
     params: Params, plan: Plan, jobs: int | None, paths: ArtifactPaths = ArtifactPaths()
 ) -> tuple[SweepReport, Path]:
     """Do the work that `plan` lists; returns the outcome of the runs, and the path of the page."""
-    if problem := plan.problem():
-        raise DuplexError(problem)
+    if plan.problem:
+        raise DuplexError(plan.problem)
     ensure_prepared(params, plan.dataset, paths)
     if _stale(params, plan.dataset, "extract", paths):
         print("\n".join(extract(params, plan.dataset, paths).lines()), file=sys.stderr)
@@ -244,58 +195,47 @@ def reproduce(
     return report, report_stage(shown, paths.of_reproduction(plan.dataset), write_metrics=False)
 
 
-def _estimate(params: Params, plan: Plan, data: LabelledImages, jobs: int | None) -> Hours | None:
-    """Hours of what is left, timing only the first of the paper's rows; None if the encoder cannot be loaded here."""
+def _hours(params: Params, plan: Plan, data: LabelledImages, jobs: int | None, extracts: bool) -> str:
+    """Estimated hours of what is left, as text; rows of the paper take as long as the first one."""
     dataset, device = plan.dataset, resolve_device(params.device)
     print("timing a batch of images and a training step", file=sys.stderr)
     try:
         entry = weights_for_timing(params.dataset(dataset).encoder)
         tower = load_encoder(entry.name, entry.weights, towers="image", device=device, precision=entry.precision)
     except UsageError:
-        return None
-    extraction = 0.0
-    if plan.extracts:
-        extraction = plan.images * _image_seconds(params, dataset, data, tower)
+        return "unknown without the encoder's weights"
+    extraction = len(data.manifest) * _image_seconds(params, dataset, tower) / 3600 if extracts else 0.0
     timed = plan.rows if params.run.recipes == "published" else plan.rows[:1]
     specs = {name: MethodSpec.of(params, dataset, name) for name in timed}
     runs = {name: _run_seconds(spec, data, entry, tower) for name, spec in specs.items()}
-    training = math.fsum(runs.get(run.method, runs[timed[0]]) for run in plan.left)
     threads = specs[timed[0]].training.threads
     threads = torch.get_num_threads() if threads == "auto" else threads
     workers = min(workers_and_gpus(params.device, jobs, threads)[0], max(1, len(plan.left)))
+    training = math.fsum(runs.get(run.method, runs[timed[0]]) for run in plan.left) / workers / 3600
     weights = "its weights" if entry == params.dataset(dataset).encoder else "random weights of its size"
-    return Hours(extraction / 3600, training / workers / 3600, ", ".join(timed), weights)
+    how = f"from a batch, a step and a validation of {', '.join(timed)} on this device, {weights}"
+    parts = (extraction + training, extraction, training)
+    total, first, second = [f"{hours:,.1f}" if hours >= 1 else f"{hours:.1g}" for hours in parts]
+    return f"about {total}: {first} to extract, {second} to train; {how}"
 
 
 def _run_seconds(spec: MethodSpec, data: LabelledImages, entry: EncoderParams, tower: Encoder) -> float:
     images = data.manifest["split"].value_counts()
     with reproducible(spec.training.threads):
         step, validation = _step_seconds(spec, data, entry, tower)
-        train, forward = _block_seconds(spec, entry, tower)
+        blocks = _block_cost(spec, tower)
     steps = math.ceil(images["train"] / spec.training.batch_size)
-    validation += images["val"] * forward
-    epoch = steps * step + images["train"] * train + validation
+    validation += images["val"] * blocks.forward
+    epoch = steps * step + images["train"] * blocks.train + validation
     worlds = len(spec.worlds)  # scored on validation images after training, then on test images
     return float(spec.training.epochs * epoch + worlds * (1 + images["test"] / images["val"]) * validation)
 
 
-def _image_seconds(params: Params, dataset: str, data: LabelledImages, tower: Encoder) -> float:
-    """Seconds per image: of encoding or, if that takes longer, of decoding in several processes."""
-    root, decoding = params.dataset(dataset).source.root, 0.0
-    names = data.manifest["image"].tolist()[:DECODED]
-    start, read = time.perf_counter(), 0
-    for name in names:
-        with suppress(BadImageFile):
-            tower.image_transform(read_image(root / name))
-            read += 1
-    if read:
-        decoding = (time.perf_counter() - start) / read / max(1, decoding_workers(params.extraction.num_workers))
+def _image_seconds(params: Params, dataset: str, tower: Encoder) -> float:
     count = params.extraction.batch_size if tower.device.type == "cuda" else FEW
-    from PIL import Image
-
     pixels = torch.stack([tower.image_transform(Image.new("RGB", (8, 8)))] * count).to(tower.device)
     outputs = stored_outputs(params, dataset)
-    return max(decoding, _seconds(lambda: encode_outputs(tower, pixels, outputs)["cls"]) / count)
+    return _seconds(lambda: encode_outputs(tower, pixels, outputs)["cls"]) / count
 
 
 def _step_seconds(spec: MethodSpec, data: LabelledImages, entry: EncoderParams, tower: Encoder) -> tuple[float, float]:
@@ -320,24 +260,11 @@ def _step_seconds(spec: MethodSpec, data: LabelledImages, entry: EncoderParams, 
     return step, _seconds(lambda: torch.tensor(validate(method)["auc"]))
 
 
-def _block_seconds(spec: MethodSpec, entry: EncoderParams, tower: Encoder) -> tuple[float, float]:
-    """Seconds per image to train fine-tuned blocks, and only to run them; zero without fine-tuning."""
+def _block_cost(spec: MethodSpec, tower: Encoder) -> BlockCost:
     if not isinstance(spec.finetune, FinetuneOptions):
-        return 0.0, 0.0
+        return BlockCost(0.0, 0.0)
     count = block_count(tower) if spec.finetune.blocks == "all" else spec.finetune.blocks
-    record = {"name": entry.name, "tag": entry.weights or "", "precision": entry.precision, "block_inputs": str(count)}
-    blocks = finetuned_blocks_factory(record, spec.finetune, str(tower.device))().to(tower.device).train()
-    images = spec.training.batch_size if tower.device.type == "cuda" else FEW
-    x = torch.randn(images, *block_input_shape(tower, count), device=tower.device)
-
-    def train() -> torch.Tensor:
-        y: torch.Tensor = blocks(x).sum()
-        y.backward()
-        return y
-
-    with torch.no_grad():
-        forward = _seconds(lambda: blocks(x))
-    return _seconds(train) / images, forward / images
+    return block_cost(tower, count, count, spec.training.batch_size if tower.device.type == "cuda" else FEW)
 
 
 def _seconds(work: Callable[[], torch.Tensor]) -> float:
