@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import product
@@ -32,7 +32,6 @@ STREAM = "+stream"  # after the name of a method: as it adapted to the test imag
 TERMS = "terms_"  # prefix of tables with some summands of the score only
 NO_RUN = "no run of params.yaml is evaluated yet; `dvc repro` trains and evaluates them"
 ALSO_AVERAGED = ("state_accuracy", "object_accuracy", "seen_at_val_bias", "unseen_at_val_bias", "hm_at_val_bias")
-AT_THRESHOLD = (*METRICS, "auc_low", "auc_high")  # metrics that are averaged at the threshold by words, too
 SHOWN = ("auc", "auc_se", "hm", "seen", "unseen", "auc_all")  # by world in artifacts/metrics.json, after validation
 POINTS, ROUNDS = 81, 200  # of a mean curve: its points, and bootstrap rounds of its interval
 Aggregate = dict[str, dict[str, dict[str, dict[str, float]]]]
@@ -49,21 +48,21 @@ def aggregate(runs: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]) -> Ag
     table: Aggregate = {}
     for (dataset, method), records in runs.items():
         summaries: dict[str, dict[str, float]] = {}
-        for name, key in VALIDATION.items():
-            if (centre := _mean_of(records, key)) is not None:
-                error = standard_error([record[key] for record in records])
-                summaries.setdefault("validation", {}).update({name: centre, f"{name}_se": error})
-        if "validation" in summaries and all("epoch" in record for record in records):
-            summaries["validation"]["untrained"] = sum(record["epoch"] == 0 for record in records)
+        validated = [{name: record.get(key) for name, key in VALIDATION.items()} for record in records]
+        if validation := _means(validated, VALIDATION):
+            summaries["validation"] = validation
+            if all("epoch" in record for record in records):
+                validation["untrained"] = sum(record["epoch"] == 0 for record in records)
         for world in WORLDS:
             if known := [record[world] for record in records if world in record]:
                 summaries[world] = _summary(known)
         for name in records[0] if records else ():
             if name.startswith(TERMS) and all(name in record for record in records):
                 summaries[name] = _summary([record[name] for record in records])
+        groups = [record.get("groups", {}) for record in records]
         for grouping, name in GROUPINGS.items():
-            if groups := _groups(records, name):
-                summaries[grouping] = groups
+            if means := _means([{key: group.get(name) for key, group in each.items()} for each in groups], GROUPS):
+                summaries[grouping] = means
         table.setdefault(dataset, {})[method] = summaries
     return table
 
@@ -87,43 +86,34 @@ def headlines(table: Aggregate) -> Aggregate:
     }
 
 
-def _mean_of(records: Sequence[Mapping[str, Any]], name: str) -> float | None:
-    values: list[Any] = [record.get(name) for record in records]
-    return None if not values or any(value is None for value in values) else fmean(values)
-
-
-def _groups(records: Sequence[Mapping[str, Any]], name: str) -> dict[str, float]:
-    tables = [record.get("groups", {}) for record in records]
-    groups: dict[str, float] = {}
-    for group in GROUPS:
-        numbers = [table.get(group, {}) for table in tables]
-        if (centre := _mean_of(numbers, name)) is not None:
-            groups |= {group: centre, f"{group}_se": standard_error([number[name] for number in numbers])}
-    return groups
+def _means(
+    records: Sequence[Mapping[str, Any]], names: Iterable[str], end: str = "", *, errors: bool = True
+) -> dict[str, float]:
+    """The means of the numbers that all records have, and their standard errors; `end` follows the names."""
+    means = {}
+    for name in names:
+        values: list[Any] = [record.get(name) for record in records]
+        if values and None not in values:
+            means[f"{name}{end}"] = fmean(values)
+            if errors:
+                means[f"{name}{end}_se"] = standard_error(values)
+    return means
 
 
 def _summary(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    means: dict[str, float | None] = {}
-    for name in METRICS:
-        means[name] = _mean_of(records, name)
-        if means[name] is not None:
-            means[f"{name}_se"] = standard_error([record[name] for record in records])
-            means |= {f"{name}_{end}": _mean_of(records, f"{name}_{end}") for end in ("low", "high")}
     by_words = [at_threshold(record) for record in records]
-    means |= {f"{name}_by_words": _mean_of(by_words, name) for name in AT_THRESHOLD}
-    for name in METRICS:
-        if means[f"{name}_by_words"] is not None:
-            means[f"{name}_by_words_se"] = standard_error([table[name] for table in by_words])
-    sampled = {"": [record.get("sampled", {}) for record in records]}
-    sampled["_by_words"] = [table.get("sampled", {}) for table in by_words]
-    for (end, tables), name in product(sampled.items(), METRICS):
-        if (value := _mean_of(tables, name)) is not None:
-            key = f"{name}_sampled{end}"
-            means |= {key: value, f"{key}_se": standard_error([table[name] for table in tables])}
-    if (value := _mean_of(records, "auc_all")) is not None:
-        means |= {"auc_all": value, "auc_all_se": standard_error([record["auc_all"] for record in records])}
-    means |= {name: _mean_of(records, name) for name in ALSO_AVERAGED}
-    return {name: value for name, value in means.items() if value is not None} | {"seeds": len(records)}
+    ends = [f"{name}_{end}" for name in METRICS for end in ("low", "high")]
+    return {
+        **_means(records, METRICS),
+        **_means(records, ends, errors=False),
+        **_means(by_words, METRICS, "_by_words"),
+        **_means(by_words, ("auc_low", "auc_high"), "_by_words", errors=False),
+        **_means([record.get("sampled", {}) for record in records], METRICS, "_sampled"),
+        **_means([table.get("sampled", {}) for table in by_words], METRICS, "_sampled_by_words"),
+        **_means(records, ("auc_all",)),
+        **_means(records, ALSO_AVERAGED, errors=False),
+        "seeds": len(records),
+    }
 
 
 def at_threshold(record: Mapping[str, Any]) -> Mapping[str, Any]:
