@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from duplex.cli.features import _override
 from duplex.config.params import load_params
 from duplex.errors import UsageError
 from tests.projects import SHIPPED, edited_params
@@ -41,12 +40,6 @@ def test_a_data_sets_block_inputs_override_those_of_extraction(tmp_path):
     assert (params.block_inputs("shapes"), params.block_inputs("cgqa")) == (4, 1)
     params = load_params(changed(tmp_path, "{name: tiny, block_inputs: 4}", "{name: tiny, block_inputs: 0}"))
     assert params.block_inputs("shapes") == 0
-
-
-def test_block_inputs_of_the_command_line_override_those_of_the_data_set():
-    asked = _override(load_params(SHIPPED), "shapes", {}, {"block_inputs": 3, "batch_size": None}, None)
-    assert (asked.block_inputs("shapes"), asked.block_inputs("cgqa")) == (3, 3)
-    assert _override(load_params(SHIPPED), "shapes", {}, {"block_inputs": None}, None).block_inputs("shapes") == 4
 
 
 def test_a_method_overrides_the_training_options_of_the_data_set(tmp_path):
