@@ -11,4 +11,4 @@ def work(dataset: str, method: str, seed: str) -> None:
 
 
 if __name__ == "__main__":
-    run_script("DATASET METHOD SEED", work)
+    run_script(work)

@@ -11,4 +11,4 @@ def work(dataset: str) -> None:
 
 
 if __name__ == "__main__":
-    run_script("DATASET", work)
+    run_script(work)

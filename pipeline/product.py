@@ -14,4 +14,4 @@ def work(dataset: str, method: str, seed: str) -> None:
 
 
 if __name__ == "__main__":
-    run_script("DATASET METHOD SEED", work)
+    run_script(work)

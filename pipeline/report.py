@@ -11,4 +11,4 @@ def work() -> None:
 
 
 if __name__ == "__main__":
-    run_script("", work)
+    run_script(work)

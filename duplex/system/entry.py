@@ -31,23 +31,9 @@ class Terminated(KeyboardInterrupt):
     """Raised when SIGTERM is received, so that scratch files are removed as after Ctrl-C."""
 
 
-def run_script(usage: str, work: Callable[..., object]) -> None:
-    """Call `work` with the script's command-line arguments if they match `usage`; otherwise exit with code 2.
-
-    In `usage`, a lower-case word stands for itself, a word in capitals for any value; `|` separates alternatives.
-    """
-    words = sys.argv[1:]
-    patterns = [alternative.split() for alternative in usage.split("|")]
-    if not any(len(words) == len(pattern) and all(map(_word_matches, words, pattern)) for pattern in patterns):
-        print(f"usage: {sys.argv[0]} {usage}".rstrip(), file=sys.stderr)
-        sys.exit(2)
-    run_command(lambda: work(*words))
-
-
-def _word_matches(word: str, name: str) -> bool:
-    if name == "SEED":
-        return word.isascii() and word.isdigit() and len(word) < 20 and int(word) <= LARGEST_SEED
-    return bool(word) if name.isupper() else word == name
+def run_script(work: Callable[..., object]) -> None:
+    """Call `work` with a script's command-line arguments."""
+    run_command(lambda: work(*sys.argv[1:]))
 
 
 def run_command(work: Callable[[], object]) -> None:
