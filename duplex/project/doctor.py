@@ -28,10 +28,6 @@ from duplex.project.stamps import require_data
 from duplex.system.files import report_write_errors, sha256
 
 LIBRARIES = ("torch", "torchvision", "open_clip_torch", "numpy", "h5py", "pillow", "dvc")
-EXTRAS = {
-    "serve": ("fastapi", "uvicorn", "python-multipart", "prometheus_client"),
-    "onnx": ("onnx", "onnxscript", "onnxruntime"),
-}
 LOW_DISK = 2e9  # bytes
 
 
@@ -108,10 +104,6 @@ def _extraction_size(params: Params, name: str) -> Iterator[DoctorFinding]:
 def _versions() -> Iterator[DoctorFinding]:
     yield DoctorFinding("duplex", f"{__version__}, Python {platform.python_version()} on {platform.system()}")
     yield DoctorFinding("packages", ", ".join(f"{name} {_version(name) or 'missing'}" for name in LIBRARIES))
-    for extra, names in EXTRAS.items():
-        missing = [name for name in names if _version(name) is None]
-        status = f"{', '.join(missing)} missing; {install_command(extra)}" if missing else "installed"
-        yield DoctorFinding("extra", f"{extra}: {status}")
 
 
 def _version(name: str) -> str | None:

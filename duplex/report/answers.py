@@ -78,9 +78,7 @@ def predicted_parts(
     ]
     examples: Block = example_gallery(answers, thumbnails, texts.lines)
     if not len(answers):
-        examples = Note("No closed-world predictions exist.", "dvc repro")
-        if len(predictions):
-            examples = Note("Examples need the closed world, which evaluation.worlds in params.yaml omits.")
+        examples = Note("There are no predictions in the closed world, which examples need.", "dvc repro")
     return [ReportPart("Examples", [*notes, examples, *texts.blocks]), ReportPart("Errors", tables)]
 
 

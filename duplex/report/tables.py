@@ -420,10 +420,7 @@ def frequency_table(data: DatasetResults) -> Table | Note:
         if runs and all(run.metrics.get("groups") for run in runs.values())
     }
     if not methods:
-        metrics = [run.metrics for runs in data.runs.values() for run in runs.values()]
-        if any("open" in worlds and "closed" not in worlds for worlds in metrics):
-            return Note("Frequency groups need the closed world, which evaluation.worlds in params.yaml omits.")
-        return Note("No run has metrics by frequency group.", "dvc repro")
+        return Note("No run has metrics by frequency group, which need the closed world.", "dvc repro")
     first = next(iter(methods.values()))[0]
     rows = []
     for group in first.metrics["groups"]:
@@ -439,16 +436,6 @@ def frequency_table(data: DatasetResults) -> Table | Note:
     )
     titles = [key.replace("_percent", " %").replace("_", " ") for key in COUNTS]
     return Table(f"Accuracy by training frequency: {data.name}", columns("group", *titles, *methods), rows, note)
-
-
-def graph_table(results: Results, data: DatasetResults) -> Table | None:
-    """Table of accuracies by frequency group with and without the paper's local graph; None if either is missing."""
-    cells = {group: _graph_cells(results, data, "groups", group) for group in GROUPS}
-    rows = [TableRow([text_cell(group), *numbers]) for group, numbers in cells.items() if numbers]
-    if not rows:
-        return None
-    note = "Accuracy without bias, closed world, percent, mean over the ablations' seeds."
-    return Table(f"Training frequency and the graph: {data.name}", columns("group", *GRAPH), rows, note)
 
 
 def curve_ends_table(results: Results, data: DatasetResults) -> Table | None:
@@ -629,14 +616,14 @@ def dataset_section(results: Results, data: DatasetResults, image_parts: Sequenc
     curves: list[Block] = [figure for world in WORLDS if (figure := curve_figure(data, world))]
     no_curves = Note("No run has predictions of seen and unseen pairs.", "dvc repro")
     no_training = Note("No run has a training history of more than one epoch.")
-    graph = [table(results, data) for table in (graph_table, curve_ends_table)]
+    graph = curve_ends_table(results, data)
     recipes = run_recipe_tables(data)
     parts = [
         ReportPart("Results", _results(results, data)),
         ReportPart("Seen against unseen", curves or [no_curves]),
         *([ReportPart("Fine-tuned blocks", recipes)] if recipes else []),
         ReportPart("Training", training_figures(data) or [no_training]),
-        ReportPart("Training frequency", [frequency_table(data), *filter(None, graph)]),
+        ReportPart("Training frequency", [frequency_table(data), *([graph] if graph else [])]),
         ReportPart("Ablations", _ablations(results, data)),
         ReportPart("Cost", [efficiency_table(results, data)]),
         *image_parts,

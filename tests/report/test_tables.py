@@ -230,26 +230,6 @@ def test_errors_are_the_most_frequent_confusions_and_the_worst_and_best_pairs():
 GROUPS = {"static": {"head": 80.0, "tail": 41.0, "unseen": 20.0}, "duplex_five": {"head": 79.5, "tail": 45.25}}
 
 
-def graph_results(*names: str) -> Results:
-    return Results((DatasetResults("own/x", {}, ablations={name: {"groups": GROUPS[name]} for name in names}),))
-
-
-def test_the_gain_of_the_graph_is_the_difference_of_both_ablations():
-    whole = graph_results("static", "duplex_five")
-    table = tables.graph_table(whole, whole.datasets[0])
-    assert isinstance(table, Table)
-    assert [column.title for column in table.columns] == ["group", "codebook without graph", "with graph", "gain"]
-    assert texts(table) == [
-        ["head", "80.0", "79.5", "-0.5"],
-        ["tail", "41.0", "45.2", "+4.2"],
-    ]
-    assert table.rows[1].cells[2].source == "ablations/artifacts/summary.json#/own~1x/duplex_five/groups/tail"
-    parts = {part.title: part.blocks for part in dataset_section(whole, whole.datasets[0], ()).parts}
-    assert parts["Training frequency"][-1] == table
-    for one in (graph_results("static"), graph_results("duplex_five"), graph_results()):
-        assert tables.graph_table(one, one.datasets[0]) is None
-
-
 def test_at_the_ends_of_the_curve_seen_is_s_and_images_are_counted():
     ablations = {
         name: {"groups_at_ends": values, "closed": {"seen": s}}
@@ -268,8 +248,9 @@ def test_at_the_ends_of_the_curve_seen_is_s_and_images_are_counted():
     ]
     assert table.rows[2].cells[3].source == "ablations/artifacts/summary.json#/own/duplex_five/closed/seen"
     assert table.rows[0].cells[1].source == "m.json#/groups/head/test_images"
-    without, data = graph_results("static", "duplex_five"), graph_results("static").datasets[0]
-    assert tables.curve_ends_table(without, data) is None
+    parts = {part.title: part.blocks for part in dataset_section(whole, whole.datasets[0], ()).parts}
+    assert parts["Training frequency"][-1] == table
+    assert tables.curve_ends_table(whole, DatasetResults("own", {}, ablations={"static": ablations["static"]})) is None
 
 
 def test_a_method_is_compared_with_its_published_numbers():
