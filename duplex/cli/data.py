@@ -404,7 +404,7 @@ def _supported_methods(
 
 def _encoder_issues(encoder: dict[str, Any], labels: LabelSpace) -> Iterator[DataIssue]:
     from duplex.data.check import DataIssue
-    from duplex.encoders.base import is_random, is_reachable, missing_weights, unknown_words
+    from duplex.encoders.base import is_random, missing_weights, unknown_words
     from duplex.labels import prompt_name
     from duplex.training.inputs import long_prompts
 
@@ -424,11 +424,7 @@ def _encoder_issues(encoder: dict[str, Any], labels: LabelSpace) -> Iterator[Dat
     if missing is not None:
         size = f", about {missing.size / 1e9:.1f} GB" if missing.size else ""
         address = f"{name} + {weights}{size}, from {missing.address}"
-        if is_reachable(missing.address):
-            yield DataIssue("weights will be downloaded", 1, (address,), False)
-        else:
-            hint = "; download them elsewhere, or give a folder with weights as --encoder local-dir:FOLDER"
-            yield DataIssue("weights are neither on disk nor reachable", 1, (address + hint,), True)
+        yield DataIssue("weights are not on disk and will be downloaded", 1, (address,), False)
 
 
 Labelled = Annotated[str, Argument(help="A data set of params.yaml, a folder or table of images, or a fitted model.")]

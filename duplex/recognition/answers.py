@@ -284,15 +284,6 @@ def read_compositions(path: Path) -> list[Pair]:
     return list(zip(frame["state"], frame["object"], strict=True))
 
 
-def as_pairs(compositions: Iterable[object], labels: LabelSpace) -> list[Pair]:
-    """Names (state, object) of compositions, each given as one text or two; `UsageError` for a pair not in a list."""
-    match compositions:
-        case (str(state), str(name)) if all(len(word.replace(",", " ").split()) == 1 for word in (state, name)):
-            pair = f"({state!r}, {name!r})"
-            raise UsageError(f"{pair} is one pair; give a list of pairs: [{pair}]")
-    return [as_pair(composition, labels) for composition in compositions]
-
-
 def as_pair(composition: object, labels: LabelSpace) -> Pair:
     """Names (state, object) of a composition that is given as one text or as two texts."""
     if isinstance(composition, str):

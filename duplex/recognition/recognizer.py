@@ -56,7 +56,7 @@ from duplex.features.imported import as_numpy, checked_features
 from duplex.features.tokens import dequantize
 from duplex.labels import WORLDS, LabelSpace, World
 from duplex.methods.base import Inputs
-from duplex.recognition.answers import Answer, Candidates, Pair, UnreadableImage, as_pairs, with_added_compositions
+from duplex.recognition.answers import Answer, Candidates, Pair, UnreadableImage, as_pair, with_added_compositions
 from duplex.recognition.trained import TrainedModel, download, open_trained
 from duplex.system.files import checked_path
 from duplex.system.threads import initial_modes
@@ -186,7 +186,8 @@ class Recognizer:
 
     def with_compositions(self, compositions: Iterable[str | Pair]) -> Recognizer:
         """A copy of the recognizer with more candidates, such as `"rusty kettle"`; words may be new to the model."""
-        pairs = as_pairs([compositions] if isinstance(compositions, str) else compositions, self.labels)
+        listed = [compositions] if isinstance(compositions, str) else compositions
+        pairs = [as_pair(composition, self.labels) for composition in listed]
         exact = self._batch_multiple == BATCH_MULTIPLE
         return Recognizer(self.trained, [*self.added, *pairs], exact=exact, new_share=self.new_share)
 
@@ -369,12 +370,6 @@ def as_features(images: Any, dim: int) -> NDArray[np.float32] | None:
         if images.bad.any():
             raise UsageError(f"{images.path} has rows of unreadable images; omit them: features.cls[~features.bad]")
         return images.cls
-    listed = images if isinstance(images, (list, tuple)) else []
-    if listed and all(isinstance(image, (np.ndarray, Tensor)) and image.ndim == 1 for image in listed):
-        vectors = [as_numpy(vector) for vector in listed]
-        if len({vector.shape for vector in vectors}) > 1:
-            raise UsageError(f"features have different widths; expected {dim}, as this model's encoder computes")
-        images = np.stack(vectors)
     images = as_numpy(images)
     if not isinstance(images, np.ndarray) or images.dtype.kind != "f":
         return None

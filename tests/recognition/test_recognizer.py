@@ -117,15 +117,10 @@ def test_a_larger_share_of_new_pairs_raises_their_odds_by_its_own(trained):
 
 
 def test_a_mistaken_argument_is_named(recognizer, tmp_path):
-    calls = {
-        f"{tmp_path} is a folder; give a list of the image files in it": partial(recognizer, str(tmp_path)),
-        "('hollow', 'star') is one pair; give a list of pairs: [('hollow', 'star')]": partial(
-            recognizer.with_compositions, ("hollow", "star")
-        ),
-    }
-    for message, call in calls.items():
-        with pytest.raises(UsageError, match=re.escape(message)):
-            call()
+    with pytest.raises(UsageError, match=re.escape(f"{tmp_path} is a folder; give a list of the image files in it")):
+        recognizer(str(tmp_path))
+    with pytest.raises(UsageError, match="'hollow' cannot be split into a state and an object"):
+        recognizer.with_compositions(("hollow", "star"))
     assert recognizer.with_compositions(("red star", "blue heart")).added == (("red", "star"), ("blue", "heart"))
     assert recognizer.with_compositions("red star").added == (("red", "star"),)
 
@@ -256,7 +251,7 @@ def test_features_of_every_kind_are_read_or_refused(trained, recognizer):
     features = read_features(trained.paths.features("own")).cls[:3]
     best = [answer.best.name for answer in recognizer(features)]
     as_bfloat16 = torch.from_numpy(features).bfloat16()
-    assert [answer.best.name for answer in recognizer([*as_bfloat16])] == best
+    assert [answer.best.name for answer in recognizer(as_bfloat16)] == best
     assert recognizer.scores([]).shape == recognizer.scores(features[:0]).shape == (0, len(recognizer.candidates()))
     huge = np.where(np.arange(3)[:, None] == 1, 1e300, features.astype(np.float64))
     for values, message in (
