@@ -44,7 +44,6 @@ Root = Annotated[Path | None, Option(help="Folder or table of a data set that is
 NoRun = Annotated[bool, Option("--no-run", help="Do not add to run.datasets.")]
 
 ENCODER, WEIGHTS = "ViT-L-14-quickgelu", "openai"  # the paper's
-FINETUNED, WITHOUT_TEXT = "dual_finetuned", "closed_form_visual"  # methods of params.yaml that --finetune is for
 PRINTED = 20  # suspects on stdout
 
 group = typer.Typer(no_args_is_help=True, help="Data sets: list, check, count, download, add your own.")
@@ -166,7 +165,6 @@ def add(
     encoder: Annotated[str | None, encoder_option(help=f"Encoder [{ENCODER}]; none: unknown, for --features.")] = None,
     weights: Weights = None,
     features: Annotated[Path | None, Option(help="Features made elsewhere: .npy, row by row, or .npz by name.")] = None,
-    finetune: Annotated[str | None, Option(help="auto: fine-tune as many last blocks as validation favours.")] = None,
     no_run: NoRun = False,
 ) -> None:
     """Check a data set, print its statistics, and write datasets/NAME.yaml.
@@ -188,28 +186,19 @@ def add(
     source, dataset = _load_own(path, images, split, features)
     if options and not dataset.made_split:
         raise UsageError(f"{path} already has a split; leave out the options for making one")
-    depth = 0 if finetune is None else _room_for_blocks(finetune, params, encoder_entry, len(dataset.manifest))
     _print_findings(name, dataset, [*_issues(dataset, source, encoder_entry, features, params.extraction.max_bad)])
     entry: dict[str, Any] = {"source": _source_entry(source, dataset, split)}
-    if depth:
-        entry["encoder"] = {**encoder_entry, "block_inputs": depth}
-    elif known is None or encoder is not None or weights is not None:
+    if known is None or encoder is not None or weights is not None:
         entry["encoder"] = encoder_entry
     if features is not None:
         entry["features"] = str(features)
     supported = _supported_methods(params, name, source, encoder_entry, features)
     unsupported = [method for method in params.run.methods if method not in supported]
     run = not (no_run or unsupported)
-    if depth:
-        methods = known.model_dump(include={"methods"}, exclude_defaults=True).get("methods", {}) if known else {}
-        tuned = _finetuned_method(encoder_entry["name"])
-        entry["methods"] = {**methods, tuned: {"finetune": "auto"}}
     write_dataset(name, entry if known else {**entry, "training": DEFAULT_TRAINING}, run=run)
     changes = f"; changed: {' and '.join(entry)}" if known else ""
     later = "" if run else " after you add it to run.datasets of params.yaml"
     log(f"wrote datasets/{name}.yaml{changes}; `dvc repro` runs it{later}")
-    if depth:
-        log(f"{tuned} has finetune: auto on {name}")
     if unsupported:
         needs = f"{', '.join(unsupported)}, which need the encoder that made the features, or patch tokens"
         other = f"; `duplex sweep --datasets {name} --methods {supported[0]}` trains another" if supported else ""
@@ -334,33 +323,6 @@ def _encoder_entry(
     name = name or ENCODER
     weights = weights or (WEIGHTS if name.startswith("ViT-") else None)
     return {"name": name, **({"weights": weights} if weights else {})}
-
-
-def _room_for_blocks(finetune: str, params: Params, encoder: dict[str, Any], images: int) -> int:
-    from duplex.artifacts import ArtifactPaths
-    from duplex.encoders.base import load_encoder, missing_weights
-    from duplex.features.file import IMPORTED
-    from duplex.training.trials import finetunable_blocks
-
-    require(finetune, ("auto",), "--finetune")
-    name, weights = encoder["name"], encoder.get("weights")
-    if name == IMPORTED:
-        raise UsageError("--finetune auto is for images; the encoder of imported features is unknown")
-    tuned = _finetuned_method(name)
-    if tuned not in params.methods:
-        raise UsageError(f"--finetune auto is for the method {tuned}, which params.yaml lacks; add it to methods")
-    if missing_weights(name, weights) is not None:
-        raise UsageError(f"--finetune auto loads {name}, whose weights are not on disk; download them first")
-    room = finetunable_blocks(load_encoder(name, weights, towers="image"), images, ArtifactPaths.root)
-    found = f"up to {room.depth} blocks" if room.depth else "none"
-    log(f"fine-tuning: {found}; {room.reason}")
-    return room.depth
-
-
-def _finetuned_method(encoder: str) -> str:
-    from duplex.encoders.base import find_family
-
-    return FINETUNED if find_family(encoder).has_text else WITHOUT_TEXT
 
 
 def _source_entry(source: SourceOptions, dataset: LabelledImages, split: SplitOptions) -> dict[str, Any]:

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from duplex.config.params import load_params, read_yaml, write_dataset
-from duplex.options import AutoFinetune, FinetuneOptions
 from tests.commands import Command
 from tests.data.makers import OBJECTS, STATES, make_folder, make_standard, make_table, save
 
@@ -200,50 +199,3 @@ def test_remove_deletes_inventory_and_maps_and_keeps_results(project: Path, comm
     command("data", "add", "mine", "mine", "--encoder", "tiny")
     assert command("data", "remove", "mine", "--results").code == 0
     assert not (project / "artifacts/mine").exists()
-
-
-@pytest.mark.slow
-def test_finetune_auto_writes_what_it_found(project: Path, command: Command) -> None:
-    make_folder(project / "mine", "nested")
-    before = (project / "params.yaml").read_text()
-    result = command("data", "add", "mine", "mine", "--encoder", "tiny", "--finetune", "auto")
-    assert result.code == 0
-    assert "fine-tuning: up to 4 blocks; " in result.err and "free" in result.err
-    assert "dual_finetuned has finetune: auto on mine" in result.err
-    params = load_params()
-    assert params.datasets["mine"].encoder.block_inputs == 4
-    assert params.finetune("dual_finetuned", "mine") == AutoFinetune()
-    assert params.finetune("dual_finetuned", "shapes") == FinetuneOptions(blocks=4, adapter="full", learning_rate=0.001)
-    assert command("data", "add", "mine", "mine", "--finetune", "auto").code == 0  # again, with the known encoder
-    assert load_params() == params
-    assert command("data", "remove", "mine").code == 0
-    assert (project / "params.yaml").read_text() == before
-
-
-@pytest.mark.slow
-def test_finetune_auto_without_a_text_tower_names_the_method_with_linear_heads(project: Path, command: Command) -> None:
-    make_folder(project / "mine", "nested")
-    encoder = ("--encoder", "timm:test_efficientnet", "--weights", "random:0")
-    result = command("data", "add", "mine", "mine", *encoder, "--finetune", "auto")
-    assert result.code == 0 and "closed_form_visual has finetune: auto on mine" in result.err
-    params = load_params()
-    assert params.finetune("closed_form_visual", "mine") == AutoFinetune()
-    assert params.finetune("dual_finetuned", "mine") is None
-
-
-def test_without_room_on_the_disk_add_writes_no_finetuning(project: Path, command: Command, monkeypatch) -> None:
-    make_folder(project / "mine", "nested")
-    monkeypatch.setattr("duplex.training.trials.shutil.disk_usage", lambda _: type("", (), {"free": 1000})())
-    result = command("data", "add", "mine", "mine", "--encoder", "tiny", "--finetune", "auto")
-    assert result.code == 0 and "fine-tuning: none; inputs of 1 block take" in result.err
-    assert load_params().finetune("dual_finetuned", "mine") is None
-
-
-def test_finetune_takes_auto_alone_and_needs_the_weights(project: Path, command: Command) -> None:
-    make_folder(project / "mine", "nested")
-    words = ["data", "add", "mine", "mine"]
-    assert command(*words, "--encoder", "tiny", "--finetune", "4").refused("known: auto")
-    assert command(*words, "--encoder", "ViT-B-32", "--weights", "laion2b_s34b_b79k", "--finetune", "auto").refused(
-        "whose weights are not on disk"
-    )
-    assert "mine" not in load_params().datasets
