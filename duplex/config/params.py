@@ -340,7 +340,6 @@ class Params(ParamsSection):
         if self.run.recipes == "published":
             self._check_recipes()
         self._check_products()
-        self._check_stage_names()
         words = self.evaluation.word_vectors
         if words is not None and not words.is_file():
             raise UsageError(
@@ -368,17 +367,6 @@ class Params(ParamsSection):
             if undecided := [key for key, value in values.items() if value == "?"]:
                 keys = " and ".join(undecided)
                 raise UsageError(f"no publication gives {keys}; set it in {DATASETS}/{dataset}.yaml, methods.{name}")
-
-    def _check_stage_names(self) -> None:
-        for methods in (self.run.methods, self.run.products):
-            joined: dict[str, tuple[str, str]] = {}
-            for dataset, method in product(self.run.datasets, methods):
-                other = joined.setdefault(f"{dataset}-{method}", (dataset, method))
-                if other != (dataset, method):
-                    raise UsageError(
-                        f"params.yaml: {method} on {dataset} and {other[1]} on {other[0]} have the same name in "
-                        f"dvc.yaml, {dataset}-{method}; rename a method or a data set"
-                    )
 
     def _check_products(self) -> None:
         for name, entry in self.methods.items():

@@ -12,7 +12,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -42,14 +41,13 @@ from duplex.project.stages import evaluate_stage
 from duplex.project.stamps import DATA_STAGES, RUN_STAGES, run_difference
 from duplex.project.train import train_stage
 from duplex.report.aggregate import standard_error
-from duplex.system.files import is_running, json_digest, sole_writer
+from duplex.system.files import json_digest, sole_writer
 from duplex.system.processes import BrokenProcessPool, ProgressBar, WorkerProcess
 from duplex.system.threads import Threads
 from duplex.training.inputs import InputsCache, LoadInputs
 from duplex.training.run import MethodSpec, reproducible
 from duplex.training.trials import Trial, TrialResult, Trials
 
-DAMAGED_LOCK = re.compile(r"dvc\.lock' (is invalid|validation failed)")  # in DVC's messages
 LONGEST_REASON = 300
 
 
@@ -71,20 +69,6 @@ class DvcRepo:
         status: dict[str, Any] = json.loads(self._dvc("status", "--json", *targets) or "{}")
         return {name.rpartition(":")[2]: changes for name, changes in status.items()}
 
-    def require_free(self, path: Path) -> None:
-        """Raise `DuplexError` if a running DVC command reads or writes files below `path`."""
-        place = self.folder.resolve()
-        root = next(parent for parent in (place, *place.parents) if (parent / ".dvc").is_dir())
-        try:  # {"read": {path: [holder, ...]}, "write": {path: holder}}
-            locks = json.loads((root / ".dvc" / "tmp" / "rwlock").read_text(encoding="utf-8"))
-            listed = [*locks.get("read", {}).items(), *locks.get("write", {}).items()]
-            for file, holders in listed:
-                for holder in holders if isinstance(holders, list) else [holders]:
-                    if Path(file).is_relative_to(path.resolve()) and is_running(int(holder["pid"])):
-                        raise _in_use(str(holder["cmd"]), int(holder["pid"]))
-        except (OSError, ValueError, TypeError, KeyError, AttributeError):
-            return  # no lock, or one of another version of DVC, which refuses to commit the sweep's runs
-
     def repro(self, targets: Iterable[str]) -> None:
         """Run `dvc repro` for stages and those that they depend on; it skips up-to-date ones."""
         self._dvc("repro", *targets, quiet=False)
@@ -103,27 +87,10 @@ class DvcRepo:
             check=False,
         )
         if process.returncode:
-            if holder := re.search(r"\(PID (\d+)\): *(.*)", process.stderr or ""):
-                raise _in_use(holder[2].strip() or "dvc", int(holder[1]))
-            remedy = "fix this and run the same command again"
-            if DAMAGED_LOCK.search(process.stderr or ""):
-                remedy = "`git checkout dvc.lock` restores the committed file"
-            raise DuplexError(f"`dvc {words[0]}` failed: {_reason(process.stderr, process.returncode)}; {remedy}")
+            text = " ".join((process.stderr or "").rpartition("ERROR:")[2].split())
+            reason = text[:LONGEST_REASON] or f"exit code {process.returncode}"
+            raise DuplexError(f"`dvc {words[0]}` failed: {reason}; fix this and run the same command again")
         return process.stdout if quiet else ""
-
-
-def _reason(errors: str | None, code: int) -> str:
-    lines = [line for line in (errors or "").splitlines() if line.strip()]
-    marked = [line.removeprefix("ERROR:") for line in lines if line.startswith("ERROR:")]
-    text = " ".join((marked[-1] if marked else " ".join(lines)).split())
-    return text[-LONGEST_REASON:] or f"exit code {code}"
-
-
-def _in_use(command: str, process: int) -> DuplexError:
-    return DuplexError(
-        f"`{command}` (process {process}) is using the files of this pipeline; wait until it ends, or stop it, and run "
-        "the same command again"
-    )
 
 
 class Task(Protocol):
@@ -253,7 +220,6 @@ def sweep(
         names = dict.fromkeys(run.dataset for run in tracked)
         if absent := [f"extract@{name}" for name in names if not paths.features(name).exists()]:
             repo.repro(absent)
-        repo.require_free(paths.plan)  # a stage that is running would be recorded under the new plan
         stamps.plan_stage(params, paths)
     for dataset in datasets:
         require_features(dataset, paths)

@@ -7,7 +7,7 @@ import pytest
 
 from duplex.config.params import load_params
 from duplex.errors import UsageError
-from tests.projects import SHIPPED, edited_params
+from tests.projects import SHIPPED
 
 
 def changed(tmp_path: Path, old: str, new: str) -> Path:
@@ -142,13 +142,3 @@ def test_the_largest_seed_and_whole_numbers_as_fractions_are_valid(tmp_path):
 def test_a_folder_and_a_missing_file_are_reported(tmp_path, name, words):
     with pytest.raises(UsageError, match=words):
         load_params(tmp_path / name)
-
-
-def test_runs_with_equal_names_in_the_pipeline_are_refused(tmp_path):
-    path = tmp_path / "params.yaml"
-    with edited_params(SHIPPED, path) as record:
-        record["datasets"]["shapes-small"] = record["datasets"]["shapes"]
-        record["methods"]["small-cso"] = {"extends": "cso"}
-        record["run"] |= {"datasets": ["shapes", "shapes-small"], "methods": ["cso", "small-cso"], "products": []}
-    with pytest.raises(UsageError, match=r"have the same name in dvc\.yaml, shapes-small-cso; rename a method"):
-        load_params(path)

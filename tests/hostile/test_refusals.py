@@ -1,9 +1,7 @@
 """Careless arguments and values: one line that names them, before any work, and nothing left out in silence."""
 
 import io
-import json
 import shutil
-from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +9,6 @@ import pytest
 import torch
 
 from duplex.errors import DuplexError
-from duplex.project import sweep
 from duplex.recognition import recognizer
 from duplex.system.entry import escape_unprintable
 from duplex.system.files import replace_folder, write_tensors
@@ -36,19 +33,6 @@ def test_linked_folders_are_counted_and_hidden_files_ignored(tmp_path: Path) -> 
     listed = recognizer.list_images([str(tmp_path / "pics")], io.StringIO(), log.append)
     assert listed == [tmp_path / "pics" / "a.jpg"]
     assert log == ["1 file skipped: 1 links out of the folder"]
-
-
-@pytest.mark.parametrize(
-    ("mode", "file", "process", "refused"),
-    [("read", "plan/own/a.json", 1, True), ("write", "plan/own/a.json", 2**22 + 1, False), ("read", "own/x", 1, False)],
-)
-def test_the_plan_of_a_running_dvc_command_is_not_free(tmp_path, mode, file, process, refused) -> None:
-    holder = {"pid": process, "cmd": "dvc repro"}
-    locks = {mode: {str(tmp_path / "artifacts" / file): [holder] if mode == "read" else holder}}
-    (tmp_path / ".dvc" / "tmp").mkdir(parents=True)
-    (tmp_path / ".dvc" / "tmp" / "rwlock").write_text(json.dumps(locks))
-    with pytest.raises(DuplexError, match=r"`dvc repro` \(process 1\) is using") if refused else nullcontext():
-        sweep.DvcRepo(tmp_path).require_free(tmp_path / "artifacts" / "plan")
 
 
 def test_a_full_disk_leaves_no_half_made_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
