@@ -163,8 +163,8 @@ def load_model(
         from duplex.project.runs import best_run
 
         run = best_run(world, hint=hint, params=load_params() if Path("params.yaml").is_file() else None)
-        model = str(run.files.root)
-        log(f"model: {run}")
+        model = str(run.root)
+        log(f"model: {model}")
     words = load_params().evaluation.word_vectors if Path("params.yaml").is_file() else None
     recognizer = Recognizer.load(model, device=device, word_vectors=words, new_share=new_share)
     added = [*(read_compositions(compositions) if compositions else ()), *add]

@@ -22,7 +22,6 @@ Seed = Annotated[int | None, seed_option("Seed of the run; default: the first of
 
 @app.command()
 def report(
-    show: Annotated[bool, Option("--open", help="Open the page in a browser.")] = False,
     dataset: Annotated[str | None, dataset_option("Write a page on this data set's best run instead.")] = None,
 ) -> None:
     """Write the report of all evaluated runs, or the page of one data set, and print its path.
@@ -32,13 +31,7 @@ def report(
     from duplex.project.report import own_page_stage, report_stage
 
     params = load_params()
-    page = own_page_stage(params, dataset) if dataset else report_stage(params, write_metrics=False)
-    typer.echo(page)
-    if show:
-        import webbrowser
-
-        if not webbrowser.open(page.resolve().as_uri()):
-            log(f"no browser found; open {page}")
+    typer.echo(own_page_stage(params, dataset) if dataset else report_stage(params, write_metrics=False))
 
 
 @app.command()

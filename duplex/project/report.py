@@ -327,7 +327,7 @@ def own_page_stage(params: Params, dataset: str, paths: ArtifactPaths = Artifact
     """Write a data set's page on its run with the best validation AUC; returns the page's path."""
     entry = params.dataset(dataset)
     hint = f"train one with `duplex train --dataset {dataset} --method METHOD`"
-    chosen = best_run("closed", paths, dataset=dataset, hint=hint, params=params).files
+    chosen = best_run("closed", paths, dataset=dataset, hint=hint, params=params)
     method = chosen.root.parent.name
     seed = int(chosen.root.name)
     record = read_record(chosen.checkpoint)

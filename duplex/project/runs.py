@@ -31,17 +31,6 @@ from duplex.training.inputs import InputRequest, RunInputs, load_inputs
 IGNORED = (".gitignore", ".partial", ".stamp.json")  # ends of names of files that are not in an inventory
 
 
-@dataclass(frozen=True)
-class SavedRun:
-    """A trained run on disk: its files and its validation AUC."""
-
-    files: RunPaths
-    val_auc: float  # a fraction
-
-    def __str__(self) -> str:
-        return f"{self.files.root} (validation AUC {100 * self.val_auc:.2f})"
-
-
 def best_run(
     world: str | None = None,
     paths: ArtifactPaths = ArtifactPaths(),
@@ -49,14 +38,14 @@ def best_run(
     dataset: str = "*",
     hint: str = "name one",
     params: Params | None = None,
-) -> SavedRun:
+) -> RunPaths:
     """The run with the best validation AUC among those calibrated for `world` (default: closed, or any if none is).
 
     hint: how the user can choose a run, for the error. params: runs that do not match these are skipped, with a note.
     """
     root = paths.root
     outdated = False
-    candidates: list[tuple[bool, SavedRun]] = []
+    candidates: list[tuple[bool, float, RunPaths]] = []
     for checkpoint in sorted(root.glob(f"{dataset}/*/*/checkpoint.safetensors")):
         try:
             record = read_record(checkpoint)
@@ -68,14 +57,14 @@ def best_run(
                 print(f"duplex: {checkpoint.parent} does not match params.yaml: {difference}", file=sys.stderr)
                 outdated = True
                 continue
-            candidates.append(((world or "closed") in worlds, SavedRun(RunPaths(checkpoint.parent), record.val_auc)))
+            candidates.append(((world or "closed") in worlds, record.val_auc, RunPaths(checkpoint.parent)))
     if not candidates:
         matching = " that matches params.yaml" if outdated else ""
         raise UsageError(
             f"{root}/{dataset} has no trained run calibrated for {world or 'any'} world{matching}; "
             f"run `dvc repro`, or {hint}"
         )
-    return max(candidates, key=lambda candidate: (candidate[0], candidate[1].val_auc))[1]
+    return max(candidates, key=lambda candidate: candidate[:2])[2]
 
 
 def folder_difference(params: Params, run: Path, paths: ArtifactPaths) -> str:

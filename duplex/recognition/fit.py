@@ -47,7 +47,7 @@ from duplex.encoders.base import (
 )
 from duplex.errors import DuplexError, UsageError, as_usage_error
 from duplex.evaluation.probabilities import AnsweredImages
-from duplex.features.extract import SharedFeatures, encode_shared, user_cache
+from duplex.features.extract import encode_shared, user_cache
 from duplex.features.tokens import Examples
 from duplex.labels import Ints, LabelSpace, World, prompt_name
 from duplex.methods.registry import method_source, parse_options
@@ -345,14 +345,9 @@ class EncodedFolder:
     """Labelled images and their features; a few images may have none."""
 
     data: Data
+    identity: Mapping[str, str]  # the settings that the features depend on
     block_inputs: int  # number of the image tower's last blocks whose inputs are cached
     bad: frozenset[int]  # rows of images without features
-
-    @property
-    def identity(self) -> dict[str, str]:
-        """The settings that the features depend on."""
-        assert isinstance(self.data.features, SharedFeatures)
-        return self.data.features.identity
 
 
 @dataclass(frozen=True)
@@ -408,7 +403,7 @@ class FolderRecipes:
             listed = ", ".join(f"{each.image} ({each.reason})" for each in bad[:3])
             self.say(f"{len(bad):,} images cannot be used and are left out: {listed}")
         inputs = Data(data.manifest, data.labels, features, entry, str(self.device), skip_frozen_blocks=True)
-        return EncodedFolder(inputs, room.depth, frozenset(each.row for each in bad))
+        return EncodedFolder(inputs, features.identity, room.depth, frozenset(each.row for each in bad))
 
     def encode_readable(self) -> LabelledFolder:
         """Encode images that are not in the cache; returns the data set without those that cannot be encoded."""

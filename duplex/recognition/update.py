@@ -115,14 +115,11 @@ def _update(model: Path, source: Path, out: Path, images: Path | None, say: Say)
     updated = updated_model(trained, stored, fitted, new)
     for line in describe_changes(trained.labels, updated.labels, new.rows):
         say(line)
-    before = _right(recognizer, new)
     stale = [name for name in STALE if (model / name).exists()]
     write_update(header, out, updated, record, new)
     if stale:
         more = f"`duplex export {out} FOLDER` with {', '.join(STALE[name] for name in stale)} writes new ones"
         say(f"not copied, as scores change: {', '.join(stale)}; {more}")
-    after = _right(Recognizer.load(out, exact=True), new)
-    say(f"right answers on the {len(new.rows)} added images: {before} before the update, {after} after it")
     return out
 
 
@@ -269,9 +266,3 @@ def describe_changes(before: LabelSpace, after: LabelSpace, rows: pd.DataFrame) 
         if words := new[len(old) :]:
             lines.append(f"new {kind}: {', '.join(words)}")
     return lines
-
-
-def _right(recognizer: Recognizer, new: NewImages) -> int:
-    answers = recognizer.candidates().answers(new.inputs, 1)
-    names = map(prompt_name, new.rows["state"] + " " + new.rows["object"])
-    return sum(prompt_name(answer.best.name) == name for answer, name in zip(answers, names, strict=True))

@@ -185,13 +185,13 @@ def compare() -> str:
 
 def test_stale_runs_are_no_default_model(project: Path, capfd: pytest.CaptureFixture[str]) -> None:
     edit("params.yaml", "\n  csp:\n", "\n  csp:\n    training: {epochs: 3}\n")
-    assert best_run(params=load_params()).files.root.parent.name == "clip"
+    assert best_run(params=load_params()).root.parent.name == "clip"
     csp = "duplex: artifacts/own/csp/{} does not match params.yaml: training.epochs is 1 instead of 3\n"
     assert capfd.readouterr().err == csp.format(0) + csp.format(1)
     edit("params.yaml", "epochs: 1\n", "epochs: 3\n")
     with pytest.raises(UsageError, match=r"no trained run .* matches params\.yaml; run `dvc repro`, or name one"):
         best_run(params=load_params())
-    assert best_run().files.root.is_dir()
+    assert best_run().root.is_dir()
 
 
 def test_stale_runs_are_not_queried_or_evaluated(project: Path) -> None:

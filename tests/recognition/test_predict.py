@@ -73,7 +73,7 @@ def test_the_default_model_is_the_best_run(project):
     best = max(closed, key=lambda name: read_record(project.run(name) / "checkpoint.safetensors").val_auc)
     done = predict(project.images()[0], "--num-workers", 0)
     assert done.returncode == 0
-    assert f"model: artifacts/own/{best}/0 (validation AUC" in done.stderr
+    assert f"model: artifacts/own/{best}/0\n" in done.stderr
     assert "model: artifacts/own/" in predict(project.images()[0], "--world", "open").stderr
 
 
@@ -92,8 +92,8 @@ def test_an_open_world_run_is_the_default_only_if_there_is_no_other(project, tmp
         record["calibration"] = {world: record["calibration"]["closed"]}
         record["val_auc"] += world == "open"
         save_file(load_file(source), run.checkpoint, {"duplex": json.dumps(with_checksum(record))})
-        assert best_run(paths=paths).files.root == run.root, "the closed world's before any other, whatever its AUC"
-        assert best_run(world, paths).files.root == run.root
+        assert best_run(paths=paths).root == run.root, "the closed world's before any other, whatever its AUC"
+        assert best_run(world, paths).root == run.root
 
 
 def test_bad_files_get_a_line_and_exit_code_3(project, command, tmp_path):
