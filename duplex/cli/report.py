@@ -45,9 +45,10 @@ def retrieve(
 ) -> None:
     """Print two lists: the test images nearest to a pair's semantic prototype (from text) and to its visual one."""
     from duplex.project import runs
+    from duplex.report.images import prototype_hits
 
-    run = runs.load_queried_run(load_params(), dataset, method, seed)
-    hits_by_prototype = runs.retrieve(run, pair, top)
+    context = runs.load_queried_run(load_params(), dataset, method, seed).retrieval_context()
+    hits_by_prototype = prototype_hits(context, runs.find_pair(context.labels, pair), top)
     if as_json:
         print_json({kind: _records(hits) for kind, hits in hits_by_prototype.items()})
         return

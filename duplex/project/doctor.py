@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from duplex.features.encode import OutputSpec
 from duplex.features.file import IMPORTED, ROOT, cache_shapes, partial_path, read_features, row_bytes, size_text
 from duplex.project.stages import images_remedy
 from duplex.project.stamps import require_data
+from duplex.report.tables import package_version
 from duplex.system.files import report_write_errors, sha256
 
 LIBRARIES = ("torch", "torchvision", "open_clip_torch", "numpy", "h5py", "pillow", "dvc")
@@ -103,14 +103,7 @@ def _extraction_size(params: Params, name: str) -> Iterator[DoctorFinding]:
 
 def _versions() -> Iterator[DoctorFinding]:
     yield DoctorFinding("duplex", f"{__version__}, Python {platform.python_version()} on {platform.system()}")
-    yield DoctorFinding("packages", ", ".join(f"{name} {_version(name) or 'missing'}" for name in LIBRARIES))
-
-
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
+    yield DoctorFinding("packages", ", ".join(f"{name} {package_version(name)}" for name in LIBRARIES))
 
 
 def _device() -> Iterator[DoctorFinding]:

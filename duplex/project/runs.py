@@ -23,7 +23,7 @@ from duplex.project.stamps import require_current_run, require_data, run_differe
 from duplex.recognition.answers import Neighbours
 from duplex.recognition.export import RunFacts
 from duplex.report.aggregate import read_numbers
-from duplex.report.images import Hit, RetrievalContext, prototype_hits, thumbnails_under
+from duplex.report.images import RetrievalContext, thumbnails_under
 from duplex.system.files import sha256, write_json
 from duplex.training.checkpoint import check_inputs, load_checkpoint, read_checkpoint, read_record
 from duplex.training.inputs import InputRequest, RunInputs, load_inputs
@@ -196,12 +196,6 @@ def load_queried_run(params: Params, dataset: str, method: str | None, seed: int
     best = featured_run(params, dataset, paths)
     name, number = method or best[0], best[1] if seed is None else seed
     return load_featured_run(params, dataset, name, number, paths, current=True)
-
-
-def retrieve(source: FeaturedRun, text: str, top: int) -> dict[str, list[Hit]]:
-    """The `top` test images nearest to a pair's prototypes, by kind of prototype (`semantic`, `visual`)."""
-    context = source.retrieval_context()
-    return prototype_hits(context, find_pair(context.labels, text), top)
 
 
 def find_pair(labels: LabelSpace, text: str) -> int:

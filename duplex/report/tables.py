@@ -672,16 +672,19 @@ def _ablations(results: Results, data: DatasetResults) -> list[Block]:
 def provenance_part(results: Results) -> ReportPart:
     common = [("git revision", _revision()), ("seeds", ", ".join(map(str, results.seeds)))]
     common.append(("python", platform.python_version()))
-    for package in PACKAGES:
-        try:
-            common.append((package, version(package)))
-        except PackageNotFoundError:
-            common.append((package, "not installed"))
+    common += [(package, package_version(package)) for package in PACKAGES]
     blocks = [_pairs("This run", common)]
     for data in results.datasets:
         identity = [(key, data.identity[key]) for key in ENCODER if key in data.identity]
         blocks.append(_pairs(f"Features of {data.name}", identity or [("encoder", MISSING)]))
     return ReportPart("Where the numbers come from", blocks)
+
+
+def package_version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "missing"
 
 
 def _revision() -> str:
