@@ -313,7 +313,7 @@ def _encoder_entry(
 
     if name == "none" or (name is None and known is None and features is not None):
         if features is None or weights is not None:
-            raise UsageError("--encoder none needs --features and no --weights; name the encoder instead")
+            raise UsageError("--encoder none needs --features and no --weights; give the encoder instead")
         return {"name": IMPORTED}
     if features is not None and is_random(weights):
         raise UsageError("--weights random is for images; its text tower would not fit imported features; leave it out")

@@ -252,9 +252,9 @@ def export(
     out: Annotated[Path | None, Argument(help="The folder to write; optional with --push.")] = None,
     world: World = None,
     onnx: Annotated[bool, Option("--onnx", help="Add trained.onnx, which scores image features.")] = False,
-    onnx_encoder: Annotated[bool, Option("--onnx-encoder", help="Add the tower, encoder.onnx, and see.py.")] = False,
+    onnx_encoder: Annotated[bool, Option("--onnx-encoder", help="Add encoder.onnx (image tower) and see.py.")] = False,
     page: Annotated[
-        Path | None, Option(help="Add page/, for any web host; name onnxruntime-web's folder dist.")
+        Path | None, Option(help="Add page/, for any web host; give onnxruntime-web's folder dist.")
     ] = None,
     push: Annotated[str | None, Option(help="Upload to the Hugging Face hub as OWNER/NAME.")] = None,
     licence: Annotated[str, Option("--licence", help="Licence of the model: mit, cc-by-4.0, …")] = "other",

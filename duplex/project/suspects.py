@@ -261,7 +261,7 @@ def relabelled(source: LabelledSource, edited: Path) -> Relabelled:
     changed = int((out[["state", "object"]] != manifest[["state", "object"]]).any(axis=1).sum())
     if not changed and outdated:
         raise UsageError(
-            f"{edited} was made from other labels than {dataset} has, first of {outdated[0]!r}; "
+            f"the labels of {dataset} have changed since {edited} was made, first that of {outdated[0]!r}; "
             f"`duplex suspects {dataset}` makes a new list"
         )
     if not changed:

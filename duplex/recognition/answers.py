@@ -376,7 +376,7 @@ def with_rows(
     states, objects = names
     is_new = len(states) > len(labels.states) or len(objects) > len(labels.objects)
     if "classifier.pairs.weight" in t or (is_new and "classifier.states.weight" in t):
-        raise UsageError("a linear classifier has no score for what it was not trained on; leave the added pairs out")
+        raise UsageError("a linear classifier cannot score pairs that it was not trained on; leave the added pairs out")
     indices = torch.as_tensor(added, device=t["state_of"].device)
     m, n = indices.unbind(1)
     new_states, new_objects = states[len(labels.states) :], objects[len(labels.objects) :]

@@ -180,7 +180,7 @@ def read_fit(folder: Path) -> dict[str, Any]:
     if record.get("format") != FIT_FORMAT or record != with_checksum(record):
         raise UsageError(f"{path} is damaged or of another version; run `duplex fit` again")
     if record["model"] != read_header(folder / MODEL, "export").digest:
-        raise UsageError(f"{path} is of another model than {folder} holds; put back the {FIT} of this model")
+        raise UsageError(f"{path} belongs to another model than that in {folder}; put back the {FIT} of this model")
     return record
 
 
@@ -249,7 +249,7 @@ def read_statistics(folder: Path) -> FittedStatistics:
         raise UsageError(f"{path} does not exist; only models of `duplex fit` can be updated without training")
     header = read_header(path, "statistics")
     if header.fields["model"] != model.digest:
-        raise UsageError(f"{path} is of another model; run `duplex fit` again")
+        raise UsageError(f"{path} belongs to another model; run `duplex fit` again")
     tensors = read_tensors(header)
     statistics = ClassStatistics(*header.fields["shape"], *(tensors[name] for name in FIELDS))
     return FittedStatistics(statistics, FitSettings(**header.fields["settings"]))
@@ -328,7 +328,7 @@ def refuse_existing_model(out: Path, *, force: bool) -> None:
     refuse_existing(out, force=force)
     others = sorted({path.name for path in out.iterdir()} - NAMES) if out.is_dir() else []
     if others:
-        raise UsageError(f"{out} holds other files than a model's, such as {others[0]}; choose another folder")
+        raise UsageError(f"{out} holds files that are not a model's, such as {others[0]}; choose another folder")
 
 
 def copy_export(folder: Path, out: Path, *, force: bool) -> bool:

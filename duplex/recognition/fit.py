@@ -272,7 +272,7 @@ def distinct_images(
     elif root.is_dir():
         frame, skipped = read_table(description.table).drop_duplicates(ignore_index=True), {}
     else:
-        raise UsageError(f"{root} is not a folder; --images names the folder that image paths start from")
+        raise UsageError(f"{root} is not a folder; give --images, the folder that image paths start from")
     images = frame["image"]
     files, pixels = read_digests(root, images.tolist(), known_pixels)
     digests = pd.Series(files, index=frame.index, dtype=object)

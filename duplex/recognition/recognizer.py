@@ -417,7 +417,7 @@ def list_images(names: Iterable[str], stdin: TextIO, log: Callable[[str], None] 
     for name in names:
         paths.update(dict.fromkeys(_expand(name, stdin, skipped)))
     if not paths:
-        raise UsageError("no files were named")
+        raise UsageError("no files are given; give at least one path")
     if skipped:
         total = skipped.total()
         log(f"{total:,} {'file' if total == 1 else 'files'} skipped: {describe_skipped(skipped)}")

@@ -110,10 +110,10 @@ class Dataset:
         name: name of the data set, for messages.
         """
         if encoder is None and weights is not None:
-            raise UsageError("weights are given without their encoder; name it with `encoder=`")
+            raise UsageError("weights are given without their encoder; give it as `encoder=`")
         if is_random(weights):
             raise UsageError(
-                f"random weights ({weights!r}) did not make these features; name those that did, or no encoder"
+                f"random weights ({weights!r}) did not make these features; give those that did, or no encoder"
             )
         values = checked_features(features)
         try:
@@ -129,7 +129,7 @@ class Dataset:
         if encoder is not None and (width := encoder_identity(encoder, weights).dim) != values.shape[1]:
             raise UsageError(
                 f"the features have a width of {values.shape[1]} and {encoder} makes features of {width}; "
-                "name the encoder that made them, or leave `encoder=` out"
+                "give the encoder that made them, or leave `encoder=` out"
             )
         words = _word_file(word_vectors)
         return cls(name, Data(data.manifest, data.labels, values, entry, _checked_device(device), words))

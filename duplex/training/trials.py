@@ -240,7 +240,7 @@ def search_recipes(
             if failures == FAILURES:
                 break
     if best is None:
-        raise DuplexError("there is no recipe to try; expected at least one")
+        raise DuplexError("there is no recipe to try; give at least one")
     return RecipeChoice(*best, tuple(table))
 
 

@@ -70,7 +70,7 @@ def test_words_that_the_encoder_lacks_are_named(tmp_path):
 
 @pytest.mark.parametrize(
     ("encoder", "weights", "message"),
-    [(None, "openai", "--weights is 'openai' without --encoder; name the encoder"),
+    [(None, "openai", "--weights is 'openai' without --encoder; give the encoder"),
      ("ViT-B-32", "random:1", "the weights random:1 are random, for trials of a project")],
 )  # fmt: skip
 def test_weights_that_make_no_model_are_refused_before_any_work(tmp_path, drawn, encoder, weights, message):

@@ -224,7 +224,7 @@ def test_an_unreadable_image_is_counted_nowhere(drawn, tmp_path, monkeypatch):
 def test_a_folder_of_other_files_is_refused_before_any_work(tmp_path, drawn):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letter.txt").write_text("dear")
-    for force, said in (((), "mine exists; "), (("--force",), "mine holds other files than a model's, such as letter")):
+    for force, said in (((), "mine exists; "), (("--force",), "files that are not a model's, such as letter")):
         done = duplex("fit", drawn, "--encoder", "tiny", "--out", tmp_path / "mine", *force)
         assert done.returncode == 2 and said in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
