@@ -99,7 +99,7 @@ class ArtifactPaths:
         return self.root / "trained" / dataset / f"{method}-{seed}.json"
 
     def inventory(self, dataset: str) -> Path:
-        """Path of a folder with hashes of a data set's files, and with the method and seed of the run on its map."""
+        """Path of a folder with hashes of a data set's files, and the method and seed of the run that its map shows."""
         return self.root / "inventory" / dataset
 
     def maps(self, dataset: str) -> Path:

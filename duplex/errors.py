@@ -21,7 +21,7 @@ class UsageError(DuplexError):
 
 @contextmanager
 def as_usage_error() -> Iterator[None]:
-    """Context manager or decorator: re-raise a `DuplexError` as `UsageError`, where what the user gave is at fault."""
+    """Context manager or decorator: re-raise a `DuplexError` as a `UsageError`, where a user named what is at fault."""
     try:
         yield
     except DuplexError as error:

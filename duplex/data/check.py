@@ -128,10 +128,10 @@ def _check_images(manifest: pd.DataFrame, root: Path) -> list[DataIssue]:
 def content_issues(
     manifest: pd.DataFrame, keys: Mapping[str, str], nouns: tuple[str, str] = ("content", "contents")
 ) -> list[DataIssue]:
-    """Find images with equal contents; returns three issues: same label, different labels, and in two splits.
+    """Find equal images; returns an issue for those with one label, with different labels, and in two splits.
 
     keys: image -> a key that is equal for equal contents; missing and unreadable images have none.
-    nouns: the messages' word for such a content, in singular and plural.
+    nouns: what messages call a content, in singular and plural.
     """
     content = pd.Series(keys, dtype=object)
     known = manifest.assign(content=manifest["image"].map(content))

@@ -81,7 +81,7 @@ def read_digests(root: Path, images: Sequence[str], known: Mapping[str, str]) ->
 def read_contents(
     root: Path, images: Sequence[str], known: Mapping[str, str] = MappingProxyType({})
 ) -> list[tuple[str, str, str]]:
-    """Per image: its file's sha256, a text about its pixels, and why it cannot be read; "" for what does not apply.
+    """Read images; returns for each its file's sha256, a text about its pixels, and why it is unreadable, or "".
 
     The text is a digest of the pixels, a space, and the look (the image reduced to 8 x 8 pixels) in base64; for an
     unreadable image, it is the file's sha256. `known` has the texts of earlier images by sha256; images whose sha256

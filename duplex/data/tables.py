@@ -307,9 +307,9 @@ def from_rows(
     place: object,
     contents: Callable[[Sequence[str]], Sequence[str]] | None = None,
 ) -> LabelledImages:
-    """Make a data set from a table with columns image, state and object; a missing column split is drawn at random.
+    """Make a data set from a table with columns image, state, object; without a column split, one is drawn at random.
 
-    `place` is the table's name in messages. `contents` returns a key per image; equal keys are drawn into one split.
+    `place` is the table's name in messages. `contents` returns a key per image; images with equal keys get one split.
     """
     if frame.empty:
         raise DuplexError(f"{place} lists no images")

@@ -210,9 +210,9 @@ def _tags(name: str) -> str:
 
 
 def convert_weights(archive: Path, folder: Path, name: str, tag: str | None = None) -> EncoderSource:
-    """Convert a weights file or TorchScript archive to a folder to be named `local-dir:FOLDER`; loads it as a check.
+    """Convert a weights file or TorchScript archive to a folder for `local-dir:FOLDER`, and load it once as a check.
 
-    tag: published weights with the same image preprocessing; it may be left out ("openai") for TorchScript archives.
+    tag: published weights with the same image preprocessing; None: "openai", only for a TorchScript archive.
     """
     architecture = open_clip.get_model_config(name)
     if architecture is None or ":" in name:
@@ -483,5 +483,5 @@ class ClipEncoder(FrozenEncoder):
 
 
 def as_tokens(cells: Tensor) -> Tensor:
-    """Reshape a feature map [B, w, H, W] to tokens [B, H*W, w]; tokens are returned unchanged."""
+    """Reshape a feature map [B, w, H, W] to tokens [B, H*W, w]; tensors of tokens are returned unchanged."""
     return cells.flatten(2).transpose(1, 2) if cells.ndim == 4 else cells

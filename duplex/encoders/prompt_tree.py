@@ -128,7 +128,7 @@ def tree_blocks(sequences: Prompts, size: int) -> Iterator[tuple[Ints, PromptTre
 def attend(states: Tensor, plan: AttentionPlan) -> Tensor:
     """Attention outputs [Q, width] of Q query tokens; each attends to itself and its ancestors in the prefix tree.
 
-    states: query, key and value of each token [R, 3 * width].
+    states: query, key and value of each of R tokens [R, 3 * width].
     """
     wide = torch.promote_types(states.dtype, torch.float32)
     output: Tensor = TreeAttention.apply(states.to(wide), plan).to(states.dtype)

@@ -46,7 +46,7 @@ class TokenFrame(NamedTuple):
 
 
 class Vocabulary:
-    """A tokenizer and its embedding table `[V, width]`, in which untrained tokens, NaN, raise a DuplexError."""
+    """A tokenizer and its embedding table `[V, width]`; raises DuplexError for tokens that were not trained (NaN)."""
 
     def __init__(self, table: Tensor, tokenizer: Any = None) -> None:
         self.table = table.detach()

@@ -188,7 +188,7 @@ def topk_per_group_torch(block: Tensor, plan: ColumnPlan, label_position: Ints, 
 
 
 class ScoreAccumulator:
-    """Collects from blocks of scores, of `N` images and `C` columns (compositions), what the metrics need.
+    """Collects what the metrics need from the scores of `N` images for `C` columns (compositions), added in blocks.
 
     Raises `UsageError` for invalid arguments. Columns sorted by group (seen ones, then each bucket) are read fastest.
 
@@ -235,7 +235,7 @@ class ScoreAccumulator:
         Args:
             scores: NumPy array or torch tensor of any real type; it is not changed.
             rows: indices or slice of the block's b images (default: all images).
-            first_column: number of the block's first column; its w columns are adjacent ones.
+            first_column: number of the block's first column; the other w - 1 columns follow it.
         """
         is_tensor = hasattr(scores, "detach")
         on_device = is_tensor and scores.device.type != "cpu"
@@ -280,7 +280,7 @@ class ScoreAccumulator:
         return self._plans[first, width]
 
     def competitors(self, buckets: int | None = None) -> TopCompetitors:
-        """Score statistics of all images; `buckets` limits the candidates to the first of the buckets (None: all)."""
+        """Score statistics of all images, with only the first `buckets` buckets as unseen candidates (None: all)."""
         *_, last = islice(self.cumulative(), None if buckets is None else require_whole(buckets, "buckets", 0) + 1)
         return last
 
@@ -348,7 +348,7 @@ class TopCompetitors:
     columns: int  # number C of columns
 
     def best_columns(self) -> Ints:
-        """Predicted columns at bias 0 [N]: those with the best scores, the lower one if equal; -1 if all are -inf."""
+        """Each image's predicted column at bias 0 [N]: the best, or the lowest of equal ones; -1 if all score -inf."""
         scores = np.stack([self.label, self.seen[:, 0], self.unseen[:, 0]])
         columns = np.stack([self.target, self.seen_column, self.unseen_column])
         top = scores.max(axis=0)

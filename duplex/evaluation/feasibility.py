@@ -46,9 +46,9 @@ class CrossFitGain:
 def wins_by_pair(components: Components, pair: Ints, pairs: int) -> Floats:
     """The contribution of each unseen pair to AUC [P]: the points that its images win against images of seen pairs.
 
-    An image wins 2 points if some bias makes both it and the image of a seen pair right, 1 point for a tie. Points are
-    whole numbers, so sums are exact: `AUC = points.sum() / (2 N_s N_u)` for N_s images of seen, N_u of unseen pairs.
-    `pair` has the index of each unseen-pair image's pair [N_u].
+    It wins 2 points against each of them for which some bias makes both right, 1 point for a tie. Points are whole
+    numbers, so sums are exact: `AUC = points.sum() / (2 N_s N_u)` for N_s images of seen, N_u of unseen pairs.
+    `pair`: for each image of an unseen pair, the index of its pair [N_u].
     """
     won = np.rint(2 * components.seen.size * components.unseen)  # [N_u] 2 N_s V01_j
     return np.bincount(pair, weights=won, minlength=pairs).astype(np.float64)

@@ -34,8 +34,8 @@ NAMES = ("seen", "unseen", "hm", "auc")
 class Components:
     """Each image's part of AUC; the variance of the parts gives the standard error of AUC (DeLong's method).
 
-    Compare an image of a seen pair with all images of unseen pairs (or the other way round): its part is the share of
-    them for which some bias makes both images right; ties count one half.
+    For an image of a seen pair, it is the share of the images of unseen pairs for which some bias makes both right, and
+    for an image of an unseen pair, such a share of the images of seen pairs; ties count one half.
     """
 
     seen: Floats  # [N_s] V10_i = mean_j (d_i > d_j) + (d_i = d_j) / 2
@@ -219,7 +219,7 @@ class SplitComparison:
 def compare_splits(
     first: Sequence[Sequence[Margins]], second: Sequence[Sequence[Margins]], rounds: int = ROUNDS, seed: int = 0
 ) -> SplitComparison:
-    """Compare two methods over several splits of a data set, given a list of splits, each a list of runs (seeds)."""
+    """Compare two methods over several splits of a data set; `first[i][j]` has the margins for split i and seed j."""
     seeds = [len(runs) for runs in first]
     if seeds != [len(runs) for runs in second] or len(seeds) < 2 or 0 in seeds:
         raise UsageError("compare the same seeds of both methods, on the same two or more splits")

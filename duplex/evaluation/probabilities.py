@@ -7,7 +7,7 @@ From `l_c = log p(c|x)`, a method's log probability of pair `c` for image `x`, t
 `T` is the temperature, `Z` the sum over candidates, `n_u` and `n_s` the numbers of unseen and seen candidates, and `r`
 the expected share of unseen-pair images among the images to recognise. Methods trained on seen pairs prefer these in
 `p(c|x)`; the log-odds `k` correct for that. The N_s validation images of seen pairs have the weight (1 - r) / N_s each,
-the N_u of unseen pairs r / N_u. With these weights w_i and the labels c_i, T and k minimise
+the N_u of unseen pairs r / N_u. With these weights w_i and the labels c_i, T and k are fitted by
 
     min  -sum_i w_i log q(c_i|x_i)    over a = 1 / T and k
 

@@ -44,7 +44,7 @@ class ScoreFile:
 
     @property
     def steps(self) -> range:
-        """The range of the indices at which the blocks of images, in which scores are read, begin."""
+        """The index of the first image of each block; scores are read from the file block by block."""
         return range(0, self.target.size, max(1, BLOCK // self.seen.size))
 
     def blocks(self) -> Iterator[tuple[slice, NDArray[Any]]]:
@@ -57,7 +57,7 @@ class ScoreFile:
 
 
 def require_same_columns(first: ScoreFile, second: ScoreFile) -> None:
-    """Raise `UsageError` unless two files have equal `target` and `seen`, and equal `state` and `object` if both do."""
+    """Raise `UsageError` unless two files have equal `target` and `seen`, and equal names if both have names."""
     for name, field in (("target", "target"), ("seen", "seen"), ("state", "states"), ("object", "objects")):
         a, b = getattr(first, field), getattr(second, field)
         if a is not None and b is not None and not np.array_equal(a, b):

@@ -505,10 +505,10 @@ class PartialCache:
         return cls(path)
 
     def write(self, rows: int | Sequence[int] | NDArray[np.int64], statuses: Statuses, **values: NDArray[Any]) -> None:
-        """Write the rows of B images; they count as finished only after `commit`.
+        """Write `rows` (ascending, or the first of consecutive ones); they count as finished only after `commit`.
 
-        rows: ascending row numbers, or the number of the first row if they are consecutive.
-        statuses, values: per image, whether it was encoded or why not [B], and arrays [B, ...] by HDF5 data set.
+        statuses: whether each image was encoded, or why not [B].
+        values: HDF5 data set -> values [B, ...]; `contents` may be missing.
         """
         places = np.arange(rows, rows + len(statuses)) if isinstance(rows, int) else np.asarray(rows, np.int64)
         blocks = {name: np.ascontiguousarray(values[name], DATASETS[name][1]) for name in self.names}

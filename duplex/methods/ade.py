@@ -1,4 +1,4 @@
-"""ADE: attention modules separate state from object, because an image also attends to other images that share one.
+"""ADE: attention modules separate state from object; in training, images also attend to images that share one of them.
 
 Hao et al., "Learning Attention as Disentangler for Compositional Zero-Shot Learning", CVPR 2023.
 

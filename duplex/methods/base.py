@@ -110,7 +110,7 @@ class MethodContext:
         return self.text
 
     def encode_prompts(self, compositions: Ints, templates: str | Sequence[str] = TEMPLATE) -> Prototypes:
-        """Encode prompts such as "a photo of wet dog" of compositions, all states and all objects, to unit features.
+        """Encode prompts such as "a photo of wet dog"; returns unit features of compositions, all states, all objects.
 
         compositions: the compositions to encode [C]; state m with object n has the number `m N + n`.
         templates: words before the names; the features of several templates are averaged.

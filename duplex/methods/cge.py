@@ -14,7 +14,7 @@ Mancini et al., "Learning Graph Embeddings for Open World Compositional Zero-Sho
 
 The loss is a cross-entropy over seen compositions. The graph contains all compositions that the data set's splits list,
 in the open world all compositions. There, Co-CGE weighs messages of unseen compositions by max(0, rho(c)); in its first
-epoch they send none and are excluded from the loss. In place of the papers' trained backbone is the cached encoder.
+epoch they send none and are excluded from the loss. The cached encoder replaces the papers' trained backbone.
 
 No adjacency matrix is built: composition `c = (s, o)` adds the edges s-o, s-c and o-c. A composition outside of the
 graph receives messages and sends none, so its embedding does not depend on the other candidates.

@@ -40,14 +40,14 @@ Message = Literal["state", "object", "counterfactual"]
 class Reading(Options):
     """Options for what the paper's text leaves open; the defaults are this package's, other values also fit the text.
 
-    anchors: attached: losses send gradients through the weights of messages to text features, too; detached: not.
+    anchors: attached: gradients reach text features through the weights of messages, too; detached: they do not.
     codebook: buffer: only refinement changes prototypes; trained: gradients change them, too.
     counterfactuals: pairs: one per pair of images; labels: one per pair of labels, from the labels' mean factors.
     diagonal: whether an image is also paired with itself.
-    edges: a factor sends messages to all candidates, by posterior (posterior), or only to those of its label (label).
+    edges: posterior: a factor sends messages to all candidates, weighted by posterior; label: to those of its label.
     fusion_rank: rank of the matrices M_s and M_o that fuse factors (Eq. 11); null: full rank.
-    normalise: a candidate gets a weighted mean of all messages (together), or the mean of a mean per kind (by_kind).
-    softmax: p(c^t|x) and p(c^h|x) are over the candidates, or over all M * N compositions (Eq. 4, 19, 21).
+    normalise: together: a candidate gets one weighted mean of all messages; by_kind: a mean per kind, then averaged.
+    softmax: candidates: p(c^t|x) and p(c^h|x) are over the candidates; all: over all compositions (Eq. 4, 19, 21).
     """
 
     softmax: Literal["candidates", "all"] = "candidates"
@@ -73,7 +73,7 @@ class CellSums(torch.autograd.Function):
         out_c = sum of w_p z^cf_p over the image pairs p = (i, j) of cell c,    z^cf_p = normalise(relu(a_i + b_j))
 
     `a`, `b`: projected state and object factors [B, d]; no relu unless `rectified`. The counterfactuals (at most `B^2`)
-    are computed in blocks that fit into the processor's cache, again in the backward pass, which has no gradient.
+    are computed in blocks that fit into the processor's cache, and again in the backward pass. Differentiable once.
     """
 
     @staticmethod
@@ -261,7 +261,7 @@ def _counterfactual_sums(
 
 
 def blend(rows: Tensor, aggregated: Tensor, momentum: float, renormalise: bool) -> Tensor:
-    """Refined prototypes [C, d]: `momentum * rows + (1 - momentum) * aggregated`, normalised if asked (Eq. 17-18)."""
+    """Refined prototypes [C, d]: `momentum * rows + (1 - momentum) * aggregated`, perhaps normalised (Eq. 17-18)."""
     if momentum == 1.0:
         return rows
     mixed = momentum * rows + (1.0 - momentum) * aggregated

@@ -329,7 +329,7 @@ class CrossBlock(nn.Module):
 
 
 def score_in_chunks(score: Callable[[Tensor, Tensor], Tensor], z: Tensor, tokens: Tensor, width: int) -> Tensor:
-    """Apply `score` to chunks of images and join the scores [B, C]; `width`: numbers that it needs per image."""
+    """Apply `score` to chunks of images and join the scores [B, C]; `width`: numbers per image in memory."""
     step = max(1, CHUNK // max(width, 1))
     return torch.cat([score(a, b) for a, b in zip(z.split(step), tokens.split(step), strict=True)])
 

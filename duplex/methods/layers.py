@@ -152,7 +152,7 @@ class CompositionIndex(nn.Module):
 
 
 def mean_over(rows: Tensor, group: Tensor, count: int) -> Tensor:
-    """The mean of the `rows` of each of `count` groups [count, ...], zero for an empty one; `group`: of each row."""
+    """Mean of `rows` over each of `count` groups [count, ...], zero for an empty one; `group`: each row's group."""
     sums = rows.new_zeros(count, *rows.shape[1:]).index_add(0, group, rows)
     sizes = rows.new_zeros(count).index_add(0, group, rows.new_ones(len(rows))).clamp(min=1)
     return sums / sizes.view(-1, *[1] * (rows.ndim - 1))

@@ -40,7 +40,7 @@ class PromptOptions(PathOptions):
 
 
 class PathMethod(Method[OptionsT], Generic[OptionsT]):
-    """Base class of methods whose score adds up posteriors by prompts, and others, as the option `inference` lists."""
+    """Base class of methods whose score adds up the posteriors, by prompts and others, that `inference` lists."""
 
     required_inputs: ClassVar[tuple[str, ...]] = ("cls", "text")
     options: Any

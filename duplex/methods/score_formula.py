@@ -26,7 +26,7 @@ def two_layer_network(t: Mapping[str, Any], first: str, second: str, x: Any, xp:
 
 
 def path_terms(t: Mapping[str, Any], x: Any, xp: Any) -> Iterator[tuple[str, Any]]:
-    """Yield name and log probabilities [B, C] of those of the terms `visual`, `semantic`, `factors` that exist."""
+    """Yield name and log probabilities [B, C] of the terms among `visual`, `semantic`, `factors` that exist in `t`."""
     z, floor = x, FLOOR if "product" in t else -inf
     if "adapter.scale" in t:
         z = unit(z + t["adapter.scale"] * two_layer_network(t, "adapter.down", "adapter.up", z, xp), xp)

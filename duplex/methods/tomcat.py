@@ -10,8 +10,8 @@ with formulas as in the authors' code. For each image:
 
 * z, t_c: unit features of image and prompt;  p: the trained method's probabilities;  kappa: CLIP's inverse temperature
 * dt_c, dv_c: offsets, the only parameters, at first zero; AdamW makes a step after the scores of each batch
-* v_c: mean of a queue of at most K features, those with the lowest entropies. An image enters the queue of the largest
-  l_c (without the last summand, which only compositions with a queue have)
+* v_c: mean of a queue, which keeps the K features whose predictions have the lowest entropies. An image enters the
+  queue of the largest l_c (without the last summand, which only compositions with a queue have)
 * i, j: compositions whose queue was entered by an image of the stream
 
 With `warm`, each queue begins with a feature that is the first to leave: a mean over training images; for unseen

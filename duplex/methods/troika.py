@@ -39,7 +39,7 @@ class TroikaOptions(ThreePathOptions):
 
 
 class TractionLayer(nn.Module):
-    """Layer in which prompt features attend to patch tokens; a feed-forward network follows, both are residual."""
+    """Residual layer: prompt features attend to patch tokens, then go through a feed-forward network."""
 
     def __init__(self, dim: int, token_width: int, options: TroikaOptions) -> None:
         super().__init__()
