@@ -91,13 +91,6 @@ class MethodContext:
     members: tuple[Method[Any], ...] = ()  # trained methods, for a kind that combines finished runs
     member_blocks: Callable[[FinetuneOptions], FinetunedBlocks] | None = None  # builds a member's blocks to fine-tune
 
-    def __post_init__(self) -> None:
-        if self.words is not None:
-            rows = [len(self.words.states), len(self.words.objects)]
-            expected = [len(self.labels.states), len(self.labels.objects)]
-            if rows != expected:
-                raise UsageError(f"words has vectors of {rows} states and objects; expected {expected}, as labels has")
-
     @property
     def dim(self) -> int:
         """Width `d` of the CLS features."""

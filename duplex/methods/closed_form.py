@@ -220,7 +220,6 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
         return [w * (term if multiplies else term.exp()) for w, term in zip(weights, terms, strict=True)]
 
     @torch.no_grad()
-    @torch.no_grad()
     def portable(self, candidates: Ints) -> dict[str, Tensor]:
         names, device = self.options.inference, self.counts.device
         tensors = candidate_primitives(self.labels, candidates, device)
