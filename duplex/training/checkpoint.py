@@ -229,14 +229,9 @@ def load_checkpoint(checkpoint: Path | ModelHeader, context: MethodContext, enco
     if plugin is not None:
         current = plugin_hash(module_of(method_source(record.kind)))
         current = method_code(record.kind) if current == UNKNOWN_CODE else current
-        if plugin != current and UNKNOWN_CODE in f"{plugin} {current}":
-            print(
-                f"duplex: the code of {record.kind!r} cannot be compared with that when {path} was trained, since its "
-                "source is unknown; put the class into a module",
-                file=sys.stderr,
-            )
-        elif plugin != current:
-            print(f"duplex: the code of {record.kind!r} has changed since {path} was trained", file=sys.stderr)
+        if plugin != current:
+            reason = "has changed or cannot be read" if UNKNOWN_CODE in f"{plugin} {current}" else "has changed"
+            print(f"duplex: the code of {record.kind!r} {reason} since {path} was trained", file=sys.stderr)
     tensors = {name: t for name, t in read_tensors(checkpoint).items() if not name.startswith(PREFIX)}
     if isinstance(record.options, CombinedOptions):
         context = replace(context, members=load_members(record.options, path.parent, context, encoder))
