@@ -243,12 +243,7 @@ SHORTEST = 1e-12  # length of a feature below which `torch.nn.functional.normali
 
 
 def as_numpy(value: Any) -> Any:
-    """Convert a tensor to a NumPy array, floats to float32 (NumPy has no bfloat16); other values are returned as given.
-
-    Raises UsageError for a NumPy array with masked numbers.
-    """
-    if np.ma.is_masked(value):
-        raise UsageError("features is a masked array with masked numbers; leave their images out")
+    """Convert a tensor to a NumPy array, floats to float32 (NumPy has no bfloat16); return other values as given."""
     if not isinstance(value, torch.Tensor):
         return value
     values = value.detach().cpu()

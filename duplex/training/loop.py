@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
-from duplex.errors import DuplexError, UsageError, shown
+from duplex.errors import DuplexError, UsageError
 from duplex.features.tokens import Examples
 from duplex.methods.base import Batch, Method
 from duplex.methods.prompts import Prompts
@@ -42,14 +41,7 @@ def make_optimiser(
     groups = groups or [{"params": [torch.nn.Parameter(torch.zeros(1))]}]
     if hooks.optimiser is not None:
         with_rates = [{"lr": settings.learning_rate, **group} for group in groups]
-        optimiser = hooks.optimiser(with_rates)
-        trained = {id(parameter) for group in optimiser.param_groups for parameter in group["params"]}
-        wanted = {id(parameter) for group in groups for parameter in group["params"]}
-        if missing := len(wanted - trained):
-            raise DuplexError(
-                f"the function `optimiser` returned one without {missing} of the {len(wanted)} trained parameters"
-            )
-        return optimiser
+        return hooks.optimiser(with_rates)
     kinds: dict[str, Callable[..., torch.optim.Optimizer]] = {
         "adam": partial(torch.optim.Adam, eps=settings.eps),
         "adamw": partial(torch.optim.AdamW, eps=settings.eps),
@@ -64,12 +56,7 @@ def make_schedule(
     """The schedule of learning rates: each epoch has a factor, from `hooks.schedule` or else from `rate_share`."""
 
     def share(epoch: int) -> float:
-        if hooks.schedule is None:
-            return rate_share(epoch, settings)
-        factor = hooks.schedule(epoch)
-        if not (isinstance(factor, Real) and 0 <= factor < math.inf):
-            raise DuplexError(f"schedule returned {shown(factor)} for epoch {epoch}; expected a number >= 0")
-        return float(factor)
+        return rate_share(epoch, settings) if hooks.schedule is None else float(hooks.schedule(epoch))
 
     return torch.optim.lr_scheduler.LambdaLR(optimiser, share)
 

@@ -122,10 +122,3 @@ def test_a_log_is_closed_even_if_training_fails():
     with pytest.raises(DuplexError, match="select"):
         trained(choose_by=lambda metrics: None, log=broken)
     assert broken.calls == [("close", 0)]
-
-
-def test_an_optimiser_that_would_not_train_the_method_is_refused():
-    method = small_method(DUPLEX)
-    hooks = TrainingHooks(optimiser=lambda _: torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0))
-    with pytest.raises(DuplexError, match=r"without \d+ of the \d+ trained"):
-        make_optimiser(method, SETTINGS, hooks)

@@ -191,7 +191,6 @@ def only_seen(split: str) -> dict[str, Any]:
             "NaN or infinity in 1 of 33 .* row 2",
         ),
         ({"table": {"state": ["red"] * 33}}, "no column 'object'"),
-        ({"features": np.ma.masked_array(np.ones((33, 8)), np.arange(264).reshape(33, 8) == 9)}, "masked numbers"),
         ({"table": with_value("split", 4, "dev")}, "row 4: the split 'dev' is not one of"),
         ({"table": with_value("state", 2, None)}, "row 2: state is (None|nan)"),
         ({"table": with_value("state", 2, "...")}, "contains no word"),
