@@ -185,7 +185,7 @@ class Recognizer:
         return self.trained.backbone.tower("image")
 
     def with_compositions(self, compositions: Iterable[str | Pair]) -> Recognizer:
-        """A copy of the recognizer with more candidates, such as `"rusty kettle"`; words may be new to the model."""
+        """A copy with more candidates: `compositions` such as `"rusty kettle"`, whose words may be new to the model."""
         listed = [compositions] if isinstance(compositions, str) else compositions
         pairs = [as_pair(composition, self.labels) for composition in listed]
         exact = self._batch_multiple == BATCH_MULTIPLE

@@ -137,7 +137,7 @@ class Strip:
 
 @dataclass(frozen=True)
 class Group:
-    """Several rows of thumbnails in a gallery, under a common title."""
+    """Several rows of thumbnails in a gallery under one title."""
 
     title: str
     strips: Sequence[Strip]

@@ -77,7 +77,7 @@ def curve_figure(data: DatasetResults, world: str) -> Figure | None:
 
 
 def tones_of(data: DatasetResults) -> dict[str, int]:
-    """Number of each method's colour, the same in all figures; keys are the method's own name and the name shown."""
+    """The colour number of each method, the same in all figures; keys are its own name and its name in figures."""
     tones = {method: tone for tone, method in enumerate(data.runs)}
     return {data.shown_as.get(method, method): tone for method, tone in tones.items()} | tones
 

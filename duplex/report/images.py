@@ -250,7 +250,7 @@ def retrieve_texts(context: RetrievalContext, file: str) -> RetrievedTexts:
 def swap_blocks(context: RetrievalContext, file: str) -> tuple[list[Block], dict[str, Any]]:
     """Blocks on swaps between test images, and the numbers for the JSON `file` that they cite.
 
-    For each test pair, one swap joins the state of an image with only that state, and the object likewise.
+    One swap per test pair joins factors of two images, of which one has only the pair's state and one only its object.
     """
     if context.features.states is None or context.features.objects is None:
         return [Note("The method has no state and object factors to swap.")], {}

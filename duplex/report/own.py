@@ -236,7 +236,7 @@ def variances_of_means(counts: Ints, k: float, ridge: float, shape: tuple[int, i
 
     Args:
         counts: number of images of each composition [M*N].
-        k: 1 / variance of interactions (deviations from state + object effect); the prediction is worth k images.
+        k: 1 / variance of interactions (deviations from state + object effect); the prior counts like k images.
         ridge: penalty on the effects of states and objects.
         shape: (M, N), numbers of states and of objects.
     """

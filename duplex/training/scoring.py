@@ -199,7 +199,7 @@ ChooseBy = Callable[[Mapping[str, float]], float]  # seen, unseen, hm and auc as
 
 @dataclass(frozen=True)
 class Validation:
-    """A function of a method that returns closed-world validation metrics, of which the last one chooses the epoch.
+    """Callable that returns a method's closed-world validation metrics, of which the last one chooses the epoch.
 
     name: auc (`last` too), hm, unseen, or loss, the mean of `-log p(c|x)` of the labels c among the candidates.
     choose_by: the caller's function that computes the metric `name` from seen and unseen accuracy, HM and AUC.
