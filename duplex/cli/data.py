@@ -155,7 +155,9 @@ def _share(text: str, default: float) -> Any:
 @group.command()
 def add(
     name: Annotated[str, Argument(help="Name of the data set.")],
-    path: Annotated[Path, Argument(help="A folder of images, a CSV or Parquet table, or a benchmark's folder.")],
+    path: Annotated[
+        Path, Argument(help="A folder of images, a table, a benchmark's folder, or hf-datasets:OWNER/NAME.")
+    ],
     images: ImageFolder = None,
     split_seed: Annotated[int | None, seed_option(f"Seed of the split [{SplitOptions.seed}].", "--split-seed")] = None,
     val_unseen: Annotated[float | None, _share("pairs held out for validation", SplitOptions.val_unseen)] = None,
@@ -208,10 +210,12 @@ def add(
 def _load_own(
     path: Path, images: Path | None, split: SplitOptions, features: Path | None
 ) -> tuple[SourceOptions, LabelledImages]:
+    from duplex.data.download import local_source
     from duplex.data.sources import detect_source, load_source
+    from duplex.features.extract import user_cache
     from duplex.features.imported import feature_keys
 
-    source = detect_source(path.resolve(), split, images.resolve() if images else None)
+    source = detect_source(local_source(path, user_cache()), split, images.resolve() if images else None)
     return source, load_source(source, feature_keys(features, source))
 
 

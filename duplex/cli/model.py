@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 @app.command()
 def fit(
     source: Annotated[
-        Path, Argument(help="Labelled images: a folder state/object/*.jpg, or a table (CSV, Parquet, JSON).")
+        Path, Argument(help="Labelled images: a folder state/object/*.jpg, a table, or hf-datasets:OWNER/NAME.")
     ],
     images: ImageFolder = None,
     encoder: Annotated[str | None, encoder_option(help="Frozen encoder; default: chosen by GPU and images.")] = None,

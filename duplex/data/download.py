@@ -1,5 +1,7 @@
 """Download MIT-States, UT-Zappos and C-GQA in the layout that `sources.py` reads; benchmarks.yaml has all links.
 
+Data sets of the Hugging Face hub are downloaded as Parquet files, whose rows are listed in one table.
+
 An interrupted download is resumed. Archives are not trusted: only the wanted files are unpacked, only below the given
 folder, and only up to a limit of bytes.
 """
@@ -8,6 +10,7 @@ from __future__ import annotations
 
 import gzip
 import lzma
+import re
 import shutil
 import stat
 import struct
@@ -23,13 +26,15 @@ from functools import partial
 from pathlib import Path
 from typing import IO
 
+import pandas as pd
 import requests
 from rich.console import Console
 from rich.progress import DownloadColumn, Progress, TimeRemainingColumn
 
-from duplex.data.tables import read_benchmarks
-from duplex.errors import DuplexError, require
-from duplex.system.files import report_write_errors, sha256, sole_writer, write_text
+from duplex.data.tables import read_benchmarks, read_table, write_manifest
+from duplex.errors import DuplexError, UsageError, require
+from duplex.labels import SPLITS
+from duplex.system.files import checked_path, report_write_errors, sha256, sole_writer, write_text
 from duplex.system.processes import track
 
 CHUNK = 1 << 16  # bytes; at most this much of a broken transfer is downloaded twice
@@ -221,6 +226,42 @@ def _fetch_from_mirrors(archive: BenchmarkArchive, path: Path, root: Path, repor
         f"no link to {archive.file} works; get it by hand from {archive.page} and put it into {root / ARCHIVES}/, "
         f"or put its {' and '.join(archive.take)} straight into {root}/; then run the command again"
     )
+
+
+HUB = "hf-datasets:"  # prefix of OWNER/NAME
+SPLIT_IN_PATH = re.compile(r"(?<![a-z])(train|val|test|validation)(?![a-z])")
+TABLE = "table.csv"
+
+
+def local_source(source: str | Path, cache: Path) -> Path:
+    """Absolute path of a source of images; a data set on the hub is downloaded below `cache`, and is a table there."""
+    path = checked_path(source, "source")
+    return _hub_table(str(path).removeprefix(HUB), cache) if str(path).startswith(HUB) else path.resolve()
+
+
+def _hub_table(name: str, cache: Path) -> Path:
+    """Download the Parquet files of `name` and list their rows in a table; three splits by file name are kept."""
+    from huggingface_hub import snapshot_download
+
+    root = cache / "hf-datasets" / name
+    try:
+        snapshot_download(name, repo_type="dataset", allow_patterns=["*.parquet"], local_dir=root)
+    except Exception as error:  # of many kinds: network, hub and names
+        reason = str(error).strip().splitlines()[0]
+        raise UsageError(f"{HUB}{name} could not be downloaded: {reason:.200}") from error
+    parts = []
+    for file in sorted(root.rglob("*.parquet")):
+        place = file.relative_to(root)
+        part = read_table(file)
+        found = SPLIT_IN_PATH.search(place.as_posix())
+        split = part.get("split", found[1].replace("validation", "val") if found else "")
+        images = [(place.parent / image).as_posix() for image in part["image"]]
+        parts.append(part.assign(image=images, split=split))
+    if not parts:
+        raise UsageError(f"{HUB}{name} has no Parquet files; download it, and name its folder or table instead")
+    table = pd.concat(parts)
+    write_manifest(table if set(table["split"]) == set(SPLITS) else table.drop(columns="split"), root / TABLE)
+    return root / TABLE
 
 
 class DeadLink(DuplexError):

@@ -32,6 +32,7 @@ from duplex.artifacts import RunPaths, log_folder
 from duplex.config.params import EncoderParams, EvaluationParams, MethodEntry, load_params, shipped_project
 from duplex.data.check import DataIssue, alike_labels, check_labels_of
 from duplex.data.contents import join_copies, known_looks, near_copies, read_digests
+from duplex.data.download import local_source
 from duplex.data.sources import detect_source, load_source, read_folder
 from duplex.data.tables import LabelledImages, count_dataset, from_rows, labels_of, read_table
 from duplex.encoders.base import (
@@ -526,8 +527,8 @@ def fit_folder(
 
     `Recognizer.load` reads the folder. Features are kept in the user's cache, unfinished training in `OUT.cache`.
 
-    source: a folder `state/object/*.jpg`, a table with the columns image, state, object and optionally split, or the
-        folder of a published benchmark.
+    source: a folder `state/object/*.jpg`, a table with the columns image, state, object and optionally split, the
+        folder of a published benchmark, or `hf-datasets:OWNER/NAME` on the Hugging Face hub.
     out: folder to write.
     images: folder that a table's image paths start from; by default the table's folder.
     encoder: name of the frozen encoder; None: the best that encodes the images in half an hour, or on a GPU the best.
@@ -542,7 +543,7 @@ def fit_folder(
         raise UsageError(f"minutes is {minutes:g}; expected more than 0")
     if weights is not None and encoder is None:
         raise UsageError(f"--weights is {weights!r} without --encoder; give the encoder, or leave --weights out")
-    place = checked_path(source, "source").resolve()
+    place = local_source(source, user_cache())
     image_folder = None if images is None else checked_path(images, "images").resolve()
     out = with_own_name(checked_path(out, "out"))
     refuse_existing_model(out, force=force)

@@ -21,6 +21,7 @@ from duplex.artifacts import ArtifactPaths, log_folder
 from duplex.config.params import EncoderParams, EvaluationParams, MethodEntry, Params, load_params, shipped_project
 from duplex.data.check import alike_labels, content_issues
 from duplex.data.contents import file_digests, row_keys
+from duplex.data.download import local_source
 from duplex.data.sources import detect_source, load_source
 from duplex.data.tables import from_rows
 from duplex.encoders.base import encoder_identity, is_random, load_encoder, resolve_device, unknown_words
@@ -163,7 +164,8 @@ def load_dataset(
     All arguments but `source` and `device` are for image files; params.yaml describes its own data sets.
 
     source: name of a data set of params.yaml; or a folder `state/object/*.jpg`, the folder of a published benchmark, or
-        a table (CSV or Parquet) with the columns image, state, object and optionally split.
+        a table (CSV or Parquet) with the columns image, state, object and optionally split; or, on the Hugging Face
+        hub, `hf-datasets:OWNER/NAME`.
     encoder: name of the frozen encoder (`duplex encoders` lists those on disk).
     weights: the encoder's weights, a published tag or a file.
     images: folder that a table's image paths start from; by default the table's folder.
@@ -184,9 +186,11 @@ def load_dataset(
         return _project_dataset(str(source), device)
     seed = SplitOptions.seed if split_seed is None else require_whole(split_seed, "split_seed", 0, LARGEST_SEED)
     require_whole(block_inputs, "block_inputs", 0)
-    place, device = checked_path(source, "source").resolve(), _checked_device(device or "auto")
+    device = _checked_device(device or "auto")
+    folder = user_cache() if cache is None else checked_path(cache, "cache").resolve()
     image_folder = None if images is None else checked_path(images, "images").resolve()
     try:
+        place = local_source(source, folder)
         description = detect_source(place, SplitOptions(seed=seed), image_folder)
         data = load_source(description)
     except DuplexError as error:
@@ -198,7 +202,6 @@ def load_dataset(
     for line in alike_labels(data):
         print(f"{place.name}: {line}", file=sys.stderr)
     entry, words = _known_encoder(encoder, weights, data.labels), _word_file(word_vectors)
-    folder = user_cache() if cache is None else checked_path(cache, "cache").resolve()
     names, root = data.manifest["image"].tolist(), description.root
     digests = file_digests(root, names)
     present = {image: digest for image, digest in zip(names, digests, strict=True) if digest}

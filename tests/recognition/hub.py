@@ -1,4 +1,4 @@
-"""A fake Hugging Face hub on 127.0.0.1 that creates, fills and serves repositories."""
+"""A fake Hugging Face hub on 127.0.0.1 that creates, fills and serves repositories, of models and data sets alike."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Hub:
         self._server.server_close()
 
     def answer(self, request: BaseHTTPRequestHandler, body: bytes) -> None:
-        path = unquote(request.path.split("?")[0])
+        path = unquote(request.path.split("?")[0]).replace("/datasets/", "/models/" if "/api/" in request.path else "/")
         self.requests.append(f"{request.command} {path}")
         if path == "/api/repos/create":
             body_json = json.loads(body)
