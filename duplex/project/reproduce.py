@@ -185,7 +185,7 @@ def reproduce(
     ensure_prepared(params, plan.dataset, paths)
     if _stale(params, plan.dataset, "extract", paths):
         print("\n".join(extract(params, plan.dataset, paths).lines()), file=sys.stderr)
-    report = sweep(params, plan.runs, jobs, "local", paths)
+    report = sweep(params, plan.runs, jobs, "local", paths, commit=False)  # DVC takes seconds per run
     run = params.run.model_copy(
         update={"datasets": (plan.dataset,), "methods": plan.rows, "seeds": plan.seeds, "products": ()}
     )

@@ -208,11 +208,16 @@ def refuse_duplicates(thing: str, values: Sequence[object]) -> None:
 
 
 def sweep(
-    params: Params, runs: Sequence[SweptRun], jobs: int | None, engine: Engine, paths: ArtifactPaths = ArtifactPaths()
+    params: Params,
+    runs: Sequence[SweptRun],
+    jobs: int | None,
+    engine: Engine,
+    paths: ArtifactPaths = ArtifactPaths(),
+    commit: bool = True,
 ) -> SweepReport:
     """Train and evaluate all missing or outdated runs and commit them to DVC; returns numbers of runs, and failures."""
     start, report = time.perf_counter(), SweepReport(len(runs))
-    repo, datasets = DvcRepo.at(paths.root.parent), list(dict.fromkeys(run.dataset for run in runs))
+    repo, datasets = DvcRepo.at(paths.root.parent) if commit else None, list(dict.fromkeys(run.dataset for run in runs))
     in_pipeline = set(grid(params, None, None, None)) if repo else set()
     tracked = [run for run in runs if run in in_pipeline]
     report.outside_pipeline = len(runs) - len(tracked) if repo else 0
