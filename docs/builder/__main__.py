@@ -76,7 +76,7 @@ def build() -> list[str]:
         names = sorted((PAGES / "reference/api").glob("*.md"), key=lambda page: page.stem.lower())
         reference = next(section["Reference"] for section in config.nav if "Reference" in section)
         overview = next(entry for entry in reference if "Python API" in entry)
-        overview["Python API"] = ["reference/api.md", *(f"reference/api/{page.name}" for page in names)]
+        overview["Python API"] = ["reference/api.md", *({page.stem: f"reference/api/{page.name}"} for page in names)]
         config.plugins.on_startup(command="build", dirty=False)
         build_site(config)
     except (MkDocsException, ValueError) as error:

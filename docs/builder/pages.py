@@ -76,7 +76,7 @@ def api_pages(overview: str) -> dict[str, str]:
         line = f"* [`{short}`](api/{short}.md): {summary}"
         pages["reference/api.md"] = pages["reference/api.md"].replace(f"::: {name}\n", f"{line}\n")
         example = f"\n## Example\n\n```pycon\n{examples[short]}\n```\n" if short in examples else ""
-        pages[f"reference/api/{short}.md"] = f"# {short}\n\n::: {name}\n{example}"
+        pages[f"reference/api/{short}.md"] = f"::: {name}\n    options: {{heading_level: 1}}\n{example}"
     return pages
 
 
