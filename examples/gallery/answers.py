@@ -1,4 +1,4 @@
-"""Recognise new images: fit a model without any training, save it, load it, and answer pairs it was never shown."""
+"""Recognise new images: fit a model, save it, load it, and answer pairs it was never shown."""
 
 import matplotlib.pyplot as plt
 

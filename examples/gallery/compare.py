@@ -1,4 +1,4 @@
-"""Compare two methods on the same test images, with intervals, and plot their seen–unseen curves."""
+"""Compare two methods on the same test images, and plot their seen–unseen curves."""
 
 import matplotlib.pyplot as plt
 

@@ -1,4 +1,4 @@
-"""Add words without training: a model that never saw anything furry ranks furry pairs by their prompts."""
+"""Add words without training: a model that never saw fur ranks furry pairs by their prompts."""
 
 import matplotlib.pyplot as plt
 import pandas as pd

@@ -1,4 +1,4 @@
-"""Write a method: score a pair by an image's distances to the mean of its state and to the mean of its object."""
+"""Write a method: score a pair by the distances to the means of its state and of its object."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Search images by a pair that has none: compose its prototype from mean features, then sort test images by cosine."""
+"""Search for a pair without images: compose its prototype, and sort test images by cosine."""
 
 import matplotlib.pyplot as plt
 import numpy as np

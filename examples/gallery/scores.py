@@ -1,4 +1,4 @@
-"""Measure any model: scores in, exact S, U, HM and AUC with intervals out. Needs numpy only, no data set or encoder."""
+"""Measure any model: scores in, exact metrics with intervals out; no data set, no encoder."""
 
 import matplotlib.pyplot as plt
 import numpy as np

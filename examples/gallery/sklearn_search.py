@@ -1,4 +1,4 @@
-"""Use scikit-learn: the closed form is an estimator, so pipelines, grid searches and cross-validation work."""
+"""Use scikit-learn: the closed form is an estimator for pipelines and grid searches."""
 
 import matplotlib.pyplot as plt
 from sklearn.model_selection import GridSearchCV, KFold

@@ -1,4 +1,4 @@
-"""Notice images unlike the training images: three drawn shapes, and three pictures of something else."""
+"""Notice unknown images: three drawn shapes, and three pictures of something else."""
 
 import matplotlib.pyplot as plt
 import numpy as np

@@ -1,4 +1,4 @@
-"""Find wrong labels: spoil 5 % of them, list the suspects, and count how many of the spoiled ones come first."""
+"""Find wrong labels: exchange 5 % of them, and see how many come first among the suspects."""
 
 import subprocess
 
