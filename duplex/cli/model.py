@@ -243,6 +243,41 @@ def _summary(record: dict[str, Any]) -> str:
     return "  ".join(parts)
 
 
+@app.command("next")
+def next_(
+    model: Annotated[str, Argument(help="Folder of a run or an export, or hf-hub:OWNER/NAME.")],
+    folder: Annotated[Path, Argument(help="Folder of unlabelled images.")],
+    count: Annotated[int, Option(min=1, help="Number of images to list.")] = 50,
+    out: Annotated[Path | None, Option(help="CSV file to write; default: FOLDER-next.csv.")] = None,
+    device: Device = "auto",
+    force: Force = False,
+) -> None:
+    """Choose the unlabelled images whose labels would help a model most, and list them in a CSV file to label.
+
+    Copies of images that the model was fitted to are left out. Features are kept in the user's cache.
+    """
+    from duplex.project.suspects import rank_unlabelled
+    from duplex.recognition.export import FIT, contents_of, read_fit
+    from duplex.system.files import refuse_existing, replace_file
+
+    folder = folder.resolve()
+    target = out or Path(f"{folder.name}-next.csv")
+    refuse_existing(target, force=force)
+    fitted = contents_of(read_fit(Path(model))) if (Path(model) / FIT).is_file() else {}
+    table = rank_unlabelled(load_model(model, None, device, [], None), folder, fitted)[:count]
+    with replace_file(target) as scratch:
+        table.to_csv(scratch, index=False, lineterminator="\n")
+    for row in table.to_dict("records"):
+        note = "" if row["in_distribution"] else "  none of these?"
+        typer.echo(
+            escape_unprintable(f"{row['rank']:>5}  {row['answer']:<28} {row['margin']:.3f}  {row['image']}{note}")
+        )
+    log(
+        f"wrote {target}; fill its columns state and object, delete the other lines, then run "
+        f"`duplex update {model} {target} --images {folder}`"
+    )
+
+
 LICENCE = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+-]*")
 
 

@@ -1,15 +1,18 @@
-"""Rank the images of a data set by how likely their labels are wrong, and apply corrected labels.
+"""Rank labelled images by how likely their labels are wrong, apply corrected labels, rank images to label next.
 
 Labels are judged by margins: the score of an image's label minus that of the best other label. The score of a label is
 the image's cosine with the mean whitened feature of the label's images in the other folds (random parts of the data).
 Near-copies and outliers (images far from all others) are listed as well.
+
+Unlabelled images are ranked by how uncertain a trained model's answer is, with one image of each answer before the
+second of any.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,20 +25,22 @@ from torch import Tensor
 
 from duplex.artifacts import ArtifactPaths
 from duplex.config.params import Params
-from duplex.data.contents import known_looks, near_copies, read_digests
-from duplex.data.images import thumbnail
+from duplex.data.contents import file_digests, known_looks, near_copies, read_digests
+from duplex.data.images import ImageTree, thumbnail
 from duplex.data.sources import detect_source, read_folder
 from duplex.data.tables import read_manifest, read_table
 from duplex.errors import DuplexError, UsageError
 from duplex.evaluation.retrieval import most_similar
-from duplex.features.extract import find_encoded, user_cache
+from duplex.features.extract import encode_shared, find_encoded, user_cache
 from duplex.features.file import ROOT, Features, read_features
+from duplex.features.tokens import read_tokens
 from duplex.labels import Ints, LabelSpace
 from duplex.methods.gaussian import ClassStatistics, shared_whitening
 from duplex.methods.layers import unit
 from duplex.project.stamps import DATA_STAGES, require_data
 from duplex.recognition.export import FIT
 from duplex.recognition.fit import SOURCE, cache_beside
+from duplex.recognition.recognizer import BATCH, Recognizer
 from duplex.report.blocks import Gallery, Group, Line, Report, ReportPart, ReportSection, Strip, Thumb, render_page
 from duplex.system.files import sha256, with_own_name, write_text
 
@@ -277,3 +282,58 @@ def _outdated(corrected: pd.DataFrame, present: pd.DataFrame) -> list[str]:
             other |= (corrected[old] != "") & (corrected[old] != present[name])
     wanted = (corrected[list(OLD)] != present[list(OLD)]).any(axis=1)
     return corrected.index[other & wanted].tolist()
+
+
+def rank_unlabelled(recognizer: Recognizer, folder: Path, excluded: Container[str] = ()) -> pd.DataFrame:
+    """A table of the unlabelled images below a folder, those to label first at the top, with the model's answers.
+
+    Its columns state and object are empty, for the labels. Copies are listed once; images whose features are not in the
+    user's cache are encoded.
+
+    excluded: sha256 of image files to leave out, such as those that the model was fitted to.
+    """
+    images = list(ImageTree(folder).images(refuse_links=False))
+    listed = dict(zip(file_digests(folder, images), images, strict=True))
+    files = {file: image for file, image in listed.items() if file not in excluded}
+    if not files:
+        raise UsageError(f"{folder} holds no images but those of the model; give a folder of unlabelled images")
+    needed = recognizer.trained.outputs
+    if needed.pixels:
+        raise UsageError(f"{recognizer.trained.where} reads pixels, which the user's cache lacks; choose another model")
+    names = list(files.values())
+    stored: dict[str, Any] = {"block_inputs": needed.block_inputs, "bits": needed.bits, "max_bad": 1.0}
+    stored["tokens"] = "patch" if needed.patches else "none"
+    features, bad = encode_shared(user_cache(), recognizer.encoder, folder, names, list(files), **stored)
+    if bad:
+        problem = f"{len(bad):,} of {len(files):,} images cannot be used, first {bad[0].image} ({bad[0].reason})"
+        if len(bad) == len(files):
+            raise UsageError(f"{problem}; give a folder of images")
+        print(f"duplex: {problem}", file=sys.stderr)
+    path, places = features.require()
+    good = np.delete(np.arange(len(files)), [each.row for each in bad])
+    inputs: dict[str, Any] = {"cls": read_features(path).cls[places[good]]}
+    for name, wanted in (("patch", needed.patches), ("block_inputs", needed.block_inputs)):
+        if wanted:
+            inputs[name] = read_tokens(path, name, rows=places[good])
+    records = []
+    for start in range(0, len(good), BATCH):
+        part = slice(start, start + BATCH)
+        batch = {name: torch.as_tensor(values[part]).to(recognizer.device) for name, values in inputs.items()}
+        for row, answer in zip(good[part], recognizer.candidates().answers(batch, 2), strict=True):
+            best, *second = (guess.probability for guess in answer.top)
+            record = {"image": names[row], "state": "", "object": "", "answer": answer.best.name, "probability": best}
+            records.append({**record, "margin": best - sum(second), "in_distribution": answer.in_distribution})
+    return in_labelling_order(pd.DataFrame(records))
+
+
+def in_labelling_order(answers: pd.DataFrame) -> pd.DataFrame:
+    """Sort answers by uncertainty, the first of each answer before the second of any, and number them.
+
+    The least margin comes first, and before it images that resemble no training image.
+    """
+    ahead = answers["margin"].where(answers["in_distribution"], 0.0)
+    ordered = answers.iloc[np.argsort(ahead, kind="stable")]
+    turn = ordered.groupby("answer").cumcount()
+    ordered = ordered.iloc[np.argsort(turn, kind="stable")].round(6).reset_index(drop=True)
+    ordered.insert(0, "rank", np.arange(1, len(ordered) + 1))
+    return ordered
