@@ -320,7 +320,7 @@ def rank_unlabelled(recognizer: Recognizer, folder: Path, excluded: Container[st
         part = slice(start, start + BATCH)
         batch = {name: torch.as_tensor(values[part]).to(recognizer.device) for name, values in inputs.items()}
         for row, answer in zip(good[part], recognizer.candidates().answers(batch, 2), strict=True):
-            best, *second = (guess.probability for guess in answer.top)
+            best, *second = [guess.probability for guess in answer.top]
             record = {"image": names[row], "state": "", "object": "", "answer": answer.best.name, "probability": best}
             records.append({**record, "margin": best - sum(second), "in_distribution": answer.in_distribution})
     return in_labelling_order(pd.DataFrame(records))
