@@ -239,7 +239,7 @@ def reproduce(
         (typer.echo if dry_run else log)(line)
     if dry_run:
         return
-    report, page = run(params, plan, jobs, paths)
+    report, page = run(plan, jobs, paths)
     _log_sweep(report)
     typer.echo(folder / page)
     if report.failed or report.not_committed:

@@ -21,7 +21,7 @@ import torch
 from PIL import Image
 
 from duplex.artifacts import ArtifactPaths
-from duplex.config.params import PARAMS_FILE, EncoderParams, Params, dataset_files, parse_params, read_yaml
+from duplex.config.params import PARAMS_FILE, Params, dataset_files, parse_params, read_yaml
 from duplex.data.sources import is_on_disk, load_source
 from duplex.data.tables import LabelledImages, count_dataset
 from duplex.encoders.base import Encoder, load_encoder, missing_weights, resolve_device
@@ -37,8 +37,8 @@ from duplex.project.report import maps_stage, report_stage
 from duplex.project.stages import ensure_prepared, extract, require_images
 from duplex.project.stamps import RUN_STAGES
 from duplex.project.sweep import SweepReport, SweptRun, grid, sweep, workers_and_gpus
-from duplex.report.claims import benchmark_of, counts_of, lines_of, read_package_yaml
-from duplex.training.inputs import Data, InputRequest
+from duplex.report.claims import CLIP, backbone_of, benchmark_of, counts_of, lines_of, read_package_yaml
+from duplex.training.inputs import Data, InputRequest, require_configured_inputs
 from duplex.training.loop import make_optimiser, optimiser_step
 from duplex.training.run import MethodSpec, initialised_method, reproducible
 from duplex.training.scoring import Validation
@@ -55,6 +55,7 @@ LONG = 20.0  # seconds; what takes longer is timed once
 class Plan:
     """What `duplex reproduce` will run for a data set, and what it needs for that, as texts by topic."""
 
+    params: Params  # with patch tokens if a row needs them
     dataset: str
     rows: tuple[str, ...]
     runs: list[SweptRun]
@@ -77,11 +78,14 @@ def published_params(dataset: str, methods: Sequence[str], seeds: Sequence[int])
     run = {"datasets": [dataset], "methods": list(methods), "seeds": list(seeds), "recipes": "published"}
     params = parse_params({**record, "run": run, "report": {}}, dataset_files(PARAMS_FILE), PARAMS_FILE)
     entry, specs = params.dataset(dataset), [MethodSpec.of(params, dataset, name) for name in methods]
-    tokens = "patch" if any("patch" in spec.request.needs for spec in specs) else "none"
     encoder = entry.encoder.model_copy(update={"pixels": any(spec.finetune for spec in specs)})
-    extraction = params.extraction.model_copy(update={"tokens": tokens})
-    datasets = {dataset: entry.model_copy(update={"encoder": encoder})}
-    return params.model_copy(update={"extraction": extraction, "datasets": datasets})
+    return params.model_copy(update={"datasets": {dataset: entry.model_copy(update={"encoder": encoder})}})
+
+
+def _with_needed_tokens(params: Params, dataset: str, methods: Sequence[str]) -> Params:
+    needs = [MethodSpec.of(params, dataset, name).request.needs for name in methods]
+    tokens = "patch" if any("patch" in each for each in needs) else "none"
+    return params.model_copy(update={"extraction": params.extraction.model_copy(update={"tokens": tokens})})
 
 
 def plan_reproduction(
@@ -99,6 +103,9 @@ def plan_reproduction(
     rows, absent = (list(params.run.methods), []) if published else methods_in_paper(params, dataset, data)
     if not rows:
         raise UsageError(f"{PROJECT / 'params.yaml'} has no row of the paper's tables for {dataset}; add its methods")
+    for name in rows:
+        require_configured_inputs(params, dataset, name)
+    params = _with_needed_tokens(params, dataset, rows)
     runs = grid(params, [dataset], rows, seeds)
     prepares = _stale(params, dataset, "prepare", paths)
     extracts = _stale(params, dataset, "extract", paths)
@@ -110,13 +117,13 @@ def plan_reproduction(
     needed = _size(params, dataset, len(data.manifest)) if extracts else 0
     size, free = "unknown size" if needed is None else size_text(needed), free_bytes(paths.root)
     made = [f"{stage} ({why})" for stage, why in (("prepare", prepares), ("extract", extracts)) if why]
-    plan = Plan(dataset, tuple(rows), runs, left, {})
+    plan = Plan(params, dataset, tuple(rows), runs, left, {})
     topics = {
         "data": f"{len(data.manifest):,} images in {entry.source.root}{note}",
         "weights": f"{encoder}: {'not on disk, downloaded when first needed' if is_absent else 'on disk'}",
         "disk": f"{size} of features to write, {size_text(free)} free",
         "stages": ", ".join([*made, f"{len(left)} of {len(runs)} runs to train or evaluate", "report"]),
-        "hours": _hours(params, plan, data, jobs, bool(extracts)) if extracts or left else "none",
+        "hours": _hours(plan, data, jobs, bool(extracts)) if extracts or left else "none",
         "rows": f"{len(rows)} × seeds {', '.join(map(str, plan.seeds))}: {', '.join(rows)}",
     }
     if absent:
@@ -146,19 +153,22 @@ def _stale(params: Params, dataset: str, stage: str, paths: ArtifactPaths) -> st
 def methods_in_paper(params: Params, dataset: str, data: LabelledImages) -> tuple[list[str], list[str]]:
     """Methods of params.yaml that are rows of the paper's tables for a data set, and names of rows without a method.
 
-    A data set that is not in the paper gets the rows of all tables.
+    A data set that is not in the paper gets the rows of all tables, and an encoder of the paper those with it.
     """
+    encoder = params.dataset(dataset).encoder
+    backbone = backbone_of(f"{encoder.name} {encoder.weights}")
     known = {name for claim in read_package_yaml("claims.yaml")["claims"] for name in claim["of"]}
     benchmark = _benchmark(data) or (dataset if dataset in known else None)
     found: set[str] = set()
     absent: list[str] = []
-    for names in _claimed_runs(benchmark):
+    for names in _claimed_runs(benchmark, backbone):
         present = [name for name in names if name in params.methods]
         if present:
             found.add(present[0])
         else:
             absent.append(names[0])
-    found |= {name for name, entry in params.methods.items() if entry.shown_as in found}  # the open world's
+    if backbone in (None, CLIP):  # the only one with rows in the open world
+        found |= {name for name, entry in params.methods.items() if entry.shown_as in found}
     return [name for name in params.methods if name in found], list(dict.fromkeys(absent))
 
 
@@ -166,20 +176,20 @@ def _benchmark(data: LabelledImages) -> str | None:
     return benchmark_of(counts_of(count_dataset(data.labels, data.manifest).to_dict()))
 
 
-def _claimed_runs(benchmark: str | None) -> Iterator[list[str]]:
+def _claimed_runs(benchmark: str | None, backbone: str | None) -> Iterator[list[str]]:
     """For each row that a claim on a benchmark compares: names of methods, of which the first known one counts."""
     table = read_package_yaml("claims.yaml")
     for claim in table["claims"]:
         if benchmark in claim["of"] or (benchmark is None and not claim.get("only")):
             for name in dict.fromkeys(name for line in lines_of(claim) for name in line.names):
-                if name in table["rows"]:
-                    yield table["rows"][name]["run"]
+                row = table["rows"].get(name)
+                if row and backbone in (None, row.get("backbone", CLIP)):
+                    yield row["run"]
 
 
-def reproduce(
-    params: Params, plan: Plan, jobs: int | None, paths: ArtifactPaths = ArtifactPaths()
-) -> tuple[SweepReport, Path]:
+def reproduce(plan: Plan, jobs: int | None, paths: ArtifactPaths = ArtifactPaths()) -> tuple[SweepReport, Path]:
     """Do the work that `plan` lists; returns the outcome of the runs, and the path of the page."""
+    params = plan.params
     if plan.problem:
         raise DuplexError(plan.problem)
     ensure_prepared(params, plan.dataset, paths)
@@ -195,9 +205,10 @@ def reproduce(
     return report, report_stage(shown, paths.of_reproduction(plan.dataset), write_metrics=False)
 
 
-def _hours(params: Params, plan: Plan, data: LabelledImages, jobs: int | None, extracts: bool) -> str:
+def _hours(plan: Plan, data: LabelledImages, jobs: int | None, extracts: bool) -> str:
     """Estimated hours of what is left, as text; rows of the paper take as long as the first one."""
-    dataset, device = plan.dataset, resolve_device(params.device)
+    params, dataset = plan.params, plan.dataset
+    device = resolve_device(params.device)
     print("timing a batch of images and a training step", file=sys.stderr)
     try:
         entry = weights_for_timing(params.dataset(dataset).encoder)
@@ -207,7 +218,9 @@ def _hours(params: Params, plan: Plan, data: LabelledImages, jobs: int | None, e
     extraction = len(data.manifest) * _image_seconds(params, dataset, tower) / 3600 if extracts else 0.0
     timed = plan.rows if params.run.recipes == "published" else plan.rows[:1]
     specs = {name: MethodSpec.of(params, dataset, name) for name in timed}
-    runs = {name: _run_seconds(spec, data, entry, tower) for name, spec in specs.items()}
+    features = np.random.default_rng(0).standard_normal((len(data.manifest), tower.dim), dtype=np.float32)
+    made = Data(data.manifest, data.labels, features, entry, str(tower.device), params.evaluation.word_vectors)
+    runs = {name: _run_seconds(spec, made, tower) for name, spec in specs.items()}
     threads = specs[timed[0]].training.threads
     threads = torch.get_num_threads() if threads == "auto" else threads
     workers = min(workers_and_gpus(params.device, jobs, threads)[0], max(1, len(plan.left)))
@@ -219,10 +232,10 @@ def _hours(params: Params, plan: Plan, data: LabelledImages, jobs: int | None, e
     return f"about {total}: {first} to extract, {second} to train; {how}"
 
 
-def _run_seconds(spec: MethodSpec, data: LabelledImages, entry: EncoderParams, tower: Encoder) -> float:
+def _run_seconds(spec: MethodSpec, data: Data, tower: Encoder) -> float:
     images = data.manifest["split"].value_counts()
     with reproducible(spec.training.threads):
-        step, validation = _step_seconds(spec, data, entry, tower)
+        step, validation = _step_seconds(spec, data, tower)
         blocks = _block_cost(spec, tower)
     steps = math.ceil(images["train"] / spec.training.batch_size)
     validation += images["val"] * blocks.forward
@@ -238,12 +251,10 @@ def _image_seconds(params: Params, dataset: str, tower: Encoder) -> float:
     return _seconds(lambda: encode_outputs(tower, pixels, outputs)["cls"]) / count
 
 
-def _step_seconds(spec: MethodSpec, data: LabelledImages, entry: EncoderParams, tower: Encoder) -> tuple[float, float]:
+def _step_seconds(spec: MethodSpec, data: Data, tower: Encoder) -> tuple[float, float]:
     """Seconds of a training step and of a validation, measured on random features and without fine-tuned blocks."""
-    width = load_encoder(entry.name, entry.weights, towers="text").dim
-    features = np.random.default_rng(0).standard_normal((len(data.manifest), width), dtype=np.float32)
     request = InputRequest(spec.request.needs, spec.training.precision, None, spec.training.memory)
-    inputs = Data(data.manifest, data.labels, features, entry, str(tower.device)).read(request)
+    inputs = data.read(request)
     examples = {split: each.to(tower.device) for split, each in inputs.examples.items()}
     shapes = OutputSpec(patches="patch" in request.needs).row_shapes(tower)
     for (name, shape), (split, each) in product(shapes.items(), examples.items()):
