@@ -98,20 +98,12 @@ OFFERS = {  # encoders with published weights, the most accurate first -> weight
 }
 
 
-@dataclass(frozen=True)
-class EncoderChoice:
-    """The encoder that a fit uses, and the reason for the choice."""
-
-    entry: EncoderParams
-    reason: str
-
-
-def choose_encoder(labels: LabelSpace, images: int, *, gpu: bool, cores: int) -> EncoderChoice:
+def choose_encoder(labels: LabelSpace, images: int, *, gpu: bool, cores: int) -> tuple[EncoderParams, str]:
     """Choose the most accurate encoder that takes at most half an hour for the images (with a GPU: any time).
 
     If none is fast enough, takes the fastest. Prefers weights on disk; without any, takes the small encoder that ships
     with the package if its vocabulary has all words of the labels, and otherwise the best whose weights can be
-    downloaded. Raises `UsageError` if there is none.
+    downloaded. Raises `UsageError` if there is none. Also returns the reason for the choice.
     """
     in_time = [name for name, (_, seconds) in OFFERS.items() if gpu or seconds * images / cores <= LONGEST]
     why = f"{'a GPU' if gpu else f'{cores} cores and no GPU'}, {images:,} images"
@@ -120,13 +112,13 @@ def choose_encoder(labels: LabelSpace, images: int, *, gpu: bool, cores: int) ->
         entry = EncoderParams(name=name, weights=OFFERS[name][0])
         missing = missing_weights(name, entry.weights)
         if missing is None:
-            return EncoderChoice(entry, f"{why}, weights on disk")
+            return entry, f"{why}, weights on disk"
         absent[name] = entry, missing
     if not unknown_words(PACKAGED, prompt_words(labels)):
-        return EncoderChoice(EncoderParams(name=PACKAGED), "the packaged encoder knows all words")
+        return EncoderParams(name=PACKAGED), "the packaged encoder knows all words"
     for entry, missing in absent.values():
         if is_reachable(missing.address):
-            return EncoderChoice(entry, f"{why}, {(missing.size or 0) / 1e9:.1f} GB to download")
+            return entry, f"{why}, {(missing.size or 0) / 1e9:.1f} GB to download"
     raise UsageError(
         f"no encoder's weights are on disk, and none can be downloaded; download the weights {entry.weights} of "
         f"{entry.name} where there is a network, or give a folder that holds an open_clip model: "
@@ -134,8 +126,8 @@ def choose_encoder(labels: LabelSpace, images: int, *, gpu: bool, cores: int) ->
     )
 
 
-def named_encoder(name: str, weights: str | None, labels: LabelSpace) -> EncoderChoice:
-    """The encoder that the user asked for; raises `UsageError` if it does not exist or lacks words of the labels."""
+def named_encoder(name: str, weights: str | None, labels: LabelSpace) -> tuple[EncoderParams, str]:
+    """The encoder that the user asked for, if it exists and knows all words of the labels, and the reason: named."""
     if weights is None and name.startswith("ViT-"):
         weights = "openai"
     try:
@@ -145,7 +137,7 @@ def named_encoder(name: str, weights: str | None, labels: LabelSpace) -> Encoder
     if is_random(weights):
         raise UsageError(f"the weights {weights} are random, for trials of a project; give pretrained ones")
     check_words(name, prompt_words(labels))
-    return EncoderChoice(EncoderParams(name=name, weights=weights), "named")
+    return EncoderParams(name=name, weights=weights), "named"
 
 
 def check_words(name: str, texts: Sequence[str], advice: str = "choose another --encoder") -> None:
@@ -356,7 +348,7 @@ class FolderRecipes:
     """The training recipes that `duplex fit` tries on a data set."""
 
     data: LabelledFolder
-    choice: EncoderChoice
+    encoder: EncoderParams
     cache: Path  # folder of runs
     minutes: float
     say: Say
@@ -368,13 +360,12 @@ class FolderRecipes:
 
     @cached_property
     def tower(self) -> Encoder:
-        entry = self.choice.entry
-        return load_encoder(entry.name, entry.weights, towers="image", device=str(self.device))
+        return load_encoder(self.encoder.name, self.encoder.weights, towers="image", device=str(self.device))
 
     @cached_property
     def text_width(self) -> int:
         """Width of the text tower's token embeddings; 0 if the encoder has no text tower."""
-        entry = self.choice.entry
+        entry = self.encoder
         text = load_encoder(entry.name, entry.weights, towers="text", device=str(self.device)).text
         return 0 if text is None else int(text.embedding([text.start]).shape[1])
 
@@ -386,7 +377,7 @@ class FolderRecipes:
     @cached_property
     def encoded(self) -> EncodedFolder:
         """The data set with features, split into train, val and test; images that are not in the cache are encoded."""
-        data, entry = self.data, self.choice.entry
+        data, entry = self.data, self.encoder
         room = finetunable_blocks(self.tower, len(data.manifest), user_cache())
         self.say(
             f"fine-tuning: up to {room.depth} blocks; {room.reason}" if room.depth else f"no fine-tuning: {room.reason}"
@@ -553,18 +544,18 @@ def fit_folder(
     describe(data, say)
     if encoder is None:
         gpu = resolve_device("auto") != "cpu"
-        choice = choose_encoder(data.labels, len(data.manifest), gpu=gpu, cores=os.cpu_count() or 1)
+        entry, reason = choose_encoder(data.labels, len(data.manifest), gpu=gpu, cores=os.cpu_count() or 1)
     else:
-        choice = named_encoder(encoder, weights, data.labels)
-    say(f"encoder: {choice.entry.name} ({choice.reason})")
-    if long := long_prompts(choice.entry.name, choice.entry.weights, data.labels):
+        entry, reason = named_encoder(encoder, weights, data.labels)
+    say(f"encoder: {entry.name} ({reason})")
+    if long := long_prompts(entry.name, entry.weights, data.labels):
         raise UsageError(
-            f"{len(long):,} pairs have a longer prompt than {choice.entry.name} reads, the first {long[0]!r}; shorten "
+            f"{len(long):,} pairs have a longer prompt than {entry.name} reads, the first {long[0]!r}; shorten "
             "the names of their states or objects"
         )
     with reproducible(), sole_writer(cache_beside(out) / "fit", "fit", "or give this one another --out"):
         write_json(cache_beside(out) / SOURCE, [str(place), image_folder and str(image_folder)])
-        return _fit(FolderRecipes(data, choice, cache_beside(out), minutes, say, log), out, force)
+        return _fit(FolderRecipes(data, entry, cache_beside(out), minutes, say, log), out, force)
 
 
 def cache_beside(out: Path) -> Path:
@@ -601,7 +592,7 @@ def _fit(recipes: FolderRecipes, out: Path, force: bool) -> Path:
             shutil.rmtree(other, ignore_errors=True)
     data = recipes.data
     examples = recipes.encoded.data.read().examples
-    facts = [("encoder", recipes.choice.entry.name), ("recipe", choice.recipe.name)]
+    facts = [("encoder", recipes.encoder.name), ("recipe", choice.recipe.name)]
     own = OwnData(out.name, data.labels, data.manifest, data.root, answers, examples, choice.table, facts)
     page = write_page(own, page_file(out))
     say(f"{page} shows where the model is right and wrong, and which further images would help")
@@ -657,7 +648,7 @@ def _write_model(
     fitted = run.method.fitted_statistics()
     images = readable.manifest["split"].value_counts()
     record = {  # without dates or durations, so that equal fits have equal files
-        "encoder": recipes.choice.entry.model_dump(exclude_defaults=True),
+        "encoder": recipes.encoder.model_dump(exclude_defaults=True),
         "counts": counts,
         "images": {split: int(count) for split, count in sorted(images.items())},
         "recipes": list(choice.table),

@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -76,22 +77,10 @@ FORMULA = (
 
 
 @dataclass(frozen=True)
-class CurvePoint:
-    """Accuracies in percent of classifiers trained on several random draws of `images` training images."""
-
-    images: int
-    accuracies: tuple[float, ...]
-
-    @property
-    def mean(self) -> float:
-        return float(np.mean(self.accuracies))
-
-
-@dataclass(frozen=True)
 class SampleSizeCurve:
     """Accuracy by number of training images, extrapolated to twice as many."""
 
-    points: tuple[CurvePoint, ...]
+    accuracies: Mapping[int, Sequence[float]]  # number of training images -> accuracy in percent of each random draw
     slope: float  # beta of `extrapolate`
     doubled: float  # accuracy in percent expected of twice as many images: an extrapolation
 
@@ -99,15 +88,15 @@ class SampleSizeCurve:
     def of(cls, examples: Mapping[str, Examples], labels: LabelSpace) -> SampleSizeCurve | None:
         """Measure accuracy with a quarter, half and all of the training images; None if these are equally many."""
         train = examples["train"].compositions.numpy()
-        points = []
+        accuracies = {}
         for share in SHARES:
             draws = [draw_share(train, share, seed) for seed in range(DRAWS if share < 1 else 1)]
             fits = [ClosedFormAnswers.of(examples, labels, rows, "test") for rows in draws]
-            points.append(CurvePoint(len(draws[0]), tuple(fit.accuracy for fit in fits)))
-        images = [point.images for point in points]
-        if len(set(images)) < len(SHARES):
+            accuracies[len(draws[0])] = [fit.accuracy for fit in fits]
+        if len(accuracies) < len(SHARES):
             return None
-        return cls(tuple(points), *extrapolate(images, [p.mean for p in points], len(examples["test"])))
+        means = [fmean(each) for each in accuracies.values()]
+        return cls(accuracies, *extrapolate(list(accuracies), means, len(examples["test"])))
 
 
 def draw_share(compositions: Ints, share: float, seed: int) -> Ints:
@@ -330,10 +319,10 @@ def _facts(data: OwnData) -> list[tuple[str, str]]:
 
 
 def curve_part(curve: SampleSizeCurve) -> ReportPart:
-    images = [point.images for point in curve.points]
-    means = [point.mean for point in curve.points]
-    low = [min(point.accuracies) for point in curve.points]
-    high = [max(point.accuracies) for point in curve.points]
+    images, drawn = list(curve.accuracies), curve.accuracies.values()
+    means = [fmean(each) for each in drawn]
+    low = [min(each) for each in drawn]
+    high = [max(each) for each in drawn]
     marks = [Mark(n, mean, f"{n:,} training images: {mean:.1f} %") for n, mean in zip(images, means, strict=True)]
     measured = Series("measured", images, means, low, high, marks, 0)
     twice = 2 * images[-1]

@@ -1,6 +1,7 @@
 """Numbers of the page of one data set against loops, naive fits and a joint normal distribution."""
 
 from collections import Counter
+from statistics import fmean
 
 import numpy as np
 import pandas as pd
@@ -145,11 +146,12 @@ def test_the_learning_curve_has_a_quarter_half_and_all_images(examples) -> None:
     data, labels = examples
     curve = SampleSizeCurve.of(data, labels)
     pairs = len(labels.pairs["train"])
-    assert [point.images for point in curve.points] == [2 * pairs, 4 * pairs, 8 * pairs]
-    assert [len(point.accuracies) for point in curve.points] == [DRAWS, DRAWS, 1]
+    assert [*curve.accuracies] == [2 * pairs, 4 * pairs, 8 * pairs]
+    assert [len(drawn) for drawn in curve.accuracies.values()] == [DRAWS, DRAWS, 1]
     every = ClosedFormAnswers.of(data, labels, np.arange(len(data["train"])), "test").accuracy
-    assert curve.points[-1].mean == every
-    expected = extrapolate([point.images for point in curve.points], [p.mean for p in curve.points], len(data["test"]))
+    assert curve.accuracies[8 * pairs] == [every]
+    means = [fmean(drawn) for drawn in curve.accuracies.values()]
+    expected = extrapolate([*curve.accuracies], means, len(data["test"]))
     assert (curve.slope, curve.doubled) == expected
 
 
