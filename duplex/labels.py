@@ -139,6 +139,13 @@ class LabelSpace:
         """Mask [C]: whether each of the `compositions` [C] is seen, that is, has training images."""
         return contains_sorted(self.pairs["train"], checked_numbers(compositions, self.size, "compositions"))
 
+    @property
+    def trained_words(self) -> tuple[Bools, Bools]:
+        """Masks of the states [M] and of the objects [N] that seen compositions have; the others are new words."""
+        train = self.pairs["train"]
+        states = np.isin(np.arange(len(self.states)), train // len(self.objects))
+        return states, np.isin(np.arange(len(self.objects)), train % len(self.objects))
+
     def candidates(self, world: str, split: str) -> Ints:
         """The sorted candidates: the compositions that an answer is chosen from (the Duplex paper's `C_tgt`).
 

@@ -309,6 +309,8 @@ class SplitOptions(Options):
     test_unseen: Share = 0.15  # share of the pairs that are unseen, with images in test only
     val_images: Share = 0.1  # share of each seen pair's images
     test_images: Share = 0.2  # share of each seen pair's images
+    unseen_states: Rate = 0.0  # share of the states that have no training images
+    unseen_objects: Rate = 0.0  # share of the objects that have no training images
     __pydantic_config__ = CHECKED
 
     def rules(self) -> Iterable[tuple[object, str]]:

@@ -125,6 +125,13 @@ def test_impossible_label_spaces_are_refused() -> None:
             labels.candidates(world, split)
 
 
+def test_words_without_training_images_are_new():
+    labels = LabelSpace.from_pairs({"train": [("red", "star")], "val": [("old", "star")], "test": [("red", "dog")]})
+    states, objects = labels.trained_words
+    assert (labels.states, states.tolist()) == (("old", "red"), [False, True])
+    assert (labels.objects, objects.tolist()) == (("dog", "star"), [False, True])
+
+
 def test_candidates_of_training_are_those_of_every_split() -> None:
     pairs = {"train": [("red", "car"), ("wet", "dog")], "val": [("red", "dog")], "test": [("wet", "car")]}
     labels = LabelSpace.from_pairs({**pairs, "val": pairs["val"], "test": [("old", "dog")]})

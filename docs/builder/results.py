@@ -38,7 +38,8 @@ def result_table(path: Path) -> str:
 def markdown_table(columns: list[str], rows: list[dict[str, str]]) -> str:
     """A table with one number per cell as Markdown, with errors and intervals in the cells of their values."""
     shown = [name for name in columns if not name.endswith(PARTS)]
-    lines = [shown, ["---"] * len(shown), *([_cell(row, name) for name in shown] for row in rows)]
+    titles = [name.replace("*", "\\*") for name in shown]
+    lines = [titles, ["---"] * len(shown), *([_cell(row, name) for name in shown] for row in rows)]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
 
 

@@ -237,12 +237,15 @@ def _print_findings(name: str, dataset: LabelledImages, issues: list[DataIssue])
 def split(
     name: DatasetName,
     splits: Annotated[int, Option(min=1, max=100, help="Number of new random splits to make.")] = 5,
+    unseen_states: Annotated[float, Option(help="Share of the states without training images: open vocabulary.")] = 0.0,
+    unseen_objects: Annotated[float, Option(help="Share of the objects without training images.")] = 0.0,
     no_run: NoRun = False,
 ) -> None:
     """Write datasets/NAME-split1.yaml, datasets/NAME-split2.yaml, …, each with another random choice of unseen pairs.
 
     The new data sets have the images, encoder, options and number of unseen pairs of NAME; features are copied if
-    they exist. If a re-split exists already, only a changed `source` of NAME is copied to it.
+    they exist. If a re-split exists already, only a changed `source` of NAME is copied to it. With unseen
+    states or objects, the names are NAME-words1, NAME-words2, ….
     """
     from duplex.config.params import check_name, write_dataset
     from duplex.data.sources import load_source
@@ -253,33 +256,41 @@ def split(
     base = params.dataset(name)
     if base.source.resplit is not None:
         raise UsageError(f"{name} is itself a re-split; give the data set that it was made from")
-    check_name(split_name(name, splits))
-    for number in range(1, splits + 1):
-        existing = params.datasets.get(split_name(name, number))
+    given: dict[str, Any] = {"unseen_states": unseen_states, "unseen_objects": unseen_objects}
+    given = {key: value for key, value in given.items() if value}
+    options = dataclasses.replace(base.source.split, **given)
+    names = [split_name(name, number, options) for number in range(1, splits + 1)]
+    check_name(names[-1])
+    for number, own in enumerate(names, 1):
+        existing = params.datasets.get(own)
         if existing is not None and existing.source.resplit != number:
-            raise UsageError(
-                f"{split_name(name, number)} exists and is not re-split {number} of {name}; rename or remove it"
-            )
+            raise UsageError(f"{own} exists and is not re-split {number} of {name}; rename or remove it")
     data = load_source(base.source, feature_keys(base.features, base.source))
-    labels_by_split = [resplit(data, number).labels for number in range(1, splits + 1)]  # may fail: before any writing
+    # may fail: before any writing
+    labels_by_split = [resplit(data, number, options).labels for number in range(1, splits + 1)]
     record = base.model_dump(mode="json", exclude_defaults=True)
     defaults = {entry.name: entry.default for entry in dataclasses.fields(base.training)}
     record["training"] = {key: value for key, value in base.training.to_dict().items() if value != defaults[key]}
-    for number, labels in enumerate(labels_by_split, 1):
+    if given:
+        record["source"]["split"] = {**record["source"].get("split", {}), **given}
+    for number, (own, labels) in enumerate(zip(names, labels_by_split, strict=True), 1):
         source = {**record["source"], "resplit": number}
-        existing = params.datasets.get(split_name(name, number))
+        existing = params.datasets.get(own)
         if existing is None:
             entry = {**record, "source": source}
-        elif existing.source == dataclasses.replace(base.source, resplit=number):
+        elif existing.source == dataclasses.replace(base.source, resplit=number, split=options):
             entry = {}
         else:
             entry = {"source": source}
-            log(f"{split_name(name, number)}: source changed to that of {name}")
-        write_dataset(split_name(name, number), entry, run=not no_run)
+            log(f"{own}: source changed to that of {name}")
+        write_dataset(own, entry, run=not no_run)
         val = (~labels.seen[labels.pairs["val"]]).sum()
         test = (~labels.seen[labels.pairs["test"]]).sum()
         seen = f"{labels.pairs['train'].size} seen pairs"
-        log(f"{split_name(name, number)}: {seen}, {val} unseen in validation and {test} in test")
+        states, objects = labels.trained_words
+        counts = f"{(~states).sum()} states and {(~objects).sum()} objects"
+        words = f"; {counts} without training images" if given else ""
+        log(f"{own}: {seen}, {val} unseen in validation and {test} in test{words}")
     listed = {method for method, entry in params.methods.items() if name in entry.per_dataset}
     special = [method for method in params.methods if method in listed - base.methods.keys()]
     if special:

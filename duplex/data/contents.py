@@ -3,7 +3,7 @@
 Two image files are copies if they have the same bytes or the same decoded pixels (`decode_image`). Near-copies are
 images saved or scaled again: their *looks*, the images reduced to 8 x 8 pixels, hardly differ. A split holds some pairs
 out as unseen and divides the images of all other pairs, so that validation and test contain seen and unseen pairs.
-Every state and every object stays in training.
+Every state and every object stays in training, unless some are to be new words, which validation and test share.
 """
 
 from __future__ import annotations
@@ -173,7 +173,8 @@ def make_split(frame: pd.DataFrame, options: SplitOptions, place: object = "the 
     rng = np.random.default_rng(options.seed)
     frame = frame.reset_index(drop=True)
     ordered = frame.sort_values(["state", "object", "image"])
-    pairs = list(dict.fromkeys(zip(ordered["state"], ordered["object"], strict=True)))
+    listed = list(dict.fromkeys(zip(ordered["state"], ordered["object"], strict=True)))
+    pairs = _without_new_words(listed, options, rng, place)
     wanted = [max(1, round(share * len(pairs))) for share in (options.val_unseen, options.test_unseen)]
     held_out = _hold_out([pairs[i] for i in rng.permutation(len(pairs))], sum(wanted))
     if len(held_out) < 2:
@@ -183,6 +184,9 @@ def make_split(frame: pd.DataFrame, options: SplitOptions, place: object = "the 
         )
     val_pairs = min(max(1, round(len(held_out) * wanted[0] / sum(wanted))), len(held_out) - 1)
     unseen = {pair: "val" if i < val_pairs else "test" for i, pair in enumerate(held_out)}
+    share = wanted[0] / sum(wanted)
+    for i, pair in enumerate(_with_new_words(listed, pairs, rng)):
+        unseen[pair] = "val" if int((i + 1) * share) > int(i * share) else "test"
 
     split = pd.Series("train", index=ordered.index, dtype=object)
     rows = ordered.groupby(["state", "object"], sort=True).indices
@@ -248,6 +252,36 @@ def _hold_out(pairs: list[tuple[str, str]], wanted: int) -> list[tuple[str, str]
             for key in keys:
                 left[key] -= 1
     return held_out
+
+
+def _without_new_words(
+    pairs: list[tuple[str, str]], options: SplitOptions, rng: np.random.Generator, place: object
+) -> list[tuple[str, str]]:
+    # the pairs without the chosen words, in which all other words remain
+    for kind, (noun, share) in enumerate((("states", options.unseen_states), ("objects", options.unseen_objects))):
+        words = list(dict.fromkeys(pair[kind] for pair in pairs))
+        wanted = max(1, round(share * len(words))) if share else 0
+        for word in rng.permutation(words) if wanted else ():
+            rest = [pair for pair in pairs if pair[kind] != word]
+            if wanted and len({pair[1 - kind] for pair in rest}) == len({pair[1 - kind] for pair in pairs}):
+                pairs, wanted = rest, wanted - 1
+        if wanted:
+            raise DuplexError(
+                f"{place}: {wanted} too few of its {len(words)} {noun} can be held out with all others still in "
+                f"training; lower unseen_{noun}"
+            )
+    return pairs
+
+
+def _with_new_words(
+    pairs: list[tuple[str, str]], others: list[tuple[str, str]], rng: np.random.Generator
+) -> list[tuple[str, str]]:
+    # the pairs that are not among `others`: shuffled, those with a new state first, then a new object, then both
+    states = {state for state, _ in others}
+    objects = {thing for _, thing in others}
+    new = [pair for pair in pairs if pair[0] not in states or pair[1] not in objects]
+    shuffled = [new[i] for i in rng.permutation(len(new))] if new else []
+    return sorted(shuffled, key=lambda pair: (pair[1] not in objects, pair[0] not in states))
 
 
 def _divide(sizes: list[tuple[tuple[str, str], int]], options: SplitOptions) -> dict[tuple[str, str], tuple[int, int]]:

@@ -62,8 +62,11 @@ def load_source(source: SourceOptions, feature_keys: Keys | None = None) -> Labe
     If the data has no split, a random one is made; images are then opened, to keep copies and near-copies together.
     `feature_keys` returns one key per image; images with equal keys are kept together, too.
     """
-    data = _load_unchanged(source, partial(_keys, source.root, feature_keys))
-    return data if source.resplit is None else resplit(data, source.resplit)
+    keys = partial(_keys, source.root, feature_keys)
+    if source.resplit is None:
+        return _load_unchanged(source, keys)
+    own = replace(source.split, unseen_states=0.0, unseen_objects=0.0)
+    return resplit(_load_unchanged(replace(source, split=own), keys), source.resplit, source.split)
 
 
 def _keys(root: Path, feature_keys: Keys | None, images: Sequence[str]) -> list[str]:

@@ -340,15 +340,21 @@ def _split(frame: pd.DataFrame, keys: Sequence[str] | None, options: SplitOption
     return make_split(frame, options, place) if keys is None else split_by_content(frame, keys, options, place)
 
 
-def split_name(dataset: str, number: int) -> str:
-    """Name of a data set's re-split (same images, new random split), such as `zap-split1`."""
-    return f"{dataset}-split{number}"
+def split_name(dataset: str, number: int, options: SplitOptions = SplitOptions()) -> str:
+    """Name of a data set's re-split (same images, new random split): `zap-split1`, or with new words `zap-words1`."""
+    kind = "words" if options.unseen_states or options.unseen_objects else "split"
+    return f"{dataset}-{kind}{number}"
 
 
-def resplit(data: LabelledImages, number: int) -> LabelledImages:
-    """The data set with a new random split that has the same shares; the same `number` always gives the same split."""
+def resplit(data: LabelledImages, number: int, options: SplitOptions = SplitOptions()) -> LabelledImages:
+    """The data set with a new random split that has the same shares; the same `number` always gives the same split.
+
+    options: shares of the states and objects that get no training images; the other options are not used.
+    """
     rows = data.manifest
-    result = _split(rows, data.contents, split_options_of(rows, FIRST_SEED + number), "the data set")
+    own = split_options_of(rows, FIRST_SEED + number)
+    chosen = replace(own, unseen_states=options.unseen_states, unseen_objects=options.unseen_objects)
+    result = _split(rows, data.contents, chosen, "the data set")
     manifest = rows.assign(split=result.split.to_numpy())
     short = {"unseen pairs fewer than in the data set's own split": result.short} if result.short else {}
     return replace(data, manifest=manifest, labels=labels_of(manifest), notes={**data.notes, **short}, made_split=True)

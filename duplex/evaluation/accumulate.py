@@ -347,9 +347,13 @@ class TopCompetitors:
     unseen_column: Ints  # [N]
     columns: int  # number C of columns
 
-    def best_columns(self) -> Ints:
-        """Each image's predicted column at bias 0 [N]: the best, or the lowest of equal ones; -1 if all score -inf."""
-        scores = np.stack([self.label, self.seen[:, 0], self.unseen[:, 0]])
+    def best_columns(self, bias: float = 0.0) -> Ints:
+        """Each image's predicted column [N]: the best, or the lowest of equal ones; -1 if all score -inf.
+
+        bias: is added to the scores of unseen columns.
+        """
+        label = self.label + np.where(self.is_seen, 0.0, bias)
+        scores = np.stack([label, self.seen[:, 0], self.unseen[:, 0] + bias])
         columns = np.stack([self.target, self.seen_column, self.unseen_column])
         top = scores.max(axis=0)
         leads = (scores == top) & (top > -np.inf)

@@ -160,6 +160,36 @@ def group_table(groups: FrequencyGroups, train: Ints, test: Ints, right: Mapping
     return table
 
 
+def vocabulary_accuracies(
+    competitors: TopCompetitors, bias: float, states: Ints, objects: Ints, trained: tuple[Bools, Bools]
+) -> dict[str, dict[str, float]]:
+    """Accuracies in percent by which words of an image's label have training images, as OV-CZSL groups images.
+
+    The groups, with `*` at what training never showed: AO, seen pairs; (AO)*, unseen pairs of trained words; A*O, AO*
+    and A*O*, new states, new objects and both. `states` and `objects` have the accuracies of predicted states and
+    objects, on images with a trained and with a new one. A group without images is left out.
+
+    bias: is added to the scores of unseen columns; the published one has the best harmonic mean.
+    states, objects: state and object of each column [C].
+    trained: masks of the states [M] and objects [N] with training images.
+    """
+    label, predicted = competitors.target, competitors.best_columns(bias)
+    right = Margins.of(competitors).right(bias)
+    new_s, new_o = ~trained[0][states[label]], ~trained[1][objects[label]]
+    masks = {"AO": competitors.is_seen, "(AO)*": ~(competitors.is_seen | new_s | new_o)}
+    masks |= {"A*O": new_s & ~new_o, "AO*": new_o & ~new_s, "A*O*": new_s & new_o}
+    table = {
+        group: {"images": int(mask.sum()), "accuracy": 100 * float(right[mask].mean())}
+        for group, mask in masks.items()
+        if mask.any()
+    }
+    for kind, names, new in (("states", states, new_s), ("objects", objects, new_o)):
+        hits = (predicted >= 0) & (names[predicted] == names[label])
+        parts = {"trained": ~new, "new": new}
+        table[kind] = {part: 100 * float(hits[mask].mean()) for part, mask in parts.items() if mask.any()}
+    return table
+
+
 def sampled_metrics(
     blocks: BlockSource, target: ArrayLike, seen: ArrayLike, feasible_mask: ArrayLike | None = None, k: int = 1
 ) -> Metrics:

@@ -201,6 +201,11 @@ class Method(nn.Module, Generic[OptionsT]):
         """Names of what a method with `options` requires: `cls`, `patch`, `text` (tower) or `words` (vectors)."""
         return frozenset(cls.required_inputs)
 
+    @classmethod
+    def scores_new_words(cls, options: Any) -> bool:
+        """Whether the `options` give states and objects without training images a score: by prompts or word vectors."""
+        return not cls.needs(options).isdisjoint(("text", "words"))
+
     def start(self, train: Batch) -> None:
         """Compute buffers, which checkpoints store, from all training images `train`; called before the first epoch."""
 

@@ -428,11 +428,11 @@ class Duplex(PathMethod[DuplexOptions]):
 
     def nodes(self, z: Tensor, factors: FactorPosteriors, compositions: Tensor, t: Prototypes) -> FactorNodes:
         m, n = self.primitives(compositions)
-        p_s, p_o = factors.log_s.exp(), factors.log_o.exp()
+        logs = factors.log_s, factors.log_o
         if self.options.reading.anchors == "detached":
-            p_s = self.paths.logits(factors.z_s, t.states.detach()).softmax(-1)
-            p_o = self.paths.logits(factors.z_o, t.objects.detach()).softmax(-1)
-        return FactorNodes(z, factors.z_s, factors.z_o, p_s, p_o, m, n)
+            fixed = t._replace(states=t.states.detach(), objects=t.objects.detach())
+            logs = self.paths.log_posteriors(factors.z_s, factors.z_o, fixed)
+        return FactorNodes(z, factors.z_s, factors.z_o, logs[0].exp(), logs[1].exp(), m, n)
 
     def after_batch(self) -> None:
         if self.pending is not None:

@@ -529,15 +529,17 @@ class GroupPosterior(MovableTensors):
     """Linear discriminant analysis of states or of objects, with its own covariance; a call returns log p [B, G]."""
 
     weight: Tensor  # Sigma^-1 e [d, G], with e the differences of the groups' means from the mean of all images
-    offset: Tensor  # [G]; -inf for a group without images
+    offset: Tensor  # [G]
 
     @classmethod
     def fit(cls, groups: Groups) -> GroupPosterior:
+        """Fit it; a group without images counts as if it had one, at the mean of all images."""
         whitening = shared_whitening(groups)
         means = groups.means @ whitening  # [G, d]
         middle = (groups.counts @ means) / groups.counts.sum()
         apart = means - middle  # where float32 loses least; the difference is the same for all groups
-        offset = groups.counts.log() - 0.5 * (apart * apart).sum(1) - apart @ middle
+        apart[groups.counts == 0] = 0
+        offset = groups.counts.clamp(min=1).log() - 0.5 * (apart * apart).sum(1) - apart @ middle
         return cls(whitening @ apart.T, offset)
 
     def __call__(self, z: Tensor) -> Tensor:

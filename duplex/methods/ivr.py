@@ -93,6 +93,10 @@ class Ivr(WordMethod[IvrOptions]):
         self.of_states = PrimitiveHead(width, len(context.labels.states), options)
         self.of_objects = PrimitiveHead(width, len(context.labels.objects), options)
 
+    @classmethod
+    def scores_new_words(cls, options: IvrOptions) -> bool:
+        return False  # two classifiers are in the score
+
     def losses(self, batch: Batch, shared: tuple[Tensor]) -> dict[str, Tensor]:
         f = self.embed(unit(batch.cls))
         m, n = self.primitives(batch.compositions)

@@ -56,6 +56,10 @@ class Lde(TextMethod[LdeOptions]):
         for name, size in sizes.items():
             self.register_buffer(name, torch.zeros(*size, context.dim))
 
+    @classmethod
+    def scores_new_words(cls, options: LdeOptions) -> bool:
+        return options.source == "text"
+
     @torch.no_grad()
     def start(self, train: Batch) -> None:
         if self.options.source == "text":

@@ -24,6 +24,8 @@ from duplex.methods.layers import Adapter, Factors, unit
 from duplex.methods.prompts import TEMPLATE, Prompts, Prototypes
 from duplex.options import Count, Options, Rate, Template
 
+EXCLUDED = -1e4  # a logit whose probability is 0
+
 
 @dataclass(frozen=True)
 class PathOptions(Options):
@@ -78,6 +80,8 @@ class Paths(nn.Module):
     """Prompts, feature adapter and disentanglers, with which posteriors on the three paths are computed."""
 
     negatives: Tensor
+    new_states: Tensor  # mask [M] of the states without training images
+    new_objects: Tensor  # mask [N]
 
     def __init__(
         self, labels: LabelSpace, tower: TextTower, options: PathOptions, world: World, negatives: Ints | None = None
@@ -107,6 +111,8 @@ class Paths(nn.Module):
         self._every = self._negatives = negatives
         self.register_buffer("negatives", torch.as_tensor(self._negatives), persistent=False)
         self.correction: Tensor | None = None  # added to the logits of `negatives`
+        for name, trained in zip(("new_states", "new_objects"), labels.trained_words, strict=True):
+            self.register_buffer(name, torch.from_numpy(~trained), persistent=False)
 
     def sample_negatives(self, compositions: Ints, count: int) -> None:
         """Let the semantic loss compare `compositions` with `count` random others, which represent all the others."""
@@ -134,9 +140,13 @@ class Paths(nn.Module):
     def factor_posteriors(self, z: Tensor, t: Prototypes) -> FactorPosteriors:
         assert self.factors is not None
         z_s, z_o = self.factors(z)
-        log_s = self.logits(z_s, t.states).log_softmax(-1)
-        log_o = self.logits(z_o, t.objects).log_softmax(-1)
-        return FactorPosteriors(z_s, z_o, log_s, log_o)
+        return FactorPosteriors(z_s, z_o, *self.log_posteriors(z_s, z_o, t))
+
+    def log_posteriors(self, z_s: Tensor, z_o: Tensor, t: Prototypes) -> tuple[Tensor, Tensor]:
+        """Log p(s|x) [B, M] and log p(o|x) [B, N] for losses, in which words without training images do not compete."""
+        of_states = self.logits(z_s, t.states).masked_fill(self.new_states, EXCLUDED)
+        of_objects = self.logits(z_o, t.objects).masked_fill(self.new_objects, EXCLUDED)
+        return of_states.log_softmax(-1), of_objects.log_softmax(-1)
 
     def losses(
         self, z: Tensor, compositions: Tensor, t: Prototypes, names: Collection[str], with_factors: bool = False

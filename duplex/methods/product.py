@@ -67,6 +67,10 @@ class ProductMethod(Method[ProductOptions]):
     def needs(cls, options: Any) -> frozenset[str]:
         return frozenset({"cls"}).union(*(member["needs"] for member in options.members))
 
+    @classmethod
+    def scores_new_words(cls, options: Any) -> bool:
+        return not any({"text", "words"}.isdisjoint(member["needs"]) for member in options.members)
+
     def groups(self) -> list[dict[str, Any]]:
         return []
 

@@ -312,8 +312,11 @@ def split_composition(text: str, labels: LabelSpace) -> Pair:
 
 
 def trained_words(pair: Pair, labels: LabelSpace) -> TrainedWords:
-    """Whether a pair's state and object are labels of the model; case, `.` and `_` in names do not matter."""
-    return TrainedWords(_find(pair[0], labels.states) is not None, _find(pair[1], labels.objects) is not None)
+    """Whether a pair's state and object have training images; case, `.` and `_` in names do not matter."""
+    places = _find(pair[0], labels.states), _find(pair[1], labels.objects)
+    return TrainedWords(
+        *(place is not None and bool(own[place]) for place, own in zip(places, labels.trained_words, strict=True))
+    )
 
 
 def with_added_compositions(
@@ -337,7 +340,7 @@ def with_added_compositions(
     more = with_rows(tensors, labels, (states, objects), np.array(added).reshape(-1, 2), tower)
     terms = portable_terms(more)
     count = len(added)
-    words = (TrainedWords(m < len(labels.states), n < len(labels.objects)) for m, n in added)
+    words = (trained_words((states[m], objects[n]), labels) for m, n in added)
     return replace(
         candidates,
         states=tuple(states),

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from itertools import count
+from itertools import compress, count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -33,7 +33,14 @@ from duplex.artifacts import RunPaths
 from duplex.config.params import EvaluationParams, MethodEntry, Params
 from duplex.errors import UsageError, require
 from duplex.evaluation.curve import Curve, Margins, harmonic_mean
-from duplex.evaluation.metrics import METRICS, Metrics, group_table, measure, sampled_from_margins
+from duplex.evaluation.metrics import (
+    METRICS,
+    Metrics,
+    group_table,
+    measure,
+    sampled_from_margins,
+    vocabulary_accuracies,
+)
 from duplex.features.tokens import Examples
 from duplex.labels import WORLDS, Bools, LabelSpace, World, frequency_groups
 from duplex.methods.base import Batch, Method, MethodContext
@@ -308,7 +315,17 @@ def train_on_all_images(
 def initialised_method(
     kind: str, options: Options, context: MethodContext, inputs: RunInputs, seed: int, device: torch.device
 ) -> Method[Any]:
-    """Build an untrained method and initialise it from the training images (`Method.start`)."""
+    """Build an untrained method and initialise it from the training images (`Method.start`).
+
+    Raises `UsageError` for new words, states or objects without training images, if the method has no score for them.
+    """
+    labels, (states, objects) = context.labels, context.labels.trained_words
+    new = [*compress(labels.states, ~states), *compress(labels.objects, ~objects)]
+    if new and not find_method(kind).scores_new_words(options):
+        raise UsageError(
+            f"{kind} with these options learns states and objects from images alone, and there are no training images "
+            f"of {', '.join(new)}; choose a method with prompts or word vectors"
+        )
     torch.manual_seed(seed)
     method = make_method(kind, options, context).to(device)
     images = inputs.examples["train"].to(device)
@@ -423,6 +440,9 @@ def evaluate_world(
     else:
         metrics["sampled"] = _sampled_headline(margins)
     metrics |= metrics_at_bias(margins, calibration.bias)
+    if not all(mask.all() for mask in labels.trained_words) and "bias" in metrics:
+        for name, bias in (("vocabulary", metrics["bias"]), ("vocabulary_at_val_bias", calibration.bias)):
+            metrics[name] = vocabulary_accuracies(competitors, bias, states, objects, labels.trained_words)
     if feasible_mask is not None:
         metrics |= _feasibility(calibration, int(feasible_mask.sum()))
     if world == "open":

@@ -23,6 +23,7 @@ COMMANDS = {  # name -> (arguments, changes of the module m before its main func
     "extraction": ("--encoder small --workers 1 --json", MEMORY),
     "graph": ("--json", "m.DIM, b = 16, m.by_batch; m.by_batch = lambda: b((64,))"),
     "labelling": ("--seeds 2 --json", "m.FIRST, m.ADDED = 30, (5,)"),
+    "new_words": ("--dataset own --methods duplex --json", ""),
     "openworld": ("--rounds 1 --json", f"m.DIM = 64; {LABELS}"),
     "paper": ("--encoder ViT-S-32 --batch 1 --json", "m.PAPER = dict(list(m.PAPER.items())[:1])"),
     "pays": ("--datasets own --images 2 --shares 0.2 --json", ""),

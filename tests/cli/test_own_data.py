@@ -147,6 +147,20 @@ def test_split_adds_data_sets_that_load_and_changes_nothing_else(project: Path, 
     assert command("data", "split", "mine-split1").refused("is itself a re-split")
 
 
+def test_split_holds_out_whole_words(project: Path, command: Command) -> None:
+    path = make_table(project / "mine", ".csv", split=True)
+    command("data", "add", "mine", path, "--encoder", "tiny", "--no-run")
+    words = ["--unseen-states", "0.25", "--unseen-objects", "0.25", "--splits", "1"]
+    for _ in range(2):
+        result = command("data", "split", "mine", *words)
+        assert result.code == 0 and "source changed" not in result.err
+        assert "mine-words1: " in result.err and "; 1 states and 1 objects without training images" in result.err
+    source = load_params().dataset("mine-words1").source
+    assert (source.resplit, source.split.unseen_states, source.split.unseen_objects) == (1, 0.25, 0.25)
+    assert command("data", "split", "mine", "--unseen-states", "0.95").refused("lower unseen_states")
+    assert command("data", "split", "mine", "--unseen-objects", "1").refused("unseen_objects")
+
+
 def test_split_keeps_the_options_of_the_data_set(project: Path, command: Command) -> None:
     text = (project / "params.yaml").read_text()
     text = text.replace("seed: 7}", "seed: 8}").replace("epochs: 12, ", "epochs: 12, schedule: cosine, ", 1)

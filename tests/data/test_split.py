@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from duplex.data.contents import _divide, _hold_out, make_split
 from duplex.data.sources import load_source
-from duplex.data.tables import from_rows, resplit, split_options_of
+from duplex.data.tables import from_rows, resplit, split_name, split_options_of
 from duplex.errors import DuplexError, UsageError
 from duplex.options import SourceOptions, SplitOptions
 from tests.data.makers import make_folder, make_standard, make_table
@@ -63,6 +63,49 @@ def test_splits_keep_every_primitive_in_training(grid, seed, val_unseen, test_un
     random.shuffle(order)
     again = make_split(frame.iloc[order][["image", "state", "object"]], options)
     assert again.split.tolist() == frame["split"].iloc[order].tolist()
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(5, 8), st.integers(5, 8), st.floats(0, 0.4), st.floats(0, 0.4), st.integers(0, 99), st.randoms())
+def test_new_words_have_no_training_image_and_all_others_do(states, objects, of_states, of_objects, seed, random):
+    grid = {(s, o): 3 for s in range(states) for o in range(objects)}
+    options = SplitOptions(seed, unseen_states=of_states, unseen_objects=of_objects)
+    frame = frame_of(grid)
+    frame = frame.assign(split=make_split(frame, options).split)
+    pairs = pairs_of(frame)
+    for kind, words, share in (("state", states, of_states), ("object", objects, of_objects)):
+        new = set(frame[kind]) - set(frame[kind][frame["split"] == "train"])
+        assert len(new) == (max(1, round(share * words)) if share else 0)
+        for split in ("val", "test"):
+            assert not new or new & set(frame[kind][frame["split"] == split])
+    unseen = {split: pairs[split] - pairs["train"] for split in ("val", "test")}
+    assert not unseen["val"] & unseen["test"]
+    order = list(range(len(frame)))
+    random.shuffle(order)
+    again = make_split(frame.iloc[order][["image", "state", "object"]], options)
+    assert again.split.tolist() == frame["split"].iloc[order].tolist()
+
+
+def test_a_word_whose_partner_has_no_other_pair_stays_in_training() -> None:
+    grid = {(0, 0): 2, (0, 1): 2, (1, 0): 2, (1, 1): 2, (2, 0): 2, (2, 1): 2, (2, 2): 2}  # o2 occurs with s2 alone
+    for seed in range(8):
+        frame = frame_of(grid)
+        split = make_split(frame, SplitOptions(seed, unseen_states=0.3)).split
+        assert "s2" in set(frame["state"][split == "train"])
+    with pytest.raises(DuplexError, match=r"1 too few of its 3 states can be held out .* lower unseen_states"):
+        make_split(frame_of(grid), SplitOptions(unseen_states=0.9))
+
+
+def test_a_re_split_has_the_new_words_that_its_source_asks_for(tmp_path) -> None:
+    make_folder(tmp_path / "own", "nested")
+    plain = SourceOptions("folder", tmp_path / "own")
+    assert all(mask.all() for mask in load_source(plain).labels.trained_words)
+    source = replace(plain, resplit=1, split=SplitOptions(unseen_states=0.3, unseen_objects=0.3))
+    labels = load_source(source).labels
+    assert [int((~mask).sum()) for mask in labels.trained_words] == [1, 1]
+    assert split_name("own", 1, source.split) == "own-words1" and split_name("own", 1) == "own-split1"
+    alone = load_source(replace(source, resplit=None)).labels
+    assert [int((~mask).sum()) for mask in alone.trained_words] == [1, 1]
 
 
 def test_data_without_pairs_to_hold_out_is_refused() -> None:

@@ -8,7 +8,14 @@ from duplex.errors import UsageError
 from duplex.evaluation.accumulate import ScoreAccumulator
 from duplex.evaluation.curve import Margins
 from duplex.evaluation.intervals import bootstrap
-from duplex.evaluation.metrics import MISSING, Metrics, group_table, interval_text, measure
+from duplex.evaluation.metrics import (
+    MISSING,
+    Metrics,
+    group_table,
+    interval_text,
+    measure,
+    vocabulary_accuracies,
+)
 from duplex.labels import GROUPS, FrequencyGroups, frequency_groups
 from tests.evaluation.twins import problem
 
@@ -51,6 +58,34 @@ def test_only_a_tie_with_the_k_th_best_counts(label: float, tied: float) -> None
     scores = np.array([[label, 5.0, 3.0, -np.inf, 9.0, 9.0]])
     rivals = ScoreAccumulator([0], [False] * 4 + [True] * 2, k=3).add(scores).competitors()
     assert measure(rivals, 2, rounds=0).tied == tied
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_accuracies_by_new_words_equal_a_loop(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    p = problem(random, 60, 12)
+    states, objects = np.arange(12) // 3, np.arange(12) % 3
+    trained = random.random(4) < 0.6, random.random(3) < 0.6
+    seen = p.seen & trained[0][states] & trained[1][objects]
+    rivals = ScoreAccumulator(p.target, seen).add(p.scores).competitors()
+    bias = float(random.normal())
+    right: dict[str, list[bool]] = {}
+    named: dict[tuple[str, str], list[bool]] = {}
+    for scores, label in zip(p.scores, p.target.tolist(), strict=True):
+        shifted = scores + np.where(seen, 0, bias)
+        best = int(shifted.argmax())
+        m, n = bool(trained[0][states[label]]), bool(trained[1][objects[label]])
+        group = {(1, 1): "(AO)*", (0, 1): "A*O", (1, 0): "AO*", (0, 0): "A*O*"}[m, n]
+        wins = shifted[label] > np.delete(shifted, label).max()
+        right.setdefault("AO" if seen[label] else group, []).append(wins)
+        named.setdefault(("states", "trained" if m else "new"), []).append(states[best] == states[label])
+        named.setdefault(("objects", "trained" if n else "new"), []).append(objects[best] == objects[label])
+    found = vocabulary_accuracies(rivals, bias, states, objects, trained)
+    for group, hits in right.items():
+        assert found.pop(group) == {"images": len(hits), "accuracy": pytest.approx(100 * np.mean(hits))}
+    for (kind, part), hits in named.items():
+        assert found[kind].pop(part) == pytest.approx(100 * np.mean(hits))
+    assert found == {"states": {}, "objects": {}}
 
 
 def test_intervals_are_percentiles_of_the_bootstrap() -> None:

@@ -40,8 +40,14 @@ def twin_features(method: Duplex, z: torch.Tensor, t: Prototypes) -> tuple[torch
         out = torch.relu(z @ d.first.weight.T + d.first.bias) @ d.second.weight.T + d.second.bias
         return twin.unit(z + out if method.options.disentangler == "residual" else out)
 
+    def posteriors(f, rows, trained):  # a word without training images has the probability 0
+        kept, p = np.flatnonzero(trained), f.new_zeros(len(f), len(rows))
+        p[:, kept] = twin.posteriors(f, rows[kept], method.paths.scale)
+        return p
+
     z_s, z_o = disentangle(method.paths.factors.state), disentangle(method.paths.factors.object)
-    return z, z_s, z_o, *(twin.posteriors(f, p, method.paths.scale) for f, p in ((z_s, t.states), (z_o, t.objects)))
+    states, objects = method.labels.trained_words
+    return z, z_s, z_o, posteriors(z_s, t.states, states), posteriors(z_o, t.objects, objects)
 
 
 def twin_refined(method: Duplex, compositions: list[int], *features: torch.Tensor) -> dict[int, torch.Tensor]:
@@ -81,9 +87,10 @@ def twin_losses(method: Duplex, z: torch.Tensor, compositions: list[int], t: Pro
     if options.reading.softmax == "all":
         target = negatives = list(range(labels.size))
     rows = [refined.get(c, H[c]) for c in target]
+    kept = [np.flatnonzero(trained).tolist() for trained in labels.trained_words]  # others are in no loss
     return {
-        "state": twin.cross_entropy(z_s, t.states, states, scale),
-        "object": twin.cross_entropy(z_o, t.objects, objects, scale),
+        "state": twin.cross_entropy(z_s, t.states[kept[0]], [kept[0].index(m) for m in states], scale),
+        "object": twin.cross_entropy(z_o, t.objects[kept[1]], [kept[1].index(n) for n in objects], scale),
         "semantic": twin.cross_entropy(z, t.compositions, [negatives.index(c) for c in compositions], scale),
         "visual": twin.cross_entropy(z, torch.stack(rows), [target.index(c) for c in compositions], scale),
     }

@@ -79,6 +79,13 @@ def small(**changes: Any) -> duplex.Dataset:
     return duplex.Dataset.from_arrays(**arrays(**changes))
 
 
+def test_new_words_are_refused_by_what_learns_from_images_alone() -> None:
+    table = arrays()["table"]
+    table["state"][-1] = "old"
+    with pytest.raises(UsageError, match=r"kg_sp with these options learns .* no training images of old; choose"):
+        duplex.fit(small(table=table), "kg_sp", epochs=1)
+
+
 def test_ten_lines_go_from_a_data_set_to_an_answer(project):
     with inside(project.folder):
         data = duplex.load_dataset("own")

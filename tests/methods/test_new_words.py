@@ -1,0 +1,99 @@
+"""States and objects without training images: which methods score them, and that added words have the same scores."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from duplex.labels import LabelSpace
+from duplex.methods import portable
+from duplex.methods.closed_form import ClosedFormMethod, ClosedFormOptions
+from duplex.methods.paths import Paths
+from duplex.methods.prompt_method import PromptOptions
+from duplex.methods.registry import find_method
+from duplex.recognition.answers import trained_words, with_rows
+from tests.methods.world import OBJECTS, STATES, batch_of, features, small_context, small_tower
+
+TRAIN = [("red", "circle"), ("red", "heart"), ("striped", "circle"), ("striped", "heart"), ("striped", "star")]
+NEW = [("hollow", "circle"), ("hollow", "star")]
+FIXED: dict[str, Any] = {"context": "fixed", "vocabulary": "fixed", "paths": "composition", "adapter": "none"}
+
+
+def labels_with(new: list[tuple[str, str]]) -> LabelSpace:
+    return LabelSpace.from_pairs({"train": TRAIN, "val": [("red", "star")], "test": new})
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "able"),
+    [
+        ("prompts", {}, True),
+        ("duplex", {}, True),
+        ("compcos", {}, True),
+        ("lde", {}, True),
+        ("lde", {"source": "images"}, False),
+        ("closed_form", {}, True),
+        ("closed_form", {"inference": ("gaussian",), "losses": ()}, False),
+        ("closed_form", {"inference": ("gaussian",), "losses": (), "interactions": None}, True),
+        ("linear", {}, False),
+        ("kg_sp", {}, False),
+        ("ivr", {}, False),
+    ],
+)
+def test_kinds_say_whether_they_score_new_words(kind: str, options: dict[str, Any], able: bool) -> None:
+    method = find_method(kind)
+    assert method.scores_new_words(method.Options(**options)) is able
+
+
+def test_a_product_scores_new_words_if_each_member_does() -> None:
+    product = find_method("product")
+    members = [{"needs": ["cls", "text"]}, {"needs": ["cls"]}]
+    for listed, able in ((members[:1], True), (members, False)):
+        options = product.Options(of=("a", "b"), members=tuple(listed))
+        assert product.scores_new_words(options) is able
+
+
+def test_losses_equal_those_without_new_words() -> None:
+    """A word without training images is a negative in no loss of states and objects, but has a posterior in scores."""
+    z, own = features(20, 1), np.resize(np.arange(len(TRAIN)), 20)
+    found, tower = [], small_tower()
+    for labels in (labels_with(NEW), labels_with([])):
+        torch.manual_seed(0)
+        paths = Paths(labels, tower, PromptOptions(width=5), "closed").double()
+        compositions = labels.index([TRAIN[i][0] for i in own], [TRAIN[i][1] for i in own])
+        t = paths.prototypes(("state", "object"), False)
+        losses, _ = paths.losses(z, torch.as_tensor(compositions), t, ("state", "object"))
+        found.append(losses)
+        states = torch.arange(len(labels.states))
+        ((_, posteriors),) = paths.score_terms(z, t, states, torch.zeros_like(states), ("factors",))
+        assert (posteriors > 0).all()
+    for name in ("state", "object"):
+        torch.testing.assert_close(found[0][name], found[1][name], rtol=1e-10, atol=1e-10)
+
+
+def test_a_new_word_and_an_added_one_have_the_same_scores() -> None:
+    names: Any = ("semantic", "gaussian_factors", "gaussian")
+    options = ClosedFormOptions(**FIXED, losses=(), inference=names, weights=(0.3, 0.2, 0.5))
+    images = features(40, 1).float()
+
+    def fitted(labels: LabelSpace) -> ClosedFormMethod:
+        method = ClosedFormMethod(small_context(labels, torch.float32), options)
+        own = [TRAIN[i] for i in np.resize(np.arange(len(TRAIN)), 40)]
+        method.start(batch_of(images, labels.index([s for s, _ in own], [o for _, o in own])))
+        return method.eval()
+
+    full, part = labels_with(NEW), labels_with([])
+    listed = sorted([*TRAIN, ("red", "star")])
+    both = [*listed, *NEW]
+    order = np.argsort(full.index([s for s, _ in both], [o for _, o in both]))
+    compositions = full.index([both[i][0] for i in order], [both[i][1] for i in order])
+    expected = fitted(full).scorer(compositions)({"cls": images[:7]})
+
+    tensors = fitted(part).portable(part.index([s for s, _ in listed], [o for _, o in listed]))
+    assert (part.states, part.objects) == (("red", "striped"), tuple(OBJECTS)) and STATES[2] == "hollow"
+    rows = np.array([(2, part.objects.index(thing)) for _, thing in NEW])
+    tower = small_tower(dtype=torch.float32)
+    more = with_rows(tensors, part, ([*part.states, "hollow"], list(part.objects)), rows, tower)
+    scores = sum(term for _, term in portable.score_terms(more, images[:7]))
+    torch.testing.assert_close(scores[:, order], expected, rtol=1e-4, atol=1e-4)
+    assert not trained_words(("hollow", "star"), full).state and trained_words(("red", "star"), full).state
