@@ -206,7 +206,7 @@ def split_by_content(
 ) -> SplitResult:
     """Assign rows to splits as `make_split` does, but keep images with equal keys in `contents` in one split.
 
-    Equal images that are labelled with different pairs go to the split of a held-out pair among them, else to training.
+    If equal images have different pairs, one of them held out, all go to its split; if none is, to training.
     They stay in their splits if a seen pair would lose its last training image, or if two held-out pairs disagree.
     """
     columns = ["state", "object", "image"]

@@ -80,7 +80,7 @@ def checked_mask(values: Any, name: str) -> Bools:
 
 
 def group_columns(seen: Bools, bucket: ArrayLike | None, feasible_mask: ArrayLike | None) -> NDArray[Any]:
-    """Group number of each column [C]: 0 for seen, 1 + `bucket` for unseen, -1 for infeasible columns."""
+    """Group number of each candidate [C]: 0 if seen, 1 + its `bucket` if unseen, -1 if infeasible."""
     buckets = np.zeros(seen.size, dtype=np.int8) if bucket is None else np.asarray(bucket)
     feasible = None if feasible_mask is None else checked_mask(feasible_mask, "feasible_mask")
     is_whole = buckets.shape == seen.shape and buckets.dtype.kind in "iub" and buckets.min() >= 0
@@ -99,7 +99,7 @@ def group_columns(seen: Bools, bucket: ArrayLike | None, feasible_mask: ArrayLik
 
 
 def topk_per_group(block: NDArray[Any], plan: ColumnPlan, label_position: Ints, k: int) -> TopK:
-    """Label scores [b], the `k` best other scores in each run of columns [R, b, k], and the place of each best [R, b].
+    """Each label's score [b], the `k` best other scores per run of columns [R, b, k], and the best one's place [R, b].
 
     A label score is -inf if the label's position is -1. The best scores are in descending order, filled up with -inf.
     A place is a position in its run; of equal scores, the first counts. NaN counts as the largest: callers will see it.

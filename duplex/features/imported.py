@@ -126,7 +126,7 @@ class FeatureFile:
 
 
 def feature_keys(path: Path | None, source: SourceOptions) -> Callable[[Sequence[str]], list[str]] | None:
-    """A function from images to keys, equal for images with equal features in the file `path`; None without a file."""
+    """Function from images to keys; images with equal features in the file `path` share a key. None without a file."""
     if path is None:
         return None
 
@@ -162,7 +162,7 @@ def import_features(
 ) -> Identity:
     """Write the feature cache `out` from a user's .npy or .npz file of features.
 
-    Images whose features are zero or not finite count as unreadable. If the file has names, rows are found by `images`.
+    Images whose features are zero or not finite count as unreadable. Rows of a file with names are matched to `images`.
     Returns the cache's identity, which records the file and the manifest but no encoder, as that is unknown.
 
     Raises:

@@ -42,7 +42,7 @@ def path_terms(t: Mapping[str, Any], x: Any, xp: Any) -> Iterator[tuple[str, Any
 
 
 def gaussian_terms(t: Mapping[str, Any], x: Any, xp: Any) -> Iterator[tuple[str, Any]]:
-    """Yield name and log probabilities [B, C] of the model's terms by closed form or logistic regression.
+    """Yield (name, log probabilities [B, C]) of each closed-form or logistic-regression score term.
 
     `gaussian` is log p_g(c|x), `gaussian_factors` is log p_g(s|x) p_g(o|x); `linear` is log p(s|x) p(o|x), or for a
     classifier of pairs log p(c|x), by logistic regression.

@@ -91,7 +91,7 @@ class TrialResult:
 
     @property
     def epoch_seconds(self) -> float:
-        """Seconds of an epoch without fine-tuned blocks or, if nothing is trained, of one fit with its validation."""
+        """Seconds per epoch or, if there are no epochs, of the whole fit with its validation."""
         return self.seconds_per_epoch or self.seconds
 
     @property
@@ -382,7 +382,7 @@ def block_cost(encoder: Encoder, blocks: int, cached: int, images: int = TIMED_I
 
 @dataclass(frozen=True)
 class Schedule:
-    """The numbers of fine-tuned blocks and learning rates that a search tries, and the time that this should take."""
+    """Which numbers of fine-tuned blocks and which learning rates a search tries, and how long this should take."""
 
     depths: tuple[int, ...]  # numbers of blocks to fine-tune, one after another
     rates: tuple[float, ...]  # learning rates to try at the first depth
