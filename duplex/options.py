@@ -311,6 +311,7 @@ class SplitOptions(Options):
     test_images: Share = 0.2  # share of each seen pair's images
     unseen_states: Rate = 0.0  # share of the states that have no training images
     unseen_objects: Rate = 0.0  # share of the objects that have no training images
+    images_per_pair: Count | None = None  # most training images of a pair; others are left out; null: all are used
     __pydantic_config__ = CHECKED
 
     def rules(self) -> Iterable[tuple[object, str]]:

@@ -239,13 +239,14 @@ def split(
     splits: Annotated[int, Option(min=1, max=100, help="Number of new random splits to make.")] = 5,
     unseen_states: Annotated[float, Option(help="Share of the states without training images: open vocabulary.")] = 0.0,
     unseen_objects: Annotated[float, Option(help="Share of the objects without training images.")] = 0.0,
+    images_per_pair: Annotated[int | None, Option(min=1, help="Most training images of a pair.")] = None,
     no_run: NoRun = False,
 ) -> None:
     """Write datasets/NAME-split1.yaml, datasets/NAME-split2.yaml, …, each with another random choice of unseen pairs.
 
     The new data sets have the images, encoder, options and number of unseen pairs of NAME; features are copied if
     they exist. If a re-split exists already, only a changed `source` of NAME is copied to it. With unseen
-    states or objects, the names are NAME-words1, NAME-words2, ….
+    states or objects, the names are NAME-words1, NAME-words2, …; with few images per pair, NAME-few4-split1, ….
     """
     from duplex.config.params import check_name, write_dataset
     from duplex.data.sources import load_source
@@ -257,7 +258,7 @@ def split(
     if base.source.resplit is not None:
         raise UsageError(f"{name} is itself a re-split; give the data set that it was made from")
     given: dict[str, Any] = {"unseen_states": unseen_states, "unseen_objects": unseen_objects}
-    given = {key: value for key, value in given.items() if value}
+    given = {key: value for key, value in {**given, "images_per_pair": images_per_pair}.items() if value}
     options = dataclasses.replace(base.source.split, **given)
     names = [split_name(name, number, options) for number in range(1, splits + 1)]
     check_name(names[-1])
@@ -289,7 +290,7 @@ def split(
         seen = f"{labels.pairs['train'].size} seen pairs"
         states, objects = labels.trained_words
         counts = f"{(~states).sum()} states and {(~objects).sum()} objects"
-        words = f"; {counts} without training images" if given else ""
+        words = f"; {counts} without training images" if unseen_states or unseen_objects else ""
         log(f"{own}: {seen}, {val} unseen in validation and {test} in test{words}")
     listed = {method for method, entry in params.methods.items() if name in entry.per_dataset}
     special = [method for method in params.methods if method in listed - base.methods.keys()]

@@ -65,7 +65,7 @@ def load_source(source: SourceOptions, feature_keys: Keys | None = None) -> Labe
     keys = partial(_keys, source.root, feature_keys)
     if source.resplit is None:
         return _load_unchanged(source, keys)
-    own = replace(source.split, unseen_states=0.0, unseen_objects=0.0)
+    own = replace(source.split, unseen_states=0.0, unseen_objects=0.0, images_per_pair=None)
     return resplit(_load_unchanged(replace(source, split=own), keys), source.resplit, source.split)
 
 

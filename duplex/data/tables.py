@@ -325,7 +325,9 @@ def from_rows(
     if made_split:
         keys = None if contents is None else tuple(contents(frame["image"].tolist()))
         result = _split(frame, keys, options, place)
-        frame = frame.assign(split=result.split)
+        frame = few_images(frame.assign(split=result.split), options)
+        keys = None if keys is None else tuple(keys[row] for row in frame.index)
+        frame = frame.reset_index(drop=True)
         notes["unseen pairs fewer than requested, so that every state and object stays in training"] = result.short
     for split in SPLITS:
         if not (frame["split"] == split).any():
@@ -342,20 +344,35 @@ def _split(frame: pd.DataFrame, keys: Sequence[str] | None, options: SplitOption
 
 def split_name(dataset: str, number: int, options: SplitOptions = SplitOptions()) -> str:
     """Name of a data set's re-split (same images, new random split): `zap-split1`, or with new words `zap-words1`."""
+    few = "" if options.images_per_pair is None else f"-few{options.images_per_pair}"
     kind = "words" if options.unseen_states or options.unseen_objects else "split"
-    return f"{dataset}-{kind}{number}"
+    return f"{dataset}{few}-{kind}{number}"
+
+
+def few_images(frame: pd.DataFrame, options: SplitOptions) -> pd.DataFrame:
+    """The rows of `frame` with at most `options.images_per_pair` training images of each pair, chosen at random."""
+    if options.images_per_pair is None:
+        return frame
+    train = frame[frame["split"] == "train"].sort_values("image").sample(frac=1, random_state=options.seed % 2**32)
+    place = train.groupby(["state", "object"]).cumcount()
+    return frame.drop(index=train.index[place >= options.images_per_pair])
 
 
 def resplit(data: LabelledImages, number: int, options: SplitOptions = SplitOptions()) -> LabelledImages:
     """The data set with a new random split that has the same shares; the same `number` always gives the same split.
 
-    options: shares of the states and objects that get no training images; the other options are not used.
+    options: shares of the states and objects without training images, and `images_per_pair`; others are not used.
     """
     rows = data.manifest
     own = split_options_of(rows, FIRST_SEED + number)
-    chosen = replace(own, unseen_states=options.unseen_states, unseen_objects=options.unseen_objects)
+    chosen = replace(
+        own,
+        unseen_states=options.unseen_states,
+        unseen_objects=options.unseen_objects,
+        images_per_pair=options.images_per_pair,
+    )
     result = _split(rows, data.contents, chosen, "the data set")
-    manifest = rows.assign(split=result.split.to_numpy())
+    manifest = few_images(rows.assign(split=result.split.to_numpy()), chosen).reset_index(drop=True)
     short = {"unseen pairs fewer than in the data set's own split": result.short} if result.short else {}
     return replace(data, manifest=manifest, labels=labels_of(manifest), notes={**data.notes, **short}, made_split=True)
 
@@ -371,7 +388,7 @@ def split_options_of(rows: pd.DataFrame, seed: int) -> SplitOptions:
         seen_images.append(float((here & seen).sum() / seen.sum()))
     if not all((*unseen_pairs, *seen_images)):
         raise UsageError("a re-split needs seen and unseen pairs in validation and in test; this data set lacks some")
-    return SplitOptions(seed, *unseen_pairs, *seen_images)
+    return SplitOptions(seed, unseen_pairs[0], unseen_pairs[1], seen_images[0], seen_images[1])
 
 
 @dataclass(frozen=True)

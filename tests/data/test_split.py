@@ -108,6 +108,22 @@ def test_a_re_split_has_the_new_words_that_its_source_asks_for(tmp_path) -> None
     assert [int((~mask).sum()) for mask in alone.trained_words] == [1, 1]
 
 
+def test_few_images_are_a_part_of_the_training_images() -> None:
+    frame = frame_of(LARGE)
+    whole = from_rows(frame, SplitOptions(3), "t", list)
+    few = from_rows(frame, SplitOptions(3, images_per_pair=2), "t", list)
+    assert few.contents == tuple(few.manifest["image"]) and few.labels == whole.labels
+    both = whole.manifest.merge(few.manifest, how="left", indicator=True)
+    train = both[both["split"] == "train"]
+    assert (both[both["split"] != "train"]["_merge"] == "both").all() and len(train) > 4 * len(
+        few.labels.pairs["train"]
+    )
+    assert (train[train["_merge"] == "both"].groupby(["state", "object"]).size() == 2).all()
+    again = resplit(whole, 1, SplitOptions(images_per_pair=1))
+    assert len(again.manifest[again.manifest["split"] == "train"]) == len(again.labels.pairs["train"])
+    assert split_name("own", 1, SplitOptions(images_per_pair=4)) == "own-few4-split1"
+
+
 def test_data_without_pairs_to_hold_out_is_refused() -> None:
     with pytest.raises(DuplexError, match="held out"):
         make_split(frame_of({(0, 0): 5, (1, 1): 5, (2, 2): 5}), SplitOptions())
