@@ -46,7 +46,9 @@ def test_posteriors_over_all_compositions_are_those_of_the_formulas():
     columns = LABELS.candidates("closed", "test")
     with torch.no_grad():
         zc, t = method.paths.adapt(z), method.paths.prompts.encode(EVERY)
-        p_s, p_o = method.paths.primitive_posteriors(zc, t)
+        z_s, z_o = method.paths.factors(zc)
+        p_s = twin.posteriors(z_s, t.states, method.paths.scale)
+        p_o = twin.posteriors(z_o, t.objects, method.paths.scale)
         visual = twin.posteriors(zc, every_row(method), method.paths.scale)
         semantic = twin.posteriors(zc, t.compositions, method.paths.scale)
     factors = p_s[:, LABELS.state_of(columns)] * p_o[:, LABELS.object_of(columns)]
