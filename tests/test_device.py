@@ -55,7 +55,12 @@ def test_only_score_statistics_leave_the_device(pretended: Pretended, monkeypatc
     monkeypatch.setattr("duplex.training.scoring.BLOCK_SCORES", 2 * LABELS.size)
     score_split(field, test, LABELS, top=3)
     waits = Counter((what, place.split(":")[0]) for what, place in pretended.synchronisations.elements())
-    assert waits == {("copy to the CPU", "training/scoring.py"): 2, ("copy to the CPU", "evaluation/accumulate.py"): 4}
+    scoring, statistics = "training/scoring.py", "evaluation/accumulate.py"
+    assert waits == {
+        ("copy to the device", scoring): 1,  # what is added to each candidate's scores
+        ("copy to the CPU", scoring): 2,
+        ("copy to the CPU", statistics): 4,
+    }
 
 
 @pytest.mark.parametrize(("k", "bucketed", "kind"), [(1, False, "float32"), (3, True, "float64"), (2, True, "int64")])

@@ -5,9 +5,8 @@ import pytest
 import torch
 
 from duplex.encoders.base import load_encoder
-from duplex.errors import UsageError
 from duplex.labels import LabelSpace
-from duplex.methods.base import MethodContext, PrimitiveVectors
+from duplex.methods.base import MethodContext
 from duplex.methods.layers import unit
 from duplex.methods.prompts import Prompts
 from duplex.options import TrainingOptions
@@ -41,9 +40,3 @@ def test_features_of_several_templates_are_averaged(context):
         torch.testing.assert_close(part, unit(torch.stack(singly).mean(0)))
         torch.testing.assert_close(part.norm(dim=1), torch.ones(len(part)))
     assert not torch.allclose(found.compositions, context.encode_prompts(chosen, templates[0]).compositions)
-
-
-def test_word_vectors_of_other_words_are_refused(context):
-    words = PrimitiveVectors(torch.ones(2, 3), torch.ones(3, 3))
-    with pytest.raises(UsageError, match=r"vectors of \[2, 3\] states and objects; expected \[2, 2\]"):
-        MethodContext(context.labels, {"cls": (128,)}, words=words)
