@@ -22,7 +22,7 @@ METADATA = {"METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE
 DATA = {
     "py.typed", "config/recipes.yaml", "data/benchmarks.yaml",
     "encoders/tiny/model.json", "encoders/tiny/weights.safetensors",
-    "recognition/docs.html", "recognition/page.html",
+    "recognition/browser.js", "recognition/docs.html", "recognition/page.html",
     "report/blocks.html.j2", "report/charts.css", "report/claims.yaml",
     "report/notebook.html.j2", "report/page.css", "report/page.html.j2",
     "report/page.js",

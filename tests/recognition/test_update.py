@@ -326,7 +326,7 @@ def test_an_export_does_not_replace_a_model(model, tmp_path):
     for source, out in ((place, place), (model, place)):
         done = duplex("export", source, out, "--force")
         assert done.returncode == 2
-        assert "holds a model; an export in its place would lack" in done.stderr
+        assert "holds a model; an export would replace it" in done.stderr
     assert {path.name: path.read_bytes() for path in place.iterdir()} == before
     assert duplex("export", model, tmp_path / "out").returncode == 0
     done = duplex("export", tmp_path / "out", ".", cwd=tmp_path / "out")
@@ -335,7 +335,10 @@ def test_an_export_does_not_replace_a_model(model, tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "content", "expected"),
-    [("fit.json", "{}", "is damaged or of another version"), ("note.txt", "mine", "holds other files")],
+    [
+        ("fit.json", "{}", "is damaged or of another version"),
+        ("note.txt", "mine", "holds files that are not a model's"),
+    ],
 )
 def test_a_spoiled_model_is_refused_before_images_are_encoded(
     model, further, tmp_path, monkeypatch, name, content, expected
