@@ -69,7 +69,7 @@ def build() -> list[str]:
     try:
         shutil.rmtree(PAGES, ignore_errors=True)
         write_pages(PAGES)
-        (PAGES / "tutorials").mkdir()
+        (PAGES / "tutorials").mkdir(exist_ok=True)
         for notebook in sorted((ROOT / "examples").glob("*.ipynb")):
             shutil.copy(executed_notebook(notebook, ROOT), PAGES / "tutorials")
         config = load_config(str(ROOT / "mkdocs.yml"))
