@@ -89,7 +89,7 @@ Half = NDArray[np.float16]
 
 
 class DamagedCache(Exception):
-    """Raised for a damaged feature cache; callers add the file's name and what to do to the message."""
+    """Raised for a damaged feature cache; callers complete the message with the file and what to do."""
 
 
 @dataclass(frozen=True)
@@ -244,7 +244,7 @@ def cache_identity(
     root: str | None = None,
     pixels: bool = False,
 ) -> Identity:
-    """Identity of a cache: all settings that its bytes depend on, except defaults; `root` is the images' folder."""
+    """All settings that the bytes of a cache depend on, without defaults; `root`: the folder of the images."""
     options = {
         ROOT: root,
         "tokens": tokens if tokens != "none" else None,

@@ -81,7 +81,7 @@ def read_stored(values: Sequence[NDArray[Any]]) -> NDArray[Any]:
 
 
 class MappedRows:
-    """One array of a cache file, mapped into memory: the operating system loads a row from disk when it is read."""
+    """An array in a cache file that stays on disk (memory-mapped); only rows that are read are loaded."""
 
     def __init__(self, file: Any, name: str, mapped: mmap.mmap) -> None:
         self.name = name
@@ -131,7 +131,7 @@ class DiskTokens:
 
     @classmethod
     def open(cls, path: Path, name: str = "patch") -> DiskTokens:
-        """Open the tokens of all images in a feature cache, of a kind `name` that it stores (see `read_tokens`)."""
+        """Open the tokens of all images in a feature cache; `name` says which, such as `patch` or `block_inputs`."""
         with open_cache(path) as file:
             mapped = mmap.mmap(file.id.get_vfd_handle(), 0, access=mmap.ACCESS_READ)
             stored = tuple(MappedRows(file, each, mapped) for each in stored_names(file, name))

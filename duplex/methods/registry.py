@@ -57,7 +57,7 @@ def method_source(kind: str) -> EntryPoint:
 
 @contextmanager
 def temporary_kind(method_class: type[Method[Any]]) -> Iterator[str]:
-    """Context manager that yields a kind by which `find_method` finds `method_class` until the block ends."""
+    """Register `method_class` for the length of a `with` block; yields the name by which `find_method` finds it."""
     kind = f"{method_class.__module__}:{method_class.__qualname__}"
     _temporary[kind] = method_class
     try:

@@ -127,7 +127,7 @@ def choose_encoder(labels: LabelSpace, images: int, *, gpu: bool, cores: int) ->
 
 
 def named_encoder(name: str, weights: str | None, labels: LabelSpace) -> tuple[EncoderParams, str]:
-    """The encoder that the user asked for, if it exists and knows all words of the labels, and the reason: named."""
+    """The encoder that the user named, and why it was chosen; an error if it is unknown or lacks a label's word."""
     if weights is None and name.startswith("ViT-"):
         weights = "openai"
     try:

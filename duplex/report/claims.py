@@ -190,7 +190,7 @@ def _plain(value: Any) -> Any:
 
 
 def runs_of(row: Tree, candidates: Sequence[Measured], *tables: str) -> list[Measured]:
-    """The candidates that are a given row of the paper: first those in its list `run`, then others by settings."""
+    """The measured runs that correspond to a row of the paper: those that it names, then those with its settings."""
     names = row.get("run", [])
     listed = sorted((each for each in candidates if each.name in names), key=lambda each: names.index(each.name))
     others = [each for each in candidates if each.name not in names and each.settings(tables[0]) is not None]
