@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import csv
 import ctypes
 import json
 import os
@@ -131,5 +132,13 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def emit(record: Mapping[str, Any]) -> None:
+def emit(record: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
     print(json.dumps(record, indent=2))
+
+
+def write_table(rows: Sequence[Mapping[str, str]], path: Path) -> None:
+    """Write rows with equal keys to a CSV file."""
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)

@@ -10,13 +10,12 @@ harmonic mean, as OV-CZSL reports them.
 
 from __future__ import annotations
 
-import csv
 import json
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from benchmarks.measure import emit, options
+from benchmarks.measure import emit, options, write_table
 from duplex.artifacts import ArtifactPaths
 from duplex.evaluation.metrics import METRICS
 
@@ -47,10 +46,7 @@ def main() -> None:
         rows.append(row(method, [json.loads(file.read_text(encoding="utf-8")) for file in files]))
     emit(rows)
     if wanted.csv:
-        with wanted.csv.open("w", encoding="utf-8", newline="") as file:
-            writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
+        write_table(rows, wanted.csv)
 
 
 if __name__ == "__main__":

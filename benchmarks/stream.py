@@ -9,12 +9,11 @@ orders. The runs must have been trained (`duplex sweep`).
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from benchmarks.measure import emit, options, say
+from benchmarks.measure import emit, options, say, write_table
 from duplex.config.params import StreamParams, load_params
 from duplex.methods.tomcat import TomcatOptions
 from duplex.project.stages import evaluate_stage
@@ -65,10 +64,7 @@ def main() -> None:
             rows += [row(method, variant, world, streams) for world in ("closed", "open") if world in streams[0]]
     emit(rows)
     if wanted.csv:
-        with wanted.csv.open("w", encoding="utf-8", newline="") as file:
-            writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
+        write_table(rows, wanted.csv)
 
 
 if __name__ == "__main__":
