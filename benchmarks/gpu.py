@@ -17,6 +17,7 @@ import json
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,7 @@ def measure(look: Look, limit: float = LIMIT) -> dict[str, Any]:
                 record[name] = part(look, Path(folder))
         except Exception as error:  # the other parts still run
             record["broken"][name] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-            say(f"{name}: {record['broken'][name]}")
+            say(f"{name}: {traceback.format_exc()}")
     record["seconds"] = time.perf_counter() - began
     return record
 

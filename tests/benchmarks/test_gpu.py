@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benchmarks import gpu
-from benchmarks.gpu_holds import streams
+from benchmarks.gpu_holds import TESTS, streams
 from benchmarks.gpu_times import Look
 from duplex.features.tokens import DiskTokens
 from tests.subprocesses import ENVIRONMENT, ROOT
@@ -39,6 +39,10 @@ def test_without_a_gpu_nothing_is_run_or_written() -> None:
     assert (done.returncode, done.stdout) == (0, "")
     assert "torch finds no GPU" in done.stderr
     assert gpu.PAGE.read_bytes() == before
+
+
+def test_the_device_tests_exist() -> None:
+    assert [name for name in TESTS if not (ROOT / name).is_file()] == []
 
 
 def test_wrong_tokens_on_the_device_fail_the_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
