@@ -58,14 +58,15 @@ OPERATORS = (
 )
 
 
-def torchvision_is_compiled_for_torch() -> bool:
+def undeclared_operators() -> list[str]:
+    """Load torchvision's library if it fits torch, and return the signatures that it did not register."""
     for folder in find_spec("torchvision").submodule_search_locations or ():  # type: ignore[union-attr]
         for path in sorted(Path(folder).glob("_C.*")):
             try:
                 torch.ops.load_library(str(path))
             except OSError:
                 continue
-    return hasattr(torch.ops.torchvision, "qnms")
+    return [signature for signature in OPERATORS if not hasattr(torch.ops.torchvision, signature.split("(")[0])]
 
 
 @contextmanager
@@ -92,10 +93,9 @@ def is_compile_supported(device_type: str) -> bool:
     return bool(is_compile_supported(device_type))
 
 
-if not torchvision_is_compiled_for_torch():
-    declared = torch.library.Library("torchvision", "FRAGMENT")  # a signature lives as long as this object
-    for signature in OPERATORS:
-        declared.define(signature)
+declared = torch.library.Library("torchvision", "FRAGMENT")  # a signature lives as long as this object
+for signature in undeclared_operators():
+    declared.define(signature)
 with without_compiler():
     import open_clip as open_clip  # noqa: PLC0414
     import timm as timm  # noqa: PLC0414
