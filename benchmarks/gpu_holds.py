@@ -55,7 +55,7 @@ def holds(look: Look, folder: Path) -> dict[str, dict[str, Any]]:
 def tests_pass(look: Look) -> bool:
     """Run the device tests of the suite; a quick trial runs the last file."""
     chosen = TESTS[-1:] if look.quick else TESTS
-    words = (sys.executable, "-m", "pytest", "-q", "-n", "4", "-p", "no:cacheprovider", *chosen)
+    words = (sys.executable, "-m", "pytest", "-q", "-n", "8", "-p", "no:cacheprovider", *chosen)
     done = subprocess.run(words, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, check=False)
     say(done.stdout[-2000:] if done.returncode else done.stdout.strip().splitlines()[-1])
     return done.returncode == 0

@@ -40,7 +40,8 @@ def entry_points(**chosen: str) -> Any:
 for module in (entry, logs, plugins):
     module.entry_points = entry_points  # type: ignore[attr-defined]
 
-AVAILABLE = register()  # before the first backward pass, which is when torch counts its devices
+# Before the first backward pass, which is when torch counts its devices; a second kind of device breaks a real one.
+AVAILABLE = not torch.cuda.is_available() and register()
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
