@@ -82,6 +82,24 @@ def text(look: Look, _: Path) -> Table:
     return found
 
 
+def sampling(look: Look, _: Path) -> Table:
+    """The text side of a training step in C-GQA's size, with all 5,592 pairs and with those of 32 images and so many
+    others (`sampled`)."""
+    found: Table = {}
+    for precision in TIMED[:2]:
+        tower = texts.random_tower("ViT-L-14-quickgelu", precision=precision, device=look.device, **look.tower)
+        sizes = texts.Options(look.device, time.perf_counter, look.rounds, 1, sample=8, chunk=1024, context=3)
+        for sampled in (None, 1864, 512):
+            with float32_arithmetic(precision):
+                row = texts.training_step(tower, "cgqa", sizes, sampled=sampled)
+            found[f"{sampled or 'all'}, {precision}"] = {
+                "tokens": row["tokens"],
+                "step, ms": 1e3 * row["seconds"],
+                "peak, GiB": row["peak_gib"],
+            }
+    return found
+
+
 def training(look: Look, _: Path) -> Table:
     """A step of `duplex` from cached features, with ViT-L/14's text tower: whole, its text alone, the network and the
     graph; what an epoch takes; and how many times as long the step would take with the image encoder in the loop."""
@@ -184,6 +202,7 @@ def small_world() -> LabelSpace:
 
 TIMES: dict[str, Callable[[Look, Path], Table]] = {
     "text": text,
+    "sampling": sampling,
     "training": training,
     "paper": paper,
     "graph": graph,

@@ -219,13 +219,19 @@ def compare(tower: ClipTextTower, prompts: list[list[int]], size: int, sizes: Op
     }
 
 
-def training_step(tower: ClipTextTower, name: str, sizes: Options, *, checkpoint: bool) -> dict[str, Any]:
-    """Measure the text side of a step: three paths in one tree, three cross-entropies over a batch, Adam."""
+def training_step(
+    tower: ClipTextTower, name: str, sizes: Options, *, checkpoint: bool = False, sampled: int | None = None
+) -> dict[str, Any]:
+    """Measure the text side of a step: three paths in one tree, three cross-entropies over a batch, Adam.
+
+    sampled: pairs that a step encodes beside those of its images; None: all.
+    """
     states, objects, count, batch = SIZES[name]
+    count = count if sampled is None else batch + sampled
     device = torch.device(sizes.device)
-    pairs = made_up(states, objects, count)
+    pairs = made_up(states, objects, SIZES[name][2])
     names = Names.of(pairs, "learned", sizes.context, tower)
-    tree = PromptTree.of(names.pairs(pairs, sizes.context) + names.alone(sizes.context))
+    tree = PromptTree.of(names.pairs(pairs[-count:], sizes.context) + names.alone(sizes.context))
     learned = torch.nn.Parameter(torch.randn(names.size, tower.width, device=device) * 0.02)
     images = F.normalize(torch.randn(batch, tower.dim, device=device), dim=-1)
     optimiser, watch = torch.optim.Adam([learned], 1e-4), Stopwatch(device, sizes.clock)
@@ -279,6 +285,9 @@ def main() -> None:
         "--steps", action="store_true", help="measure training steps of three benchmarks' sizes instead"
     )
     parser.add_argument("--checkpoint", action="store_true", help="with --steps: recompute layers")
+    parser.add_argument(
+        "--sampled", type=int, help="with --steps: C-GQA's pairs that a step encodes beside its images'"
+    )
     wanted = parser.parse_args()
     if wanted.threads:
         torch.set_num_threads(wanted.threads)
@@ -289,7 +298,9 @@ def main() -> None:
     )
     record: dict[str, Any]
     if wanted.steps:
-        record = {name: training_step(tower, name, sizes, checkpoint=wanted.checkpoint) for name in SIZES}
+        chosen = SIZES if wanted.sampled is None else ("cgqa",)
+        how = {"checkpoint": wanted.checkpoint, "sampled": wanted.sampled}
+        record = {name: training_step(tower, name, sizes, **how) for name in chosen}
     else:
         pairs = read_pairs(wanted.pairs)
         names = Names.of(pairs, wanted.vocabulary, wanted.context, tower)

@@ -84,13 +84,19 @@ def encoded_project(folder: Path, *arguments: Any, **options: Any) -> tuple[Para
 
 
 def make_project(
-    folder: Path, seeds: Sequence[int], methods: Sequence[str] = METHODS, device: str = "cpu", epochs: int = 2
+    folder: Path,
+    seeds: Sequence[int],
+    methods: Sequence[str] = METHODS,
+    device: str = "cpu",
+    epochs: int = 2,
+    changes: Callable[[dict[str, Any]], None] = lambda record: None,
 ) -> Params:
     """Train and evaluate `methods` on the data set `own`; return the params."""
 
     def beside(record: dict[str, Any]) -> None:
         """Use paths relative to the folder in which the stages run."""
         record["datasets"]["own"]["source"] |= {"root": "pictures", "table": "pictures.csv"}
+        changes(record)
 
     draw_project(folder, methods, seeds, device=device, epochs=epochs, changes=beside)
     with inside(folder):
