@@ -4,6 +4,14 @@
 
 CLIP (Radford et al., 2021) scores with hand-written prompts; CoOp (Zhou et al., 2022) learns the context in them, CSP
 (Nayak et al., 2023) the vectors of the names. Three paths also compare prompts of states and objects with factors.
+
+Option `maxima` adds EVA's scores of states and objects without paths of their own (arXiv 2506.20986; its formulas were
+read in a third party's summary, which does not give the weight of the two losses, here 1):
+
+    p_m(s|x) = max_o p(c_so|x) / sum_s max_o p(c_so|x),   p_m(o|x) likewise
+    L = ... - log p_m(s|x) - log p_m(o|x),   S = ... + (p_m(s|x) + p_m(o|x)) / 2
+
+* c_so: the seen compositions in losses, the candidates in scores
 """
 
 from __future__ import annotations
@@ -15,10 +23,11 @@ from typing import Any, ClassVar, Generic, Literal
 
 import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 from duplex.labels import Ints
 from duplex.methods.base import Batch, Inputs, Inspectable, Method, MethodContext, OptionsT, Scorer, ScoreTerms
-from duplex.methods.paths import PathOptions, Paths, inspect_paths
+from duplex.methods.paths import EXCLUDED, PathOptions, Paths, inspect_paths
 from duplex.methods.portable import portable_paths, probabilities_from_sums
 from duplex.methods.prompts import Prototypes
 from duplex.options import Count
@@ -32,11 +41,15 @@ class PromptOptions(PathOptions):
     inference: tuple[Literal["semantic", "factors"], ...] = ("semantic", "factors")  # score terms
     sampled: Count | None = None  # random classes of the semantic loss per step, beside the images' own; null: all
     score: Literal["probability", "logit"] = "probability"  # the term semantic: p(c|x) or its logit
+    maxima: bool = False  # states and objects also get the largest probability of their compositions, as in EVA
 
     def rules(self) -> Iterable[tuple[object, str]]:
         yield from super().rules()
         yield from self.path_rules(self.losses, self.inference)
         yield self.sampled is None or "semantic" in self.losses, "sampled needs the loss semantic"
+        compared = "semantic" in self.inference and (not self.losses or "semantic" in self.losses)
+        yield compared or not self.maxima, "maxima needs semantic in losses and in inference"
+        yield self.sampled is None or not self.maxima, "maxima needs all classes; set sampled to null"
 
 
 class PathMethod(Method[OptionsT], Generic[OptionsT]):
@@ -77,20 +90,34 @@ class PromptMethod(PathMethod[PromptOptions]):
             self.paths.sample_negatives(compositions, self.options.sampled)
 
     def losses(self, batch: Batch, shared: Prototypes) -> dict[str, Tensor]:
-        names = self.options.losses
-        losses, _ = self.paths.losses(self.paths.adapt(batch.cls), batch.compositions, shared, names)
-        return {name: losses[name] for name in names}
+        names, z = self.options.losses, self.paths.adapt(batch.cls)
+        losses, _ = self.paths.losses(z, batch.compositions, shared, names)
+        found = {name: losses[name] for name in names}
+        if self.options.maxima:
+            m, n = self.primitives(batch.compositions)
+            states, objects = self.maxima(self.paths.logits(z, shared.compositions), self.paths.negatives)
+            found |= {"state_maximum": cross_entropy(states, m), "object_maximum": cross_entropy(objects, n)}
+        return found
+
+    def maxima(self, logits: Tensor, compositions: Tensor) -> tuple[Tensor, Tensor]:
+        """The largest of the `compositions`' logits [B, C] per state [B, M] and per object [B, N]."""
+        m, n = self.primitives(compositions)
+        return _largest(logits, m, len(self.labels.states)), _largest(logits, n, len(self.labels.objects))
 
     @torch.no_grad()
     def score_terms(self, candidates: Ints) -> ScoreTerms:
         names, device = self.options.inference, self.paths.negatives.device
         prototypes, logits = self.paths.encode(candidates, names), self.options.score == "logit"
-        states, objects = self.primitives(torch.as_tensor(candidates, device=device))
+        compositions = torch.as_tensor(candidates, device=device)
+        states, objects = self.primitives(compositions)
 
         @torch.no_grad()
         def terms(inputs: Inputs) -> Iterator[tuple[str, Tensor]]:
             z = self.paths.adapt(inputs["cls"])
             yield from self.paths.score_terms(z, prototypes, states, objects, names, logits)
+            if self.options.maxima:
+                of_states, of_objects = self.maxima(self.paths.logits(z, prototypes.compositions), compositions)
+                yield "maxima", (of_states.softmax(-1)[:, states] + of_objects.softmax(-1)[:, objects]) / 2
 
         return terms
 
@@ -99,5 +126,11 @@ class PromptMethod(PathMethod[PromptOptions]):
 
     @torch.no_grad()
     def portable(self, candidates: Ints) -> dict[str, Tensor] | None:
-        is_logit = self.options.score == "logit"
-        return None if is_logit else portable_paths(self.paths, candidates, self.options.inference)
+        is_exportable = self.options.score == "probability" and not self.options.maxima
+        return portable_paths(self.paths, candidates, self.options.inference) if is_exportable else None
+
+
+def _largest(logits: Tensor, groups: Tensor, size: int) -> Tensor:
+    # a group without a logit gets the probability 0
+    none = logits.new_full((len(logits), size), EXCLUDED)
+    return none.scatter_reduce(1, groups.expand_as(logits), logits, "amax")

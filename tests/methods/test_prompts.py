@@ -9,7 +9,8 @@ from duplex.methods.duplex import DuplexOptions
 from duplex.methods.prompt_method import PromptOptions
 from duplex.options import OptionError
 from tests.methods import twin
-from tests.methods.field import CLIP, SOFT
+from tests.methods.field import CLIP, SOFT, M, N
+from tests.methods.loops import close, softmax
 from tests.methods.world import features, scores_of, small_labels, small_method, step_of
 
 LABELS = small_labels()
@@ -122,3 +123,44 @@ def test_sampled_classes_by_hand():
     places = torch.as_tensor(np.searchsorted(columns, own))
     expected = cross_entropy(method.paths.scale * twin.unit(z) @ t.T + raised, places)
     torch.testing.assert_close(step_of(method, z, own).losses["semantic"], expected)
+
+
+def largest_by_loops(rows, compositions, group):
+    """Each image's posterior of the groups: the softmax of the largest logit among each group's compositions."""
+    size = {"state": M, "object": N}[group]
+    found = []
+    for row in rows.tolist():
+        best = [-math.inf] * size
+        for logit, c in zip(row, compositions, strict=True):
+            place = c // N if group == "state" else c % N
+            best[place] = max(best[place], logit)
+        found.append(softmax(best))
+    return found
+
+
+@pytest.mark.parametrize("three", [False, True])
+def test_maxima_over_compositions_by_loops(three):
+    options = {} if three else SOFT
+    method = small_method(PromptOptions(**options, maxima=True)).eval()
+    plain = small_method(PromptOptions(**options)).eval()
+    z, own = features(5, 0), SEEN[[0, 2, 3, 6, 6]]
+    adapted = method.paths.adapt(z)
+    logits = method.paths.logits(adapted, method.paths.semantic(SEEN.numpy()))
+    losses, without = step_of(method, z, own).losses, step_of(plain, z, own).losses
+    assert list(losses) == [*without, "state_maximum", "object_maximum"]
+    for group, places in (("state", own // N), ("object", own % N)):
+        rows = largest_by_loops(logits, SEEN.tolist(), group)
+        mean = -sum(math.log(row[k]) for row, k in zip(rows, places.tolist(), strict=True)) / len(rows)
+        close(losses[f"{group}_maximum"].item(), mean)
+    columns = LABELS.candidates("closed", "test")
+    logits = method.paths.logits(adapted, method.paths.semantic(columns))
+    states, objects = (largest_by_loops(logits, columns.tolist(), group) for group in ("state", "object"))
+    added = [[(s[c // N] + o[c % N]) / 2 for c in columns] for s, o in zip(states, objects, strict=True)]
+    expected = scores_of(plain, columns, z) + torch.tensor(added)
+    torch.testing.assert_close(scores_of(method, columns, z), expected.float(), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("more", [{"losses": ("state",)}, {"inference": ("factors",)}, {"sampled": 2}])
+def test_maxima_need_all_classes_and_the_semantic_term(more):
+    with pytest.raises(OptionError, match="maxima needs"):
+        PromptOptions(maxima=True, **more)
