@@ -12,7 +12,7 @@ import hashlib
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from functools import lru_cache
+from functools import cache, lru_cache
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
@@ -71,13 +71,13 @@ def plugin_files(module: str) -> Files:
     places = _places(module.partition(".")[0])
     folders = [place.parent for place in places if not {"site-packages", "dist-packages"}.intersection(place.parts)]
 
-    def beside(name: str) -> Files:
-        top = name.partition(".")[0]
+    @cache  # which many imports share
+    def beside(top: str) -> Files:
         if top == PACKAGE.name:
             return {}
         return _files_of(folder / file for folder in folders for file in (top, f"{top}.py"))
 
-    return _with_imports(_files_of(places), beside)
+    return _with_imports(_files_of(places), lambda name: beside(name.partition(".")[0]))
 
 
 def _with_imports(files: Files, find: Callable[[str], Files]) -> Files:
