@@ -5,11 +5,12 @@
 Medians over alternating rounds of one run: (full) prompts at the tower's whole context length, a sample of pairs,
 scaled; (cut) at the longest prompt's length; (tree) shared by prefix; (floor) only the four matrix products per layer
 for the tree's tokens and those of their gradients. `--steps` measures the text side of a training step instead, three
-paths at once, in the sizes of three benchmarks.
+paths at once, in the sizes of three benchmarks; with `--adapter`, adapters in the tower's blocks are trained, too.
 """
 
 from __future__ import annotations
 
+import copy
 import statistics
 import time
 from collections.abc import Callable
@@ -27,6 +28,8 @@ from benchmarks.measure import begin_peak, device_name, emit, median_ratio, memo
 from duplex.encoders.prompt_tree import PromptTree, pad_prompts
 from duplex.encoders.text import ClipTextTower
 from duplex.labels import prompt_name
+from duplex.methods.finetuned import text_adapters
+from duplex.options import FinetuneOptions
 
 Pair = tuple[str, str]
 SIZES = {"mit-states": (115, 245, 1262, 64), "ut-zappos": (16, 12, 83, 64), "cgqa": (413, 674, 5592, 32)}
@@ -234,7 +237,11 @@ def training_step(
     tree = PromptTree.of(names.pairs(pairs[-count:], sizes.context) + names.alone(sizes.context))
     learned = torch.nn.Parameter(torch.randn(names.size, tower.width, device=device) * 0.02)
     images = F.normalize(torch.randn(batch, tower.dim, device=device), dim=-1)
-    optimiser, watch = torch.optim.Adam([learned], 1e-4), Stopwatch(device, sizes.clock)
+    trained = [learned]
+    if sizes.adapter is not None:
+        tower = copy.copy(tower)
+        trained += text_adapters(tower, FinetuneOptions(1, text=sizes.adapter)).to(device).parameters()
+    optimiser, watch = torch.optim.Adam(trained, 1e-4), Stopwatch(device, sizes.clock)
     counts = count, states, objects
 
     def step() -> None:
@@ -261,6 +268,7 @@ class Options:
     sample: int
     chunk: int
     context: int
+    adapter: str | None = None
 
 
 def main() -> None:
@@ -284,6 +292,8 @@ def main() -> None:
     parser.add_argument(
         "--steps", action="store_true", help="measure training steps of three benchmarks' sizes instead"
     )
+    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES), help="with --steps: benchmarks")
+    parser.add_argument("--adapter", help="with --steps: what is trained in the blocks, such as bottleneck")
     parser.add_argument("--checkpoint", action="store_true", help="with --steps: recompute layers")
     parser.add_argument(
         "--sampled", type=int, help="with --steps: C-GQA's pairs that a step encodes beside its images'"
@@ -291,14 +301,16 @@ def main() -> None:
     wanted = parser.parse_args()
     if wanted.threads:
         torch.set_num_threads(wanted.threads)
-    settings = {name: getattr(wanted, name) for name in ("device", "rounds", "warmup", "sample", "chunk", "context")}
+    settings = {
+        name: getattr(wanted, name) for name in ("device", "rounds", "warmup", "sample", "chunk", "context", "adapter")
+    }
     sizes = Options(clock=CLOCKS[wanted.clock], **settings)
     tower = random_tower(
         wanted.tower, layers=wanted.layers, width=wanted.width, precision=wanted.precision, device=wanted.device
     )
     record: dict[str, Any]
     if wanted.steps:
-        chosen = SIZES if wanted.sampled is None else ("cgqa",)
+        chosen = wanted.sizes if wanted.sampled is None else ("cgqa",)
         how = {"checkpoint": wanted.checkpoint, "sampled": wanted.sampled}
         record = {name: training_step(tower, name, sizes, **how) for name in chosen}
     else:

@@ -230,11 +230,14 @@ DEFAULT_WIDTHS = {"bottleneck": 64, "parallel": 64, "lora": 8}
 class FinetuneOptions(Options):
     """Options of `finetune:` in params.yaml: how many of the image tower's last blocks are fine-tuned, and how.
 
+    `text` fine-tunes all blocks of the text tower as well.
+
     The feature cache must hold the activations that enter these blocks (`block_inputs`), or the images' `pixels`.
     """
 
     blocks: int | Literal["all"]  # number of the image tower's last blocks to fine-tune
     adapter: str = "bottleneck"  # what is trained in them: bottleneck | parallel | lora | full, or a plug-in's
+    text: str | None = None  # what is trained in the text tower's blocks, of the same names; null: nothing
     width: Count | None = None  # hidden units of a bottleneck (null: 64), rank of a low-rank update (null: 8)
     dropout: Rate = 0.1  # inside a bottleneck
     learning_rate: LearningRate | None = None  # of the fine-tuned blocks; null: the learning rate of training
@@ -243,13 +246,19 @@ class FinetuneOptions(Options):
     def rules(self) -> Iterable[tuple[object, str]]:
         is_some = self.blocks == "all" or self.blocks >= 1
         yield is_some, f"blocks is {self.blocks}; expected all, or 1 or more; leave finetune out to train none"
-        require(self.adapter, installed_plugins("duplex.adapters"), "adapter")
-        has_width = self.adapter != "full" or self.width is None
-        yield has_width, f"adapter: {self.adapter} has no width; leave it out"
-        has_dropout = self.adapter not in ("lora", "full") or self.dropout == type(self).dropout
-        yield has_dropout, f"adapter: {self.adapter} has no dropout; leave it out"
+        for adapter in self.adapters:
+            require(adapter, installed_plugins("duplex.adapters"), "adapter")
+            has_width = adapter != "full" or self.width is None
+            yield has_width, f"adapter: {adapter} has no width; leave it out"
+            has_dropout = adapter not in ("lora", "full") or self.dropout == type(self).dropout
+            yield has_dropout, f"adapter: {adapter} has no dropout; leave it out"
         is_set = len(set(self.augment)) == len(self.augment)
         yield is_set, f"augment is {list(self.augment)}; name each augmentation once"
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """Names of the adapters of both towers."""
+        return (self.adapter,) if self.text is None else (self.adapter, self.text)
 
     @property
     def depth(self) -> int:

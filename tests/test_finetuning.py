@@ -22,7 +22,7 @@ from duplex.project.runs import load_featured_run, model_card_facts
 from duplex.project.stages import extract, prepare
 from duplex.project.train import train_stage
 from duplex.recognition import numpy_example
-from duplex.recognition.export import export
+from duplex.recognition.export import export, exported_tensors
 from duplex.recognition.recognizer import Recognizer, encode, open_image
 from duplex.training import inputs as inputs_module
 from duplex.training.checkpoint import load_checkpoint, read_record
@@ -65,6 +65,7 @@ def project(tmp_path_factory) -> Project:
         record["methods"]["deep"] = {"extends": "dual", "finetune": {"blocks": 1}}
         record["methods"]["deeper"] = {"extends": "deep", "finetune": {"blocks": 3}}
         record["methods"]["flat"] = {"extends": "cso"}
+        record["methods"]["both"] = {"extends": "cso", "finetune": {"blocks": 1, "text": "bottleneck"}}
 
     params, paths = encoded_project(folder, ["deep"], scale=0.05, changes=rows)
     train_stage(params, "own", "deep", 0, paths)
@@ -97,6 +98,22 @@ def test_scores_of_image_files_equal_those_of_the_evaluation(project) -> None:
     assert [one.best.name for one in answers] == [one.best.name for one in recognizer(files)]
     with pytest.raises(UsageError, match="also reads block inputs of the image tower; give images instead of features"):
         recognizer.scores(np.ones((1, 128), np.float32))
+
+
+def test_recognition_encodes_prompts_with_the_adapters_of_the_text_tower(project) -> None:
+    train_stage(project.params(), "own", "both", 0, project.paths)
+    trained = Recognizer.load(project.checkpoint("both").parent, device="cpu").trained
+    assert any(weight.abs().max() > 0 for name, weight in trained.method.state_dict().items() if "text." in name)
+    scores = Recognizer(trained).scores(project.pictures()[:8], "closed")
+    inputs = project.inputs(trained.record.finetune)
+    fresh = load_checkpoint(project.checkpoint("both"), inputs.context(), inputs.encoder)
+    columns, test = inputs.labels.candidates("closed", "train"), inputs.examples["test"]
+    wanted = fresh.scorer(columns)({name: values[:8] for name, values in test.inputs.items()})
+    torch.testing.assert_close(scores, wanted, rtol=0, atol=1e-4)
+    with pytest.raises(UsageError, match="cannot be exported; choose another run"):
+        exported_tensors(trained, "closed")
+    with pytest.raises(UsageError, match="cannot score added pairs"):
+        Recognizer(trained, [("red", "cube")]).scores(project.pictures()[:1], "closed")
 
 
 def test_image_files_are_rounded_like_a_cache_in_eight_bits(project, tmp_path: Path) -> None:

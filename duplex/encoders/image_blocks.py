@@ -36,7 +36,7 @@ class TowerLayout:
 
 @dataclass(frozen=True)
 class LastBlocks:
-    """The last blocks of an image tower (its own modules); a call maps their inputs to features [B, d]."""
+    """The last blocks of a tower (its own modules); a call maps an image tower's block inputs to features [B, d]."""
 
     blocks: TowerBlocks
     end: Callable[[Tensor], Tensor]  # output of the last block -> features [B, d]

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint as recompute
 
+from duplex.encoders.image_blocks import LastBlocks
 from duplex.encoders.prompt_tree import (
     PAD,
     AttentionPlan,
@@ -114,6 +115,8 @@ class ClipTextTower:
     precision: number format of matrix products (norms and positions are float32).
     """
 
+    is_trained = False  # whether the blocks hold trained parameters, so that features change from step to step
+
     def __init__(self, model: Any, tokenizer: Any = None, *, precision: str = "fp32") -> None:
         text = getattr(model, "text", model)
         blocks = getattr(getattr(text, "transformer", None), "resblocks", None)
@@ -165,6 +168,13 @@ class ClipTextTower:
         if self.projection is None:
             return x
         return x @ self.projection if isinstance(self.projection, Tensor) else self.projection(x)
+
+    def own_blocks(self) -> LastBlocks:
+        """Replace the blocks by copies, for adapters that train in them; a shallow copy of the tower keeps its own."""
+        self.blocks = copy.deepcopy(self.blocks)
+        self.is_trained = True
+        blocks = [nn.Sequential(block) for block in self.blocks]
+        return LastBlocks(blocks, self.finish, ("ls_1", "ls_2"), ("ln_1", "ln_2"))
 
     @property
     def start(self) -> int:
@@ -266,6 +276,8 @@ class ClipTextTower:
         o = attention.out_proj(attend(states, plan))
         if plan.query_states is not None:  # unlike indexing, the gradient is summed in a fixed order on every device
             x = F.embedding(plan.query_states, x)
+            if self.is_trained:
+                block.ln_1(x)  # an adapter beside the attention reads what last entered this norm: the queries' states
         x = x + block.ls_1(o.to(x.dtype))
         output: Tensor = x + block.ls_2(_mlp(block.mlp, block.ln_2(x).to(dtype)).to(x.dtype))
         return output

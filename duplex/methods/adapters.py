@@ -1,4 +1,4 @@
-"""Adapters: what fine-tuning trains in the blocks of an image tower. Each is a plug-in of the group `duplex.adapters`.
+"""Adapters: what fine-tuning trains in the blocks of a tower. Each is a plug-in of the group `duplex.adapters`.
 
     bottleneck:  y <- y + Up(dropout(relu(Down(y))))          y: output of attention, MLP or convolutional block
     parallel:    y <- y + 0.1 Up(dropout(relu(Down(x))))      x: what enters the layer norm before attention or MLP
@@ -83,9 +83,9 @@ class ParallelBottlenecks(BlockAdapters):
 
 def _place_beside(begin: nn.Module, end: nn.Module, adapter: nn.Module) -> None:
     """Add `adapter(x)` to the output of `end`, where x is the input of `begin`, a module that runs earlier."""
-    waiting: list[Tensor] = []
-    begin.register_forward_pre_hook(lambda _, inputs: waiting.append(inputs[0]))
-    end.register_forward_hook(lambda _, __, y: y + PARALLEL_SCALE * adapter(waiting.pop()))
+    entered: dict[str, Tensor] = {}
+    begin.register_forward_pre_hook(lambda _, inputs: entered.update(x=inputs[0]))
+    end.register_forward_hook(lambda _, __, y: y + PARALLEL_SCALE * adapter(entered.pop("x")))
 
 
 class LowRank(nn.Module):

@@ -1,14 +1,15 @@
-"""Fine-tune an image tower's last blocks together with any method.
+"""Fine-tune an image tower's last blocks, and all blocks of the text tower, together with any method.
 
 The blocks compute the method's CLS features from the cache: from the activations that enter them, or from pixels, on
 which the frozen layers before the first block then run, too. What is trained in the blocks is a plug-in
-(`duplex.methods.adapters`). Batch norms keep their pretrained statistics.
+(`duplex.methods.adapters`). Batch norms keep their pretrained statistics. Adapters act on each token, so the prefix
+tree of prompts stays exact with adapters in the text tower.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property, partial
@@ -20,8 +21,9 @@ from torch.utils.checkpoint import checkpoint as recompute
 
 from duplex.encoders.base import load_encoder
 from duplex.encoders.image_blocks import LastBlocks, block_count, block_input_shape, cached_blocks, last_blocks, stem
+from duplex.errors import UsageError
 from duplex.labels import Ints
-from duplex.methods.adapters import find_adapters
+from duplex.methods.adapters import BlockAdapters, find_adapters
 from duplex.methods.base import Batch, Inputs, Inspectable, Method, Scorer, ScoreTerms
 from duplex.methods.gaussian import FittedStatistics
 from duplex.options import FinetuneOptions, Options
@@ -94,9 +96,10 @@ class FinetunedBlocks(nn.Module):
             block.eval()
         return self
 
-    def groups(self) -> list[dict[str, Any]]:
+    def groups(self, more: Sequence[Tensor] = ()) -> list[dict[str, Any]]:
+        """The optimiser's group of the blocks' parameters and those in `more`."""
         rate = self.options.learning_rate
-        return [{"params": list(self.parameters()), **({} if rate is None else {"lr": rate})}]
+        return [{"params": [*self.parameters(), *more], **({} if rate is None else {"lr": rate})}]
 
     def forward(self, block_inputs: Tensor) -> Tensor:
         if torch.is_grad_enabled():
@@ -123,6 +126,17 @@ class FinetunedBlocks(nn.Module):
                     x = recompute(block, x, use_reentrant=False) if again else block(x)
                 features: Tensor = self._end(x).float()
         return features
+
+
+def text_adapters(tower: Any, options: FinetuneOptions) -> BlockAdapters:
+    """Insert `options.text` into all blocks of a text tower; returns the trained modules."""
+    if not hasattr(tower, "own_blocks"):
+        found = "no text tower" if tower is None else "a text tower with blocks of an unknown kind"
+        raise UsageError(f"finetune.text is {options.text}, and the method has {found}; leave finetune.text out")
+    assert options.text is not None
+    cut = tower.own_blocks()
+    own = replace(options, adapter=options.text, text=None)
+    return find_adapters(options.text)(cut.blocks, cut, [tower.width] * len(cut.blocks), own)
 
 
 class FinetunedInputs(Mapping[str, Tensor]):
@@ -152,11 +166,15 @@ def with_finetuned_features(function: Callable[[Inputs], Any], blocks: Finetuned
 
 
 class WithFinetuning(Method[Options]):
-    """Trains a method together with the last blocks of the image tower; one state dict holds both."""
+    """Trains a method together with the last blocks of the image tower; one state dict holds both.
+
+    With `finetune.text`, it also trains in the text tower that the method got.
+    """
 
     def __init__(self, method: Method[Any], blocks: FinetunedBlocks) -> None:
         super().__init__(method.context, method.options)
         self.method, self.blocks = method, blocks
+        self.text = None if blocks.options.text is None else text_adapters(method.context.text, blocks.options)
 
     @property
     def class_name(self) -> str:
@@ -171,7 +189,8 @@ class WithFinetuning(Method[Options]):
 
     def groups(self) -> list[dict[str, Any]]:
         groups = self.method.groups()
-        return [*groups, *self.blocks.groups()] if groups else []
+        texts = [] if self.text is None else [*self.text.parameters()]
+        return [*groups, *self.blocks.groups(texts)] if groups else []
 
     def before_step(self, compositions: Ints) -> None:
         self.method.before_step(compositions)
@@ -187,6 +206,8 @@ class WithFinetuning(Method[Options]):
         self.method.after_batch()
 
     def after_step(self) -> None:
+        if self.text is not None and all(parameter.grad is None for parameter in self.text.parameters()):
+            raise UsageError(f"finetune.text trains nothing: {self.class_name} trains on no prompts; leave it out")
         self.method.after_step()
 
     @torch.no_grad()
@@ -228,6 +249,8 @@ class WithFinetuning(Method[Options]):
         )
 
     def portable(self, candidates: Ints) -> dict[str, Tensor] | None:
+        if self.text is not None:  # an export encodes further prompts with the frozen text tower
+            return None
         tensors = self.method.portable(candidates)
         blocks = {f"{FINETUNED_PREFIX}{name}": value.detach() for name, value in self.blocks.state_dict().items()}
         return None if tensors is None else {**tensors, **blocks}

@@ -139,7 +139,7 @@ class Prompts(nn.Module):
         if self._encoded is not None:
             return self._split(self._encoded, len(compositions))
         encoded = unit(self.tower.encode(self._tree[1], self.lexicon(), checkpoint=checkpointing))
-        if self.learned_rows is None:
+        if self.learned_rows is None and not getattr(self.tower, "is_trained", False):
             self._encoded = encoded
         return self._split(encoded, len(compositions))
 

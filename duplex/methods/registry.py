@@ -6,7 +6,8 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import MISSING, fields
+from copy import copy
+from dataclasses import MISSING, fields, replace
 from functools import lru_cache
 from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING, Any
@@ -129,9 +130,9 @@ def make_method(kind: str, options: Options, context: MethodContext) -> Method[A
         if not available:
             hint = HINTS.get(need, f"needs the input {need!r}, and this cache holds {', '.join(context.inputs)}")
             raise UsageError(f"method kind {kind!r} {hint}")
-    method = method_class(context, options)
     if context.finetuned_blocks is None or method_class.combines_runs:
-        return method
+        return method_class(context, options)
+    method = method_class(replace(context, text=copy(context.text)), options)  # fine-tuning may change the tower
     if not method.groups():
         raise UsageError(
             f"method kind {kind!r} trains nothing with these options, so it cannot fine-tune the encoder; "

@@ -105,7 +105,7 @@ def _run_settings(params: Params, dataset: str, stage: str, method: str, paths: 
         made |= {"threads": training.threads, "evaluation": evaluation}
     modules = [module_of(method_source(entry.kind)), family_module(encoder.name)]
     if isinstance(finetune, FinetuneOptions):
-        modules.append(module_of(installed_plugins("duplex.adapters")[finetune.adapter]))
+        modules += [module_of(installed_plugins("duplex.adapters")[name]) for name in finetune.adapters]
     return {**made, "code": code_hash(stage, modules=modules)}
 
 

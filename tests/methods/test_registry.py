@@ -15,7 +15,7 @@ from duplex.methods.duplex import Duplex, DuplexOptions
 from duplex.methods.finetuned import WithFinetuning
 from duplex.methods.prompt_method import PromptMethod, PromptOptions
 from duplex.methods.registry import BrokenMethod, describe_method, find_method, installed_methods, make_method
-from duplex.options import Options
+from duplex.options import FinetuneOptions, Options
 from duplex.system import plugins
 from duplex.system.plugins import module_of
 from tests.methods.world import small_context
@@ -99,11 +99,15 @@ def test_a_class_of_a_script_is_found_in_that_script_alone(monkeypatch):
         assert find_method("__main__:Probe") is script.Probe
 
 
+class Blocks(nn.Identity):
+    options = FinetuneOptions(1)
+
+
 def test_a_method_that_trains_nothing_cannot_fine_tune_the_encoder():
     with_blocks = dataclasses.replace(small_context(), finetuned_blocks=lambda: pytest.fail("the blocks are built"))
     with pytest.raises(UsageError, match="'prompts' trains nothing with these options, so it cannot fine-tune"):
         make_method("prompts", PromptOptions(losses=()), with_blocks)
     assert isinstance(make_method("prompts", PromptOptions(losses=()), small_context()), PromptMethod)
-    with_blocks = dataclasses.replace(with_blocks, finetuned_blocks=nn.Identity)  # type: ignore[arg-type]
+    with_blocks = dataclasses.replace(with_blocks, finetuned_blocks=Blocks)  # type: ignore[arg-type]
     trained = make_method("prompts", PromptOptions(), with_blocks)
-    assert isinstance(trained, WithFinetuning) and isinstance(trained.blocks, nn.Identity)
+    assert isinstance(trained, WithFinetuning) and isinstance(trained.blocks, Blocks)
