@@ -12,7 +12,9 @@ LIMIT seconds are skipped and listed.
 
 from __future__ import annotations
 
+import csv
 import inspect
+import io
 import json
 import sys
 import tempfile
@@ -31,6 +33,14 @@ from duplex.system.files import write_text
 from duplex.training.run import reproducible
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "gpu.md"
+ABOUT = """\
+`make gpu` checks results and measures speed on a machine with one GPU, in under ten minutes, with random weights and as
+many pairs as the benchmarks have. It exits with 1 if a check fails. On a CPU, in small sizes and about a minute:
+`python -m benchmarks.gpu --device cpu --quick --out page.md`. The checks: the tests that need a device; features of
+drawn images within 1e-3 of a CPU's; the test AUC of several methods, the [paper's configuration](paper.md) among them,
+within three points of a CPU's, because rounding changes the answers for single images of a small split; patch tokens
+copied asynchronously; the same checkpoint, byte for byte, if a seed is trained twice or killed and resumed, from
+features (`duplex`) and with blocks trained from augmented pixels (`augmented`)."""
 LIMIT = 480  # seconds after which no further part begins
 Part = Callable[[Look, Path], Any]
 PARTS: dict[str, Part] = {"holds": holds, **TIMES}
@@ -73,34 +83,47 @@ def failures(record: dict[str, Any]) -> list[str]:
 # -- the page ----------------------------------------------------------------------------------------------------------
 
 
+def write(out: Path, record: dict[str, Any]) -> None:
+    """Write the page, and the numbers of each part beside it, as `results/gpu_PART.csv`."""
+    write_text(out, page(record))
+    for name in set(PARTS) & set(record):
+        rows = record[name] if name != "holds" else checks(record[name])
+        write_text(out.parent / tables(name), csv_of(rows))
+
+
+def tables(name: str) -> str:
+    return f"results/gpu_{name}.csv"
+
+
+def checks(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    passed = {what: {"result": "passed" if good else "**failed**"} for what, good in found["held"].items()}
+    return passed | {what: {"result": value} for what, value in found["read"].items()}
+
+
 def page(record: dict[str, Any]) -> str:
-    """The record as Markdown."""
+    """The page as Markdown, which shows the tables."""
     trial = " A quick trial in small sizes: its times mean nothing." if record["quick"] else ""
-    head = f"{record['device']}; torch {record['torch']}; {record['seconds']:.0f} s in all.{trial}"
-    parts = ["# On a GPU", f"`make gpu` wrote this page. {head}"]
+    head = f"It wrote this page: {record['device']}, torch {record['torch']}, {record['seconds']:.0f} s in all.{trial}"
+    parts = ["# On a GPU", f"{ABOUT}\n\n{head}"]
     wrong = failures(record)
-    parts.append("**Everything held.**" if not wrong else "**Not everything held:** " + "; ".join(wrong) + ".")
+    parts.append("**All checks passed.**" if not wrong else "**Not all checks passed:** " + "; ".join(wrong) + ".")
     if record["left_out"]:
         parts.append(f"Left out, for lack of time: {', '.join(record['left_out'])}.")
     for name in PARTS:
-        parts += section(name, record[name]) if name in record else []
+        if name in record:
+            about = [inspect.getdoc(TIMES[name]) or ""] if name in TIMES else []
+            title = name.capitalize() if name in TIMES else "Checks"
+            parts += [f"## {title}", *about, f"{{{{ table {tables(name)} }}}}"]
     return "\n\n".join(parts) + "\n"
 
 
-def section(name: str, found: dict[str, Any]) -> list[str]:
-    """A heading and a table with one row per entry of a part."""
-    if name == "holds":
-        rows = {what: {"": "passed" if good else "**failed**"} for what, good in found["held"].items()}
-        rows |= {what: {"": value} for what, value in found["read"].items()}
-        return ["## Checks", table(rows)]
-    return [f"## {name.capitalize()}", inspect.getdoc(TIMES[name]) or "", table(found)]
-
-
-def table(rows: dict[str, dict[str, Any]]) -> str:
+def csv_of(rows: dict[str, dict[str, Any]]) -> str:
     columns = list(dict.fromkeys(column for row in rows.values() for column in row))
-    lines = [["", *columns], ["---"] * (len(columns) + 1)]
-    lines += [[name, *(shown(row.get(column)) for column in columns)] for name, row in rows.items()]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    text = io.StringIO()
+    lines = csv.writer(text, lineterminator="\n")
+    lines.writerow(["", *columns])
+    lines.writerows([name, *(shown(row.get(column)) for column in columns)] for name, row in rows.items())
+    return text.getvalue()
 
 
 def shown(value: Any) -> str:
@@ -124,7 +147,7 @@ def main() -> int:
         return 0
     record = measure(Look(wanted.device, wanted.quick))
     out = wanted.out or PAGE
-    write_text(out, page(record))
+    write(out, record)
     say(f"{out}: {'; '.join(failures(record)) or 'all checks passed'}")
     if wanted.json:
         emit(json.loads(json.dumps(record, default=str)))
