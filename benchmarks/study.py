@@ -364,7 +364,7 @@ def main() -> None:
     parser.add_argument("--dataset", default="shapes")
     parser.add_argument("--splits", type=int, default=0, help="number of re-splits")
     parser.add_argument("--own", action="store_true", help="include the data set's own split")
-    parser.add_argument("--methods", default="clip,cso,static,duplex,duplex_open,closed_form,dual")
+    parser.add_argument("--methods", default="clip,cso,duplex_static,duplex,duplex_open,closed_form,dual")
     parser.add_argument("--seeds", default="0,1,2,3,4")
     parser.add_argument("--of", default="dual", help="rows that are compared with all others")
     parser.add_argument("--rates", help="learning rates to choose from")

@@ -32,6 +32,7 @@ COMMANDS = {  # name -> (arguments, changes of the module m before its main func
     "stream": ("--dataset own --methods duplex --seeds 0 --orders 1 --variants published --json", ""),
     "study": ("--dataset own --methods clip,linear --of clip --seeds 0 --folder runs --json", ""),
     "suspects": ("--json", "m.SEEDS = 1"),
+    "tables": ("--json", ""),
     "text": ("--pairs pairs.txt --layers 1 --width 64 --sample 2 --rounds 1 --json", ""),
     "training": (
         "--datasets ut-zappos --rounds 1 --json",
@@ -39,6 +40,7 @@ COMMANDS = {  # name -> (arguments, changes of the module m before its main func
     ),
     "unknown": ("--json own=artifacts/own/manifest.csv:pictures", "m.DRAWN = 4"),
 }
+NAMED_IN = ("README.md", "CONTRIBUTING.md", "Makefile", "docs/results/commands.yaml")
 ELSEWHERE = {"gpu", "mutants", "train_tiny_encoder"}  # with tests of their own
 
 
@@ -65,6 +67,6 @@ def test_a_named_command_runs(name, project):
 
 
 def test_every_command_that_a_page_names_is_run_here():
-    pages = [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "Makefile"]
+    pages = [*(ROOT / "docs").rglob("*.md"), *(ROOT / name for name in NAMED_IN)]
     named = {name for page in pages for name in re.findall(r"-m benchmarks\.(\w+)", page.read_text())}
     assert named <= COMMANDS.keys() | ELSEWHERE
