@@ -37,7 +37,7 @@ def labels() -> tuple[LabelSpace, str]:
     """C-GQA's labels, or generated ones of the same size in which each state and object is seen."""
     shared = os.environ.get("DUPLEX_SHARED")
     if shared and (root := Path(shared) / "splits" / "cgqa").is_dir():
-        return read_pair_lists(root).labels(), "the published lists"
+        return LabelSpace.from_pairs(read_pair_lists(root)[0]), "the published lists"
     rng = np.random.default_rng(0)
     every = np.arange(max(STATES, OBJECTS))
     covered = np.unique(every % STATES * OBJECTS + every % OBJECTS)

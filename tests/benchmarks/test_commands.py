@@ -49,6 +49,11 @@ def project(tmp_path_factory):
     folder = built_once(tmp_path_factory, "benchmarked", lambda folder: make_project(folder, [0], ["duplex"]))
     (folder / "artifacts" / "shapes").symlink_to("own")
     (folder / "pairs.txt").write_text("red star\nblue star\nred moon\n")
+    lists = folder / "splits" / "cgqa"
+    lists.mkdir(parents=True)
+    pairs = [f"s{number % 8} o{number % 7}\n" for number in range(40)]
+    for split, listed in {"train": pairs[:24], "val": pairs[20:30], "test": pairs[22:40]}.items():
+        (lists / f"{split}_pairs.txt").write_text("".join(listed))
     return folder
 
 
@@ -58,7 +63,7 @@ def test_a_named_command_runs(name, project):
     words, changes = COMMANDS[name]
     code = f"import sys, benchmarks.{name} as m; {changes or 'pass'}; sys.argv[1:] = {words.split()!r}; m.main()"
     environment = {**ENVIRONMENT, "PYTHONPATH": str(ROOT), "PATH": f"{ROOT / '.venv/bin'}:{os.environ['PATH']}"}
-    environment.pop("DUPLEX_SHARED", None)
+    environment["DUPLEX_SHARED"] = str(project) if name == "openworld" else ""  # with and without published lists
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=project, env=environment, capture_output=True, text=True, check=False
     )
