@@ -1,6 +1,8 @@
 """Measure answers: python -m benchmarks.answers --run RUN [--json] [--new-share 0.1]
 
-In the project of the run: 400 test images drawn by seed, 13 % of them of unseen pairs. `listed`: accuracy of the first
+`by_share`: accuracy among all pairs, per cent, on the test images of seen and of new pairs: with the share of new pairs
+that the model assumes, with that of the test images, and (`alone`) if it is known whether an image's pair is new.
+Everything else is of 400 test images drawn by seed, 13 % of them of unseen pairs. `listed`: accuracy of the first
 answer, per cent; `by_score`: of the best score alone; `by_bias`: of the score plus the bias of the harmonic mean.
 `calibration_error`: expected calibration error of the first answer's probability in 15 bins of equal width, per cent;
 `calibration_error_by_chance`: its average if every probability were right, as few images differ from their probability
@@ -10,6 +12,7 @@ whose answer has `in_distribution: false`, per cent.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +28,7 @@ from duplex.evaluation.accumulate import Floats
 from duplex.evaluation.probabilities import Reliability, log_probabilities
 from duplex.labels import Bools, Ints
 
-IMAGES, UNSEEN = 400, 0.13
+IMAGES, UNSEEN, BLOCK = 400, 0.13, 256
 
 
 def main() -> None:
@@ -35,28 +38,54 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     recognizer = Recognizer.load(arguments.run, device="cpu", new_share=arguments.new_share)
-    images, target = drawn(recognizer, arguments.run, arguments.seed)
-    record = measured(recognizer, images, target)
+    images, target = test_images(recognizer, arguments.run)
+    chosen = drawn(recognizer.labels.is_seen(target), arguments.seed)
+    few = images[chosen] if isinstance(images, np.ndarray) else [images[row] for row in chosen]
+    record = measured(recognizer, few, target[chosen])
+    record["by_share"] = by_share(recognizer, images, target)
     emit(record) if arguments.json else say(str(record))
 
 
-def drawn(recognizer: Recognizer, run: Path, seed: int) -> tuple[Floats | list[Path], Ints]:
-    """Features [400, d] of test images, or their files for a run with fine-tuned blocks; and their compositions.
-
-    13 % of the images are of unseen pairs.
-    """
+def test_images(recognizer: Recognizer, run: Path) -> tuple[Floats | list[Path], Ints]:
+    """Features [N, d] of all test images, or their files for a run with fine-tuned blocks; and their compositions."""
     paths, dataset = ArtifactPaths(run.parents[2]), run.parents[1].name
-    manifest, labels = read_manifest(paths.manifest(dataset)), recognizer.labels
+    manifest = read_manifest(paths.manifest(dataset))
     rows = np.flatnonzero(manifest["split"] == "test")
-    target = labels.index(manifest["state"].tolist(), manifest["object"].tolist())
-    random, seen = np.random.default_rng(seed), labels.is_seen(target)[rows]
-    unseen = round(UNSEEN * IMAGES)
-    parts = [random.choice(rows[group], n, replace=False) for group, n in ((~seen, unseen), (seen, IMAGES - unseen))]
-    chosen = np.concatenate(parts)
+    target = recognizer.labels.index(manifest["state"].tolist(), manifest["object"].tolist())[rows]
     if recognizer.trained.outputs.block_inputs:
         root = load_params().dataset(dataset).source.root
-        return [root / name for name in manifest["image"].iloc[chosen]], target[chosen]
-    return read_features(paths.features(dataset)).cls[chosen], target[chosen]
+        return [root / name for name in manifest["image"].iloc[rows]], target
+    return read_features(paths.features(dataset)).cls[rows], target
+
+
+def drawn(is_seen: Bools, seed: int) -> Ints:
+    """The numbers of 400 images, 13 % of them of unseen pairs."""
+    random, unseen = np.random.default_rng(seed), round(UNSEEN * IMAGES)
+    groups = (np.flatnonzero(~is_seen), unseen), (np.flatnonzero(is_seen), IMAGES - unseen)
+    return np.concatenate([random.choice(group, count, replace=False) for group, count in groups])
+
+
+def by_share(recognizer: Recognizer, images: Floats | list[Path], target: Ints) -> dict[str, dict[str, float]]:
+    candidates = recognizer.candidates(world := recognizer.worlds[-1])
+    compositions = recognizer.labels.composition(candidates.state_of, candidates.object_of)
+    is_new, confidence = ~recognizer.labels.is_seen(target), candidates.confidence
+    shares = {"assumed": confidence.new_share, "true": float(is_new.mean())}
+    right: dict[str, Bools] = {name: np.zeros(len(target), bool) for name in (*shares, "alone")}
+    for start in range(0, len(target), BLOCK):
+        rows = slice(start, start + BLOCK)
+        scores = log_probabilities(candidates.probabilities, recognizer.scores(images[rows], world)).numpy()
+        for name, hits in right.items():
+            prior = replace(confidence, new_share=shares.get(name, 0.5)).log_prior(candidates.seen, candidates.feasible)
+            block = scores / confidence.temperature + prior
+            if name == "alone":
+                block[candidates.seen == is_new[rows, None]] = -np.inf
+            hits[rows] = compositions[block.argmax(1)] == target[rows]
+    groups = {"seen": ~is_new, "new": is_new}
+    record = {
+        name: {group: round(100 * float(hits[mask].mean()), 1) for group, mask in groups.items()}
+        for name, hits in right.items()
+    }
+    return record | {"shares": {name: round(100 * share, 1) for name, share in shares.items()}}
 
 
 def measured(recognizer: Recognizer, images: Floats | list[Path], target: Ints) -> dict[str, Any]:

@@ -1,7 +1,12 @@
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
+import torch
 
-from benchmarks.answers import calibration_error, error_by_chance
+from benchmarks.answers import by_share, calibration_error, error_by_chance
+from duplex.evaluation.probabilities import Confidence
+from duplex.labels import LabelSpace
 
 RANDOM = np.random.default_rng(5)
 SHARE = RANDOM.random(400)
@@ -28,3 +33,26 @@ def test_the_error_by_chance_is_that_of_right_probabilities():
     expected = np.mean([by_hand(SHARE, other.random(400) < SHARE) for _ in range(100)])
     assert error_by_chance(SHARE, draws=200) == pytest.approx(expected, abs=0.004)
     assert error_by_chance(np.ones(50), draws=3) == 0
+
+
+def test_the_prior_alone_can_hide_a_model_that_is_right_on_new_pairs():
+    labels = LabelSpace.from_pairs({"train": [("red", "star"), ("blue", "moon")], "test": [("red", "moon")]})
+    target = labels.index(["red", "red"], ["star", "moon"])
+    compositions = np.arange(labels.size)
+    candidates = SimpleNamespace(
+        state_of=labels.state_of(compositions),
+        object_of=labels.object_of(compositions),
+        seen=labels.is_seen(compositions),
+        feasible=np.ones(labels.size, bool),
+        confidence=Confidence(),
+        probabilities=lambda scores: scores.softmax(1),
+    )
+    scores = torch.zeros(2, labels.size)
+    scores[torch.arange(2), torch.from_numpy(target)] = 1.0  # less than what the prior takes from new pairs
+    recognizer = SimpleNamespace(
+        labels=labels, worlds=("open",), candidates=lambda world: candidates, scores=lambda images, world: scores
+    )
+    found = by_share(recognizer, [], target)
+    assert found["assumed"] == {"seen": 100.0, "new": 0.0}
+    assert found["true"] == found["alone"] == {"seen": 100.0, "new": 100.0}
+    assert found["shares"] == {"assumed": 10.0, "true": 50.0}
