@@ -113,6 +113,17 @@ class LabelSpace:
             raise UsageError(f"there are {len(m)} states and {len(n)} objects; expected one of each per composition")
         return m * len(self.objects) + n
 
+    def partial_index(self, states: Sequence[str], objects: Sequence[str]) -> Ints:
+        """Like `index`, but `states[i]` or `objects[i]` may be "": -1 - m is state m, -1 - M - n object n alone."""
+        columns = []
+        for index, names, kind in ((self._state_index, states, "state"), (self._object_index, objects, "object")):
+            column = np.full(len(names), -1, dtype=np.int64)
+            column[[name != "" for name in names]] = _look_up(index, filter(None, names), kind)
+            columns.append(column)
+        m, n = columns
+        alone = np.where(n < 0, -1 - m, -1 - len(self.states) - n)
+        return np.where((m < 0) | (n < 0), alone, m * len(self.objects) + n)
+
     def name(self, composition: int) -> str:
         """The name of a `composition` in prompts and lists, such as `striped heart`."""
         m, n = divmod(require_whole(composition, "composition", 0, self.size - 1), len(self.objects))

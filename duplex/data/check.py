@@ -12,7 +12,7 @@ import pandas as pd
 
 from duplex.data.contents import join_copies, known_looks, near_copies, read_contents
 from duplex.data.images import ImageTree, describe_skipped, file_of
-from duplex.data.tables import LabelledImages
+from duplex.data.tables import LabelledImages, complete_rows
 from duplex.labels import SPLITS, LabelSpace, prompt_name
 
 ALIKE = "read like another in a prompt"
@@ -42,7 +42,7 @@ def check_dataset(dataset: LabelledImages, root: Path) -> list[DataIssue]:
 
 def check_labels_of(dataset: LabelledImages) -> list[DataIssue]:
     """Check a data set's labels without opening images; returns a `DataIssue` per check, with count 0 if it passes."""
-    labels, manifest = dataset.labels, dataset.manifest
+    labels, manifest = dataset.labels, complete_rows(dataset.manifest)
     issues = [_check_splits(dataset)]
     for split in SPLITS:
         rows = manifest[manifest["split"] == split]
@@ -67,7 +67,7 @@ def alike_labels(dataset: LabelledImages) -> list[str]:
 
 
 def _check_splits(dataset: LabelledImages) -> DataIssue:
-    labels, manifest = dataset.labels, dataset.manifest
+    labels, manifest = dataset.labels, complete_rows(dataset.manifest)
     known = labels.seen[labels.index(manifest["state"].tolist(), manifest["object"].tolist())]
     missing = [
         f"{split} has no image of {'a seen' if wanted else 'an unseen'} pair"

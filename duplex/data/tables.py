@@ -83,7 +83,8 @@ def checked_cells(
     """Check a table's cells and return it, with `.` and empty parts removed from image paths.
 
     Raises DuplexError unless images, states and objects are text that fits into file names and prompts, further cells
-    are text or empty, and all rows or none have a split; an empty column `split` is removed.
+    are text or empty, and all rows or none have a split; an empty column `split` is removed. Rows with the split
+    `train` may lack a state or an object.
 
     Args:
         table: name of the table in messages.
@@ -94,16 +95,21 @@ def checked_cells(
     for name in map(str, frame.columns):
         cells = checked.setdefault(name, [])
         for row, given in enumerate(frame[name]):
-            cell = "" if given is None and name not in NEEDED else given
+            cell = "" if given is None and name != "image" else given
             if not isinstance(cell, str):
                 raise DuplexError(f"{place(row)}: {name} is {cell!r:.80}; it must be text")
-            if name in NEEDED and not cell:
+            if name == "image" and not cell:
                 raise DuplexError(f"{place(row)}: {name} is empty")
             if name == "split" and cell not in (*SPLITS, ""):
                 raise DuplexError(f"{place(row)}: the split {cell!r} is not one of {', '.join(SPLITS)}")
             cells.append(relative_path(cell, place(row)) if name == "image" and paths else cell)
+    splits = checked.get("split", [""] * len(frame))
+    for row, (state, thing, split) in enumerate(zip(checked["state"], checked["object"], splits, strict=True)):
+        if not (state and thing) and (split != "train" or state == thing):
+            empty = "object" if state else "state"
+            raise DuplexError(f"{place(row)}: {empty} is empty; only training images may lack one of state and object")
     for kind in ("state", "object"):
-        check_labels(checked[kind], kind, table)
+        check_labels(filter(None, checked[kind]), kind, table)
     without = checked.get("split", []).count("")
     if 0 < without < len(frame):
         raise DuplexError(f"{table}: {without} of {len(frame)} rows have no split; give one to each row or to none")
@@ -294,11 +300,20 @@ class LabelledImages:
 
 def labels_of(manifest: pd.DataFrame) -> LabelSpace:
     """The states and objects in a manifest and, for each split, the pairs that its images show."""
-    pairs = {}
+    pairs, complete = {}, complete_rows(manifest)
     for split in SPLITS:
-        rows = manifest.loc[manifest["split"] == split, ["state", "object"]].drop_duplicates()
+        rows = complete.loc[complete["split"] == split, ["state", "object"]].drop_duplicates()
         pairs[split] = list(zip(rows["state"], rows["object"], strict=True))
-    return LabelSpace.from_pairs(pairs)
+    labels = LabelSpace.from_pairs(pairs)
+    for kind, names in (("state", labels.states), ("object", labels.objects)):
+        if lacking := sorted(set(manifest[kind]) - {"", *names}):
+            raise DuplexError(f"the {kind} {lacking[0]!r} is on no image with both labels; label one, or remove it")
+    return labels
+
+
+def complete_rows(manifest: pd.DataFrame) -> pd.DataFrame:
+    """The rows that have both a state and an object."""
+    return manifest[(manifest["state"] != "") & (manifest["object"] != "")]
 
 
 def from_rows(
@@ -379,6 +394,8 @@ def resplit(data: LabelledImages, number: int, options: SplitOptions = SplitOpti
 
 def split_options_of(rows: pd.DataFrame, seed: int) -> SplitOptions:
     """Options for a random split with the shares of unseen pairs and held-out images that the split of `rows` has."""
+    if len(complete_rows(rows)) < len(rows):
+        raise UsageError("a re-split needs the state and the object of every image, and some training images lack one")
     pairs = pd.Series(list(zip(rows["state"], rows["object"], strict=True)), rows.index)
     seen = pairs.isin(pairs[rows["split"] == "train"])
     unseen_pairs, seen_images = [], []
@@ -423,9 +440,10 @@ def count_dataset(labels: LabelSpace, manifest: pd.DataFrame | None = None) -> D
     shares: dict[str, dict[str, float]] | None = None
     images: dict[str, int | None] = dict.fromkeys(SPLITS)
     if manifest is not None:
-        compositions = labels.index(manifest["state"].tolist(), manifest["object"].tolist())
-        rows = {split: compositions[(manifest["split"] == split).to_numpy()] for split in SPLITS}
-        images = {split: len(rows[split]) for split in SPLITS}
+        images = {split: int((manifest["split"] == split).sum()) for split in SPLITS}
+        complete = complete_rows(manifest)
+        compositions = labels.index(complete["state"].tolist(), complete["object"].tolist())
+        rows = {split: compositions[(complete["split"] == split).to_numpy()] for split in SPLITS}
         groups = frequency_groups(rows["train"], labels.size)
         shares = {}
         for split in SPLITS:

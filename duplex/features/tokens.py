@@ -216,7 +216,7 @@ class Examples:
 
     rows: Ints  # manifest rows [n]
     inputs: Mapping[str, Tensor]  # cached inputs: {"cls": [n, d], "patch": [n, T, w], …}
-    compositions: Tensor  # label of each image [n]
+    compositions: Tensor  # label of each image [n]; negative if only its state or object is known
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -239,7 +239,7 @@ def join(manifest: pd.DataFrame, labels: LabelSpace, inputs: Arrays, bad: np.nda
         raise DuplexError(
             f"the manifest has {len(manifest)} rows, its feature cache {len(bad)}; run `dvc repro extract`"
         )
-    compositions = torch.from_numpy(labels.index(manifest["state"].tolist(), manifest["object"].tolist()))
+    compositions = torch.from_numpy(labels.partial_index(manifest["state"].tolist(), manifest["object"].tolist()))
     splits = manifest["split"].to_numpy()
     rows = {split: np.flatnonzero((splits == split) & ~bad) for split in SPLITS}
     examples = {}

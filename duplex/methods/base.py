@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 STEPS = (4.0, 2.0, 2**0.5)  # factors by which a weight of a score's summand is tried larger and smaller, in turn
 LARGEST_WEIGHT = 64
 STREAM = "stream adapter"
+UNKNOWN = -100  # `ignore_index` of cross_entropy
 Inputs = Mapping[str, Tensor]  # {"cls": [B, d], "patch": [B, T, w]}: the inputs that the method needs
 Scorer = Callable[[Inputs], Tensor]  # inputs of B images -> float32 scores [B, C]
 ScoreTerms = Callable[[Inputs], Iterator[tuple[str, Tensor]]]  # inputs -> (name, summand of the scores [B, C])
@@ -191,6 +192,19 @@ class Method(nn.Module, Generic[OptionsT]):
             if stored is not None:
                 setattr(self, name, own.new_empty(*stored.shape[:1], *own.shape[1:]))
         super()._load_from_state_dict(state_dict, prefix, *rest)
+
+    @classmethod
+    def accepts_partial_labels(cls, options: Any) -> bool:
+        """Whether training with `options` can use images of which only the state or only the object is known."""
+        return False
+
+    def known_primitives(self, compositions: Tensor) -> tuple[Tensor, Tensor]:
+        """The `primitives` of `compositions`; -100, which PyTorch's losses ignore, where an image lacks the label."""
+        m, n = self.primitives(compositions)
+        states, alone = len(self.labels.states), -1 - compositions
+        m = torch.where(compositions < 0, torch.where(alone < states, alone, UNKNOWN), m)
+        n = torch.where(compositions < 0, torch.where(alone < states, UNKNOWN, alone - states), n)
+        return m, n
 
     def primitives(self, compositions: Tensor) -> tuple[Tensor, Tensor]:
         """The state index and the object index of each of the `compositions`."""

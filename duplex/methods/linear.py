@@ -54,14 +54,19 @@ class Linear(Method[LinearOptions]):
         self.register_buffer("l2", torch.zeros((), dtype=torch.float64))
         self._tried: dict[float, dict[str, Tensor]] = {}  # classifiers by l2
 
+    @classmethod
+    def accepts_partial_labels(cls, options: LinearOptions) -> bool:
+        return options.over == "primitives"
+
     def start(self, train: Batch) -> None:
         strengths = STRENGTHS if self.options.l2 is None else (self.options.l2,)
         seen = torch.as_tensor(self.labels.pairs["train"], device=train.compositions.device)
-        states, objects = self.primitives(train.compositions)
+        states, objects = self.known_primitives(train.compositions)
         groups = {"states": states, "objects": objects, "pairs": torch.searchsorted(seen, train.compositions)}
         self._tried = {l2: {} for l2 in strengths}
         for name, size in self._sizes.items():
-            path = regress(unit(train.cls).double(), groups[name], size, strengths, name)
+            known = groups[name] >= 0
+            path = regress(unit(train.cls).double()[known], groups[name][known], size, strengths, name)
             for l2, classifier in zip(strengths, path, strict=True):
                 self._tried[l2][name] = classifier
         self._use(strengths[-1])

@@ -71,6 +71,10 @@ class ProductMethod(Method[ProductOptions]):
     def scores_new_words(cls, options: Any) -> bool:
         return not any({"text", "words"}.isdisjoint(member["needs"]) for member in options.members)
 
+    @classmethod
+    def accepts_partial_labels(cls, options: Any) -> bool:
+        return True
+
     def groups(self) -> list[dict[str, Any]]:
         return []
 

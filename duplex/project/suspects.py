@@ -28,7 +28,7 @@ from duplex.config.params import Params
 from duplex.data.contents import file_digests, known_looks, near_copies, read_digests
 from duplex.data.images import ImageTree, thumbnail
 from duplex.data.sources import detect_source, read_folder
-from duplex.data.tables import read_manifest, read_table
+from duplex.data.tables import complete_rows, read_manifest, read_table
 from duplex.errors import DuplexError, UsageError
 from duplex.evaluation.retrieval import most_similar
 from duplex.features.extract import encode_shared, find_encoded, user_cache
@@ -135,7 +135,8 @@ def rank_suspects(source: LabelledSource) -> pd.DataFrame:
     """A table of the encoded images, likeliest wrong labels first, with near-copies and distances to other images."""
     files, pixels = read_digests(source.root, source.table["image"].tolist(), {})
     cache = source.features(files)
-    rows = np.flatnonzero(~cache.bad)
+    complete = source.table.index.isin(complete_rows(source.table).index)
+    rows = np.flatnonzero(~cache.bad & complete)
     table = source.table.iloc[rows].reset_index(drop=True)
     pairs = list(dict.fromkeys(zip(table["state"], table["object"], strict=True)))
     labels = LabelSpace.from_pairs({"train": pairs})

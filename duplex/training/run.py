@@ -317,7 +317,8 @@ def initialised_method(
 ) -> Method[Any]:
     """Build an untrained method and initialise it from the training images (`Method.start`).
 
-    Raises `UsageError` for new words, states or objects without training images, if the method has no score for them.
+    Raises `UsageError` for new words, states or objects without training images, if the method has no score for them,
+    and for training images without a state or an object if it cannot use them.
     """
     labels, (states, objects) = context.labels, context.labels.trained_words
     new = [*compress(labels.states, ~states), *compress(labels.objects, ~objects)]
@@ -326,9 +327,15 @@ def initialised_method(
             f"{kind} with these options learns states and objects from images alone, and there are no training images "
             f"of {', '.join(new)}; choose a method with prompts or word vectors"
         )
+    images = inputs.examples["train"].to(device)
+    partial = int((images.compositions < 0).sum())
+    if partial and not find_method(kind).accepts_partial_labels(options):
+        raise UsageError(
+            f"{kind} with these options learns from pairs, and {partial} training images lack their state or object; "
+            "remove them, or choose a method such as kg_sp or linear"
+        )
     torch.manual_seed(seed)
     method = make_method(kind, options, context).to(device)
-    images = inputs.examples["train"].to(device)
     method.start(Batch(images.inputs, images.compositions.clone()))  # other runs read the labels too
     return method
 
@@ -536,6 +543,7 @@ def frequency_accuracies(result: WorldResult, inputs: RunInputs) -> dict[str, di
     Each is measured at bias 0 with all candidates, and with only the seen ones (for unseen pairs: the unseen ones).
     """
     train = inputs.examples["train"].compositions.cpu().numpy()
+    train = train[train >= 0]
     test = inputs.examples["test"].compositions.cpu().numpy()
     groups = frequency_groups(train, inputs.labels.size)
     right = {"accuracy": result.right, "accuracy_at_ends": result.right_at_ends}

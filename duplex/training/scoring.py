@@ -397,7 +397,8 @@ class NoveltyDetector:
     def fit(cls, train: Examples, val: Examples, labels: LabelSpace, passing: float = PASSING) -> NoveltyDetector:
         """Fit a detector; a share `passing` of the weighted validation images stays within its threshold."""
         sizes = len(labels.states), len(labels.objects)
-        groups = ClassStatistics.of(unit(train.cls.double()), train.compositions, *sizes).by_pair()
+        known = train.compositions >= 0
+        groups = ClassStatistics.of(unit(train.cls.double())[known], train.compositions[known], *sizes).by_pair()
         whitening = shared_whitening(groups)
         far = torch.tensor(torch.inf, device=whitening.device)
         model = cls(whitening.float(), (groups.means @ whitening).float(), far)

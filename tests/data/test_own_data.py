@@ -169,7 +169,8 @@ def test_damaged_parquet_gives_its_rows_or_an_error(tmp_path: Path, data: st.Dat
 
 
 @pytest.mark.parametrize(
-    ("column", "says"), [([1, 2], "row 1: state is 1"), ([None, "x"], "state is None"), ([b"x", b"y"], "state is b'x'")]
+    ("column", "says"),
+    [([1, 2], "row 1: state is 1"), ([None, "x"], "state is empty"), ([b"x", b"y"], "state is b'x'")],
 )
 def test_parquet_cells_must_be_text(tmp_path: Path, column: list[object], says: str) -> None:
     path = tmp_path / "t.parquet"

@@ -44,7 +44,7 @@ def test_what_is_not_plain_yaml_is_refused(project: Path, command: Command, name
         ("./a.jpg,red,star,train", "has `.` or empty parts"),
         ("a.jpg,red,star", "has 3 cells"),
         ("a.jpg,red,star,holdout", "is not one of train, val, test"),
-        ("a.jpg,,star,train", "state is empty"),
+        ("a.jpg,,star,val", "state is empty"),
         ('"a.jpg,red,star,train', "is not a manifest"),
         ("a\x00.jpg,red,star,train", "zero byte"),
     ],

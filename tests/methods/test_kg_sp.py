@@ -1,5 +1,8 @@
+import numpy as np
+import torch
+
 from duplex.methods.kg_sp import KgSp
-from tests.methods.field import N, batch, build, check_losses, scores, targets
+from tests.methods.field import LABELS, M, N, batch, build, check_losses, scores, targets
 from tests.methods.loops import close, cross_entropy, mlp, softmax, unit
 
 
@@ -13,3 +16,18 @@ def test_losses_and_scores_by_loops():
         [softmax(s)[c // N] * softmax(o)[c % N] for c in candidates] for s, o in zip(states, objects, strict=True)
     ]
     close(scores(method, candidates, images), expected)
+
+
+def test_losses_of_partial_labels_by_loops():
+    """Images 0 and 2 have a state alone, image 3 has an object alone."""
+    own = LABELS.partial_index(
+        [*(LABELS.states[m] for m in (1, 0, 3)), ""], ["", LABELS.objects[1], "", LABELS.objects[2]]
+    )
+    assert own.tolist() == [-2, 1, -4, -1 - M - 2]
+    method, images = build(KgSp, width=5), batch(4, compositions=own)
+    states, objects = ([mlp(part, unit(z)) for z in images.cls] for part in (method.states, method.objects))
+    expected = {"state": cross_entropy(states[:3], [1, 0, 3]), "object": cross_entropy(objects[1::2], [1, 2])}
+    check_losses(method, images, **expected)
+    alone = batch(4, compositions=np.full(4, -2))
+    losses = method.losses(alone, ())
+    assert losses["object"].item() == 0 and not torch.autograd.grad(losses["object"], method.objects[0].weight)[0].any()

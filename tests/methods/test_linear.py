@@ -117,3 +117,17 @@ def test_what_has_no_classifier_is_refused():
 @pytest.mark.parametrize("over", ["primitives", "pairs"])
 def test_it_follows_the_protocol(over):
     check_method(Linear, {"over": over})
+
+
+def test_images_with_one_label_train_its_classifier_alone():
+    train, states = noisy_batch(), len(LABELS.states)
+    own = train.compositions.clone()
+    m, n = CONTEXT.labels.state_of(own.numpy()), CONTEXT.labels.object_of(own.numpy())
+    own[::3], own[1::3] = torch.as_tensor(-1 - m[::3]), torch.as_tensor(-1 - states - n[1::3])
+    partial = Linear(CONTEXT, LinearOptions(l2=1e-3))
+    partial.start(Batch(train.inputs, own))
+    for name, known in (("states", np.arange(len(own)) % 3 != 1), ("objects", np.arange(len(own)) % 3 != 0)):
+        expected = Linear(CONTEXT, LinearOptions(l2=1e-3))
+        expected.start(Batch({"cls": train.cls[known]}, train.compositions[known]))
+        torch.testing.assert_close(partial.get_buffer(name), expected.get_buffer(name), rtol=0, atol=0)
+    assert LinearOptions().over == "primitives" and not Linear.accepts_partial_labels(LinearOptions(over="pairs"))
