@@ -274,7 +274,7 @@ class _Place:
         centre = SIDE * (0.5 + style.shift * (2.0 * rng.random(2) - 1.0))
         return cls(centre, np.array([[cos, -sin], [sin, cos]]) * np.array(axes), radius)
 
-    def pixels_of(self, points: Points, look: Look, phase: float) -> Points:
+    def to_pixels(self, points: Points, look: Look, phase: float) -> Points:
         turned = points @ (self.matrix / self.pixels).T
         bent = turned if look.bend is None else bend_contour(turned, look.bend, phase)
         return bent * self.pixels + self.centre
@@ -295,7 +295,7 @@ def _spread(limit: float, rng: np.random.Generator) -> float:
 
 def _mask(outline: Outline, look: Look, place: _Place, rng: np.random.Generator) -> Plane:
     phase = 2 * np.pi * float(rng.random())
-    contours = [place.pixels_of(points, look, phase) for points in (outline.contour, *outline.holes)]
+    contours = [place.to_pixels(points, look, phase) for points in (outline.contour, *outline.holes)]
     if not look.broken:
         return _drawn(contours, look, place, rng)
     return _halves(contours, look, place, rng)

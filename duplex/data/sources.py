@@ -251,7 +251,7 @@ SPLIT_FOLDER = re.compile(
 def read_folder(root: Path) -> tuple[pd.DataFrame, dict[str, int]]:
     """Make a table of image, state and object from the images below `root`; folder names give the labels.
 
-    Also returns a dict that is empty if no file was skipped; otherwise it maps a note on skipped files to their number.
+    Also returns a dict that maps a note on skipped files to their number; it is empty if none was skipped.
     """
     rows = []
     tree = ImageTree(root)

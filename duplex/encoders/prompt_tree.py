@@ -258,7 +258,7 @@ class QueryBlocks:
         return cls(queries, keys, mask.reshape(count, size, -1))
 
     def attention(self, states: Ints, heads: int, device: torch.device) -> AttentionPlan:
-        """The plan for attention over a tensor of tokens whose row `states[i]` belongs to node `i` of the tree."""
+        """The `AttentionPlan` for a tensor of tokens in which row `states[i]` belongs to node `i` of the tree."""
         count, size = self.mask.shape[:2]
         total, head = len(self.queries), np.arange(heads)
         query_states = states[self.queries]

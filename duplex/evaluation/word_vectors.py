@@ -20,7 +20,7 @@ LISTED = 10  # names in an error message
 
 @dataclass(frozen=True)
 class WordVectors:
-    """Word vectors of states or objects, one per name, and those of their words for which the file has no vector."""
+    """One vector per state or object, and the words in their names for which the file has none."""
 
     vectors: Floats  # [names, w]
     missing: tuple[str, ...]

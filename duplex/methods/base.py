@@ -144,7 +144,7 @@ class Batch:
 
     @property
     def rows(self) -> Tensor:
-        """Number of each image [B], counted in the order in which `Method.start` receives all training images."""
+        """Index of each image [B] among all training images, in the order in which `Method.start` receives them."""
         return copy_to_device(self.compositions.device, self.rows_np)[0]
 
     @property

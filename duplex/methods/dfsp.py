@@ -46,11 +46,11 @@ class DfspOptions(TextOptions):
     template: Template = TEMPLATE  # words whose tokens initialise the prefix
 
     @property
-    def to_image(self) -> bool:
+    def fuses_images(self) -> bool:
         return self.fusion in ("t2i", "bif")
 
     @property
-    def to_text(self) -> bool:
+    def fuses_text(self) -> bool:
         return self.fusion in ("i2t", "bif")
 
 
@@ -62,10 +62,10 @@ class Dfsp(TextMethod[DfspOptions]):
         dim, heads = context.dim, options.heads
         self.prompts = self.soft_prompts(options.template)
         token_width = context.inputs["patch"][1] if options.fusion != "none" else 0
-        if options.to_image:
+        if options.fuses_images:
             self.project = nn.Linear(token_width, dim)  # W
             self.to_image, self.to_itself = CrossBlock(dim, dim, heads), CrossBlock(dim, dim, heads)  # B_1, B_2
-        if options.to_text:
+        if options.fuses_text:
             self.to_text = CrossBlock(dim, token_width, heads)
             self.compose = zero_initialised(nn.Linear(dim, dim))
 
@@ -94,8 +94,8 @@ class Dfsp(TextMethod[DfspOptions]):
     def fused_logits(self, z: Tensor, t: Prototypes, candidates: CompositionIndex, tokens: Tensor | None) -> Tensor:
         """Logits [B, C] of the candidates, after text and image features are fused if `tokens` are given."""
         tokens = None if tokens is None else tokens.to(z.dtype)
-        x = self.fused_images(z, t, tokens) if self.options.to_image and tokens is not None else z
-        if not self.options.to_text or tokens is None:
+        x = self.fused_images(z, t, tokens) if self.options.fuses_images and tokens is not None else z
+        if not self.options.fuses_text or tokens is None:
             return self.scale * x @ t.compositions.T
         return self.scale * (self.fused_texts(t, candidates, tokens) @ x[:, :, None])[..., 0]
 
@@ -124,6 +124,6 @@ class Dfsp(TextMethod[DfspOptions]):
         if self.options.fusion == "none":
             return chunk_scores(inputs["cls"])
         patches, token_width = self.context.inputs["patch"]
-        dim, fused_texts = self.context.dim, len(prepared.compositions) if self.options.to_text else 0
+        dim, fused_texts = self.context.dim, len(prepared.compositions) if self.options.fuses_text else 0
         width = patches * (token_width + 6 * dim) + 3 * fused_texts * dim
         return score_in_chunks(chunk_scores, inputs["cls"], inputs["patch"], width)

@@ -298,7 +298,7 @@ class NormalEquations:
 
 
 def interaction_variance(seen: PairMeans, ridge: float) -> float:
-    """The variance `v` under which the pairs' means are most likely, searched among the powers of 10^(1/8)."""
+    """The variance `v` of interactions that makes the pairs' means most likely, to an eighth of a decade."""
 
     def height(exponent: float) -> float:
         return NormalEquations(seen, 10.0**exponent, ridge).log_likelihood()

@@ -63,8 +63,8 @@ class PrimitiveHead(nn.Module):
     def forward(self, f: Tensor, labels: Tensor, domains: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Returns the losses `CE + CE'`, `L_d + L_d'` and `L_grad` (see the module) for image embeddings `f` [B, e].
 
-        labels: the images' states [B], or objects.
-        domains: their objects [B], or states.
+        labels: what is classified: the images' states [B], or their objects.
+        domains: the other one of the two [B]; partners share the label and differ in the domain.
         """
         partner, paired = next_allowed_partner((labels[:, None] == labels) & (domains[:, None] != domains))
         weights = paired.to(f) / paired.sum().clamp(min=1)  # for means over images with a partner

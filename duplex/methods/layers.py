@@ -87,7 +87,7 @@ class NormDisentangler(nn.Module):
 
 
 class Factors(nn.Module):
-    """Two networks that compute the state factors and the object factors [B, d], of unit length, of features [B, d]."""
+    """Two networks that map features [B, d] to state factors and to object factors [B, d], both of unit length."""
 
     def __init__(self, dim: int, width: int, residual: bool, batch_norm: bool = False) -> None:
         super().__init__()

@@ -100,7 +100,7 @@ class PromptMethod(PathMethod[PromptOptions]):
         return found
 
     def maxima(self, logits: Tensor, compositions: Tensor) -> tuple[Tensor, Tensor]:
-        """The largest of the `compositions`' logits [B, C] per state [B, M] and per object [B, N]."""
+        """For each state [B, M] and each object [B, N], the largest of the `logits` [B, C] of its `compositions`."""
         m, n = self.primitives(compositions)
         return _largest(logits, m, len(self.labels.states)), _largest(logits, n, len(self.labels.objects))
 

@@ -192,7 +192,7 @@ def read_results(params: Params, summary: Tree, paths: ArtifactPaths) -> Results
 
 
 def changed_options(params: Params) -> dict[tuple[str, str], dict[str, Any]]:
-    """Kind, world and options that params.yaml sets for each (data set, method); defaults are left out."""
+    """Kind and world of each (data set, method), and its options, `training` and `finetune` set in the files."""
     table = {}
     for dataset, method in product(params.run.datasets, params.run.methods):
         entry = params.entry(method)

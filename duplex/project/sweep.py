@@ -294,7 +294,7 @@ def _with_progress(label: str, engine: Execute, tasks: Sequence[Task]) -> Iterat
 
 
 def commit_targets(runs: Sequence[SweptRun], changed: Collection[str]) -> list[str]:
-    """DVC stages of `runs` to commit; a whole group such as `train`, in one step, if no other run in it has changed."""
+    """Stages for `dvc commit` of `runs`: groups such as `train`, or single stages if other runs have changed."""
     stages = list(dict.fromkeys(run.stage(stage) for stage in RUN_STAGES for run in runs))
     groups = list(dict.fromkeys(name.partition("@")[0] for name in stages))
     others = {name for name in changed if name.partition("@")[0] in groups} - set(stages)

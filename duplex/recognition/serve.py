@@ -261,6 +261,7 @@ class ServerMetrics(Collector):
         self.registry.register(self)
 
     def collect(self) -> Iterator[Metric]:
+        """Yield the server's own metrics; `prometheus_client` calls this."""
         restarts = sum(worker.restarts for worker in self._workers)
         memory = _resident_bytes("self") + sum(_resident_bytes(worker.pid) for worker in self._workers)
         yield CounterMetricFamily("duplex_images", "Images answered", self._batcher.images)

@@ -160,7 +160,7 @@ class MeanCurve:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What the files of one run contain; `files` gives, by field, the path of the file that it was read from."""
+    """What the files of one run contain; `files` maps each field to the path of the file that it was read from."""
 
     metrics: Tree
     history: pd.DataFrame | None = None

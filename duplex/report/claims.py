@@ -40,7 +40,7 @@ COSTS = {"parameters": "parameters", "peak_bytes": "memory", "seconds_per_epoch"
 
 @lru_cache
 def read_package_yaml(name: str) -> Tree:
-    """Read quoted.yaml (published numbers), claims.yaml (the paper's claims) or tables.yaml (tables of ablations)."""
+    """Read quoted.yaml (published numbers), claims.yaml (the paper's claims) or ablation_tables.yaml."""
     text = files("duplex.report").joinpath(name).read_text(encoding="utf-8")
     return dict(YAML(typ="safe", pure=True).load(text))
 

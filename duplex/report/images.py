@@ -248,9 +248,9 @@ def retrieve_texts(context: RetrievalContext, file: str) -> RetrievedTexts:
 
 
 def swap_blocks(context: RetrievalContext, file: str) -> tuple[list[Block], dict[str, Any]]:
-    """Blocks on swaps between test images, and the numbers for the JSON `file` that they cite.
+    """Blocks on swapped factors of test images, and the numbers in them, cited from the JSON `file`.
 
-    One swap per test pair joins factors of two images, of which one has only the pair's state and one only its object.
+    One swap per pair: the state factor of an image with only its state, the object factor of one with only its object.
     """
     if context.features.states is None or context.features.objects is None:
         return [Note("The method has no state and object factors to swap.")], {}

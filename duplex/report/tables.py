@@ -294,10 +294,10 @@ def feasibility_table(data: DatasetResults) -> Table | None:
 
 
 def ablation_tables(results: Results, data: DatasetResults) -> list[tuple[str, Table | None]]:
-    """The tables of ablations in `tables.yaml`, each with its title; a table is None if its ablations were not run."""
+    """The tables in `ablation_tables.yaml`, each with its title; a table is None if its ablations were not run."""
     tables: list[tuple[str, Table | None]] = []
     candidates = measured(results, data)
-    for entry in read_package_yaml("tables.yaml")["tables"]:
+    for entry in read_package_yaml("ablation_tables.yaml")["tables"]:
         lines = [(row, found) for row in entry["rows"] if (found := _ablation(candidates, row["run"])) is not None]
         if len(lines) < 2 or not any(found.file == results.ablations_file for _, found in lines):
             tables.append((entry["title"], None))
@@ -460,7 +460,7 @@ def curve_ends_table(results: Results, data: DatasetResults) -> Table | None:
 
 
 def _graph_cells(results: Results, data: DatasetResults, *place: str) -> list[TableCell]:
-    pair = read_package_yaml("tables.yaml")["frequency"]  # entries of `ablations:` that differ in the graph only
+    pair = read_package_yaml("ablation_tables.yaml")["frequency"]  # rows that differ in the graph only
     names = (pair["without"], pair["with"])
     values = [value_at(data.ablations, (name, *place)) for name in names]
     if None in values:
@@ -659,7 +659,7 @@ def _results(results: Results, data: DatasetResults) -> list[Block]:
 
 def _ablations(results: Results, data: DatasetResults) -> list[Block]:
     entries = ablation_tables(results, data)
-    spec = read_package_yaml("tables.yaml")
+    spec = read_package_yaml("ablation_tables.yaml")
     finished = [table for _, table in entries if table is not None]
     missing = [title for title, table in entries if table is None]
     curves = lambda_figures(data, spec["sensitivity"])

@@ -204,7 +204,7 @@ def test_score_terms_are_a_table_per_method():
 
 
 def test_every_row_of_the_ablation_tables_exists_in_params():
-    params, spec = load_params(ROOT / "ablations/params.yaml"), tables.read_package_yaml("tables.yaml")
+    params, spec = load_params(ROOT / "ablations/params.yaml"), tables.read_package_yaml("ablation_tables.yaml")
     known = {**load_params(SHIPPED).methods, **params.methods}
     for entry in spec["tables"]:
         for row in entry["rows"]:
