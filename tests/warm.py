@@ -1,7 +1,10 @@
 """Import the modules of all commands, in the process from which `tests.subprocesses.Forked` forks."""
 
-import importlib
+from importlib import import_module
 
-import duplex.encoders.open_clip  # noqa: F401
+import tests.remembered  # noqa: F401
+from duplex.system import code
 
-importlib.import_module("torch._dynamo")  # which the first optimiser of a process imports, for seconds
+import_module("torch._dynamo")  # which the first optimiser of a process imports, for seconds
+for path in code.PACKAGE.rglob("*.py"):  # of which each stage hashes many
+    code._parse(path.read_bytes())
