@@ -41,6 +41,7 @@ def project(tmp_path_factory):
         record["extraction"] |= {"pixels": True, "block_inputs": 1}
         for name, finetune in {"plain": {"blocks": "all"}, "last": {"blocks": 1}, "six": {"blocks": 6}}.items():
             record["methods"][name] = {"extends": "dual", "finetune": finetune}
+        record["methods"]["paper"] = {"extends": "duplex_paper", "finetune": {"adapter": "bottleneck"}}
         record["methods"]["varied"] = {"extends": "plain", "finetune": {"blocks": 3, "augment": AUGMENT}}
 
     draw_project(folder, ["varied"], scale=0.03, changes=rows)
@@ -144,5 +145,6 @@ def test_onnxruntime_reads_pixels(project, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_killed_training_with_augmentation_resumes_to_the_same_bytes(project) -> None:
-    kill_and_resume_training(project, "varied")
+@pytest.mark.parametrize("method", ["varied", "paper"])
+def test_killed_training_from_pixels_resumes_to_the_same_bytes(project, method: str) -> None:
+    kill_and_resume_training(project, method)

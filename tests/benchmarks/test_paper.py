@@ -1,4 +1,4 @@
-"""The table of costs counts the codebook, and times steps in and out of the cache."""
+"""The table of costs counts adapters, codebook and fusion, and times steps in and out of the cache."""
 
 from __future__ import annotations
 
@@ -18,3 +18,13 @@ def test_rows_in_and_out_of_the_cache_count_the_codebook() -> None:
     assert cached["with_codebook"] - cached["parameters"] == 16 * 12 * 384  # UT-Zappos' pairs, the encoder's width
     assert all(row["seconds"] > 0 for row in rows.values())
     assert "M with the codebook" in paper.sentence(cached)
+
+
+@pytest.mark.slow
+def test_rows_of_the_papers_table_train_adapters_a_codebook_and_a_fusion() -> None:
+    rows = paper.measure(paper.PAPER, load_params(SHIPPED), "ViT-S-32", batch=2, device="cpu", rounds=1)
+    baseline, codebook, graph = rows.values()
+    width, bottlenecks = 384, 2 * 12
+    assert baseline["parts"]["blocks"] == bottlenecks * (2 * 64 * width + 64 + width)
+    assert codebook["parameters"] - baseline["parameters"] == 16 * 12 * width  # a prototype for each pair of UT-Zappos
+    assert graph["parameters"] - codebook["parameters"] == 2 * 2 * 64 * width  # M_s and M_o of rank 64
