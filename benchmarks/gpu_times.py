@@ -58,7 +58,7 @@ class Look:
 def text(look: Look, _: Path) -> Table:
     """All training pairs through ViT-L/14's text tower, forward and backward: by prefix tree, cut to the longest prompt
     (`over cut`: how many times as long), and the matrix products alone (`floor`). `error` is the largest difference
-    between the two of a feature, `gradient error` that of a gradient over the largest."""
+    of a feature between tree and cut prompts, `gradient error` that of a gradient over the largest."""
     found: Table = {}
     for name in look.datasets[-2:]:  # the largest two
         for precision in TIMED:
@@ -83,8 +83,8 @@ def text(look: Look, _: Path) -> Table:
 
 
 def sampling(look: Look, _: Path) -> Table:
-    """The text side of a training step in C-GQA's size, with all 5,592 pairs and with those of 32 images and so many
-    others (`sampled`)."""
+    """The text side of a training step in C-GQA's size, with all 5,592 pairs, and with those of 32 images and 1,864 or 512
+    others."""
     found: Table = {}
     for precision in TIMED[:2]:
         tower = texts.random_tower("ViT-L-14-quickgelu", precision=precision, device=look.device, **look.tower)
