@@ -236,9 +236,9 @@ class FinetuneOptions(Options):
     """
 
     blocks: int | Literal["all"]  # number of the image tower's last blocks to fine-tune
-    adapter: str = "bottleneck"  # what is trained in them: bottleneck | parallel | lora | full, or a plug-in's
+    adapter: str = "bottleneck"  # trained in them: bottleneck | parallel | lora | full | concepts, or a plug-in's
     text: str | None = None  # what is trained in the text tower's blocks, of the same names; null: nothing
-    width: Count | None = None  # hidden units of a bottleneck (null: 64), rank of a low-rank update (null: 8)
+    width: Count | None = None  # hidden units of a bottleneck (null: 64; concepts: channels / 4), rank (null: 8)
     dropout: Rate = 0.1  # inside a bottleneck
     learning_rate: LearningRate | None = None  # of the fine-tuned blocks; null: the learning rate of training
     augment: tuple[Augmentation, ...] = ()  # how training images are changed at random; needs pixels in the cache
@@ -250,7 +250,7 @@ class FinetuneOptions(Options):
             require(adapter, installed_plugins("duplex.adapters"), "adapter")
             has_width = adapter != "full" or self.width is None
             yield has_width, f"adapter: {adapter} has no width; leave it out"
-            has_dropout = adapter not in ("lora", "full") or self.dropout == type(self).dropout
+            has_dropout = adapter not in ("lora", "full", "concepts") or self.dropout == type(self).dropout
             yield has_dropout, f"adapter: {adapter} has no dropout; leave it out"
         is_set = len(set(self.augment)) == len(self.augment)
         yield is_set, f"augment is {list(self.augment)}; name each augmentation once"

@@ -42,6 +42,7 @@ class LastBlocks:
     end: Callable[[Tensor], Tensor]  # output of the last block -> features [B, d]
     branch_outputs: tuple[str, ...]
     branch_inputs: tuple[str, ...]
+    of_text: bool = False
 
     def __call__(self, x: Tensor) -> Tensor:
         for block in self.blocks:

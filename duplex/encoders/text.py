@@ -8,8 +8,9 @@ and names, from which prompts are made, are in `duplex/methods/prompts.py`.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint as recompute
 
-from duplex.encoders.image_blocks import LastBlocks
+from duplex.encoders.image_blocks import LastBlocks, TowerBlocks
 from duplex.encoders.prompt_tree import (
     PAD,
     AttentionPlan,
@@ -116,6 +117,7 @@ class ClipTextTower:
     """
 
     is_trained = False  # whether the blocks hold trained parameters, so that features change from step to step
+    of_paths: Mapping[str, ClipTextTower] = MappingProxyType({})  # kind of prompts -> the tower for it, if another
 
     def __init__(self, model: Any, tokenizer: Any = None, *, precision: str = "fp32") -> None:
         text = getattr(model, "text", model)
@@ -174,7 +176,13 @@ class ClipTextTower:
         self.blocks = copy.deepcopy(self.blocks)
         self.is_trained = True
         blocks = [nn.Sequential(block) for block in self.blocks]
-        return LastBlocks(blocks, self.finish, ("ls_1", "ls_2"), ("ln_1", "ln_2"))
+        return LastBlocks(blocks, self.finish, ("ls_1", "ls_2"), ("ln_1", "ln_2"), of_text=True)
+
+    def with_blocks(self, blocks: TowerBlocks) -> ClipTextTower:
+        """A tower that differs in its blocks."""
+        tower = copy.copy(self)
+        tower.blocks = nn.ModuleList(block[-1] for block in blocks)
+        return tower
 
     @property
     def start(self) -> int:

@@ -4,13 +4,22 @@
     parallel:    y <- y + 0.1 Up(dropout(relu(Down(x))))      x: what enters the layer norm before attention or MLP
     lora:        W <- W + B A                                 every matrix W of the blocks (Hu et al., 2022)
     full:        all parameters are trained
+    concepts:    y <- y + Up_k(quickgelu(Down_k(y)))          k: state, object or composition; the blocks run for each k
 
-`Up` and `B` start at zero. The Duplex paper puts adapters "in the image encoder". It builds on the published code of
-Troika (Huang et al., 2024), which has parallel adapters; Chen et al. (2022) introduced these.
+`Up` and `B` start at zero, except in `concepts`, the adapters of CAILA's published code (Zheng et al., 2024). There, an
+image's compositions begin at the middle block, as the tokens of state and object together, with a mixture of adapters:
+
+    y <- y + (Up_c(mean of z_k) + Up_s(z_s) + Up_o(z_o)) / 3,   z_k = quickgelu(Down_k(y))
+
+The Duplex paper puts adapters "in the image encoder". It builds on the published code of Troika (Huang et al., 2024),
+which has parallel adapters; Chen et al. (2022) introduced these.
 """
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,6 +34,9 @@ from duplex.system.plugins import installed_plugins, load_plugin
 
 GROUP = "duplex.adapters"
 PARALLEL_SCALE = 0.1  # of Troika's published code
+QUICK = 1.702  # QuickGELU's constant
+REDUCTION = 4  # of CAILA's published code: channels of a block per hidden unit
+Run = Callable[[nn.Module, Tensor], Tensor]
 
 
 class BlockAdapters(nn.ModuleList):
@@ -44,6 +56,15 @@ class BlockAdapters(nn.ModuleList):
     ) -> list[nn.Module]:
         """Insert what is to be trained into the blocks; returns the modules whose parameters are trained."""
         raise NotImplementedError
+
+    def outputs(self, x: Tensor, blocks: TowerBlocks, run: Run) -> list[Tensor]:
+        """What the `blocks` make of `x`, each called by `run(block, x)`; three outputs tell concepts apart.
+
+        The three belong to compositions, states and objects, of which the method's inputs have a feature each.
+        """
+        for block in blocks:
+            x = run(block, x)
+        return [x]
 
 
 def find_adapters(name: str) -> type[BlockAdapters]:
@@ -119,3 +140,61 @@ class AllWeights(BlockAdapters):
 
     def attach(self, blocks: TowerBlocks, cut: LastBlocks, channels: list[int], options: FinetuneOptions) -> Any:
         return [block.requires_grad_() for block in blocks]
+
+
+class ConceptBottleneck(nn.Module):
+    """CAILA's adapter `Up(quickgelu(Down(y)))`; its biases start at zero."""
+
+    def __init__(self, channels: int, width: int) -> None:
+        super().__init__()
+        self.down, self.up = nn.Linear(channels, width), nn.Linear(width, channels)
+        for layer in (self.down, self.up):
+            nn.init.zeros_(layer.bias)
+
+    def hidden(self, y: Tensor) -> Tensor:
+        z: Tensor = self.down(y)
+        return z * torch.sigmoid(QUICK * z)
+
+    def forward(self, y: Tensor) -> Tensor:
+        update: Tensor = self.up(self.hidden(y))
+        return update
+
+
+class ConceptBottlenecks(BlockAdapters):
+    """Trains bottlenecks of states, objects and compositions, for each of which the blocks run with frozen weights."""
+
+    passes: tuple[TowerBlocks, TowerBlocks, TowerBlocks]  # blocks of compositions, states and objects
+
+    def attach(self, blocks: TowerBlocks, cut: LastBlocks, channels: list[int], options: FinetuneOptions) -> Any:
+        if not cut.branch_inputs:
+            raise UsageError("finetune.adapter: concepts needs a transformer; choose bottleneck")
+        weights = {id(weight): weight for block in blocks for weight in block.parameters()}
+        self.passes = (blocks, copy.deepcopy(blocks, {**weights}), copy.deepcopy(blocks, {**weights}))
+        self.first = 0 if cut.of_text else len(blocks) // 2  # block from which on compositions have adapters
+        adapters = []
+        for place, width in enumerate(channels):
+            for name in cut.branch_outputs:
+                own = [ConceptBottleneck(width, options.width or width // REDUCTION) for _ in self.passes]
+                whole = own[0] if cut.of_text else partial(mixture, own)
+                for each, adapter in zip(self.passes, (whole, *own[1:]), strict=True):
+                    end = getattr(each[place][-1], name)
+                    end.register_forward_hook(lambda _, __, y, adapter=adapter: y + adapter(y))
+                adapters += own if place >= self.first else own[1:]
+        return adapters
+
+    def outputs(self, x: Tensor, blocks: TowerBlocks, run: Run) -> list[Tensor]:
+        state = object = x
+        for place, (of_both, of_state, of_object) in enumerate(zip(*self.passes, strict=True)):
+            if place == self.first:
+                both = torch.cat([state, object], 1)
+            if place >= self.first:
+                both = run(of_both, both)
+            state, object = run(of_state, state), run(of_object, object)
+        return [both.unflatten(1, (2, -1)).mean(1), state, object]
+
+
+def mixture(adapters: list[ConceptBottleneck], y: Tensor) -> Tensor:
+    """The mean of three adapters; the first one, that of compositions, raises the mean of all hidden units."""
+    z = [adapter.hidden(y) for adapter in adapters]
+    inner = [torch.stack(z).mean(0), *z[1:]]
+    return torch.stack([adapter.up(each) for adapter, each in zip(adapters, inner, strict=True)]).mean(0)

@@ -13,27 +13,35 @@ Zheng et al., "CAILA: Concept-Aware Intra-Layer Adapters for Compositional Zero-
 * L_s, L_o, L_c: cross-entropies of states, objects and compositions
 * L_shift: cross-entropy of artificial images, an image's z^s plus the next image's z^o, if their composition is seen
 
-In the paper, adapters are part of every encoder layer; here, as encoder outputs are cached, they follow the final
-features. In the paper, artificial images replace a tenth of the images; here, they have a loss of their own.
+In the paper, adapters are part of every encoder layer; here, they follow the final features, unless `adapter: blocks`
+takes z and t of each concept from towers with the fine-tuning adapters `concepts` instead. It learns tau, one for each
+concept. In the paper, artificial images replace a tenth of the images; here, they have a loss of their own.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, dropout
 
+from duplex.errors import UsageError
 from duplex.methods.base import Batch, Inputs, MethodContext
 from duplex.methods.families import TextMethod, TextOptions
 from duplex.methods.layers import Adapter, CompositionIndex, unit
 from duplex.methods.prompts import TEMPLATE, Prompts, Prototypes
 from duplex.options import Count, Positive, Rate, Template
 
+PRIMITIVE_SCALE = 20  # of states and objects relative to compositions, in the published code
+
 
 @dataclass(frozen=True)
 class CailaOptions(TextOptions):
+    adapter: Literal["feature", "blocks"] = "feature"  # on features, or those of `finetune` in the towers' blocks
     width: Count = 64  # hidden units of each adapter
     dropout: Rate = 0.1  # inside each adapter
     scale: Positive = 0.1  # weight a of the adapters' outputs
@@ -41,16 +49,30 @@ class CailaOptions(TextOptions):
     feature_dropout: Rate = 0.0  # of the unit features of images, in the losses
     shift: bool = True  # whether to train on artificial images (L_shift)
     template: Template = TEMPLATE  # words before the names in the prompts
+    state_end: str = ""  # words after the name in the prompts of states
+
+    def rules(self) -> Iterable[tuple[object, str]]:
+        for name in ("width", "dropout", "scale", "mixture"):
+            is_used = self.adapter == "feature" or getattr(self, name) == getattr(type(self), name)
+            yield is_used, f"adapter: blocks has no {name}; leave it out"
 
 
 class ConceptAdapters(nn.Module):
-    """Three residual adapters, of composition, state and object features; one such set is for images, one for texts."""
+    """Three residual adapters, of composition, state and object features; one such set is for images, one for texts.
+
+    They change nothing if there are adapters in the towers' blocks instead.
+    """
 
     def __init__(self, dim: int, options: CailaOptions) -> None:
         super().__init__()
-        self.state = Adapter(dim, options.width, options.dropout, options.scale)
-        self.object = Adapter(dim, options.width, options.dropout, options.scale)
-        self.whole = Adapter(dim, options.width, options.dropout, options.scale)
+
+        def adapter() -> nn.Module:
+            is_feature = options.adapter == "feature"
+            return Adapter(dim, options.width, options.dropout, options.scale) if is_feature else nn.Identity()
+
+        self.state = adapter()
+        self.object = adapter()
+        self.whole = adapter()
         self.mixture = options.mixture
 
     def images(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -73,16 +95,33 @@ class Caila(TextMethod[CailaOptions]):
 
     def __init__(self, context: MethodContext, options: CailaOptions) -> None:
         super().__init__(context, options)
-        self.prompts = Prompts(context.labels, context.tower, template=options.template)
+        labels, tower = context.labels, context.tower
+        self.prompts = Prompts(labels, tower, template=options.template, state_end=options.state_end)
         self.images, self.texts = ConceptAdapters(context.dim, options), ConceptAdapters(context.dim, options)
-        self.register_buffer("is_seen", torch.as_tensor(context.labels.seen), persistent=False)
+        self.register_buffer("is_seen", torch.as_tensor(labels.seen), persistent=False)
+        if options.adapter == "blocks":
+            larger = tower.logit_scale + math.log(PRIMITIVE_SCALE)
+            self.log_scales = nn.Parameter(torch.tensor([tower.logit_scale, larger, larger]))
+
+    def scales(self) -> Any:
+        """The factors `1 / tau` of the logits of compositions, states and objects."""
+        return self.log_scales.exp() if self.options.adapter == "blocks" else (self.scale, self.scale, self.scale)
+
+    def features(self, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
+        """Unit features z^c, z^s and z^o of images [B, d]."""
+        if self.options.adapter == "feature":
+            return self.images.images(unit(inputs["cls"]))
+        state, object = inputs.get("cls_state"), inputs.get("cls_object")
+        if state is None or object is None:
+            raise UsageError("adapter: blocks reads features of states; set finetune.adapter and text to concepts")
+        return unit(inputs["cls"]), unit(state), unit(object)
 
     def shared(self) -> Prototypes:
         return self.texts.texts(self.prompts(self.labels.pairs["train"]), self.train_candidates)
 
     def losses(self, batch: Batch, shared: Prototypes) -> dict[str, Tensor]:
-        z = [dropout(f, self.options.feature_dropout, self.training) for f in self.images.images(unit(batch.cls))]
-        logits = (self.scale * f @ t.T for f, t in zip(z, shared, strict=True))
+        z = [dropout(f, self.options.feature_dropout, self.training) for f in self.features(batch.inputs)]
+        logits = (scale * f @ t.T for scale, f, t in zip(self.scales(), z, shared, strict=True))
         losses = self.three_path_losses(logits, batch.compositions, ("composition", "state", "object"))
         if self.options.shift:
             losses["shift"] = self.shift_loss(z[1], z[2], batch.compositions, shared.compositions)
@@ -98,12 +137,12 @@ class Caila(TextMethod[CailaOptions]):
         label = m * len(self.labels.objects) + n.roll(-1, 0)
         seen = self.is_seen[label]
         target = torch.where(seen, self.train_candidates.positions_of_listed(label), 0).clamp(max=len(t) - 1)
-        terms = cross_entropy(self.scale * images @ t.T, target, reduction="none")
+        terms = cross_entropy(self.scales()[0] * images @ t.T, target, reduction="none")
         return torch.where(seen, terms, 0.0).sum() / seen.sum().clamp(min=1)
 
     def prepare(self, candidates: CompositionIndex) -> Tensor:
         return self.texts.texts(self.prompts.encode(candidates.compositions_np), candidates).compositions
 
     def score(self, inputs: Inputs, candidates: CompositionIndex, prepared: Tensor) -> Tensor:
-        z_c, _, _ = self.images.images(unit(inputs["cls"]))
-        return self.scored(self.scale * z_c @ prepared.T)
+        z_c, _, _ = self.features(inputs)
+        return self.scored(self.scales()[0] * z_c @ prepared.T)

@@ -23,13 +23,14 @@ from duplex.encoders.base import load_encoder
 from duplex.encoders.image_blocks import LastBlocks, block_count, block_input_shape, cached_blocks, last_blocks, stem
 from duplex.errors import UsageError
 from duplex.labels import Ints
-from duplex.methods.adapters import BlockAdapters, find_adapters
+from duplex.methods.adapters import BlockAdapters, ConceptBottlenecks, find_adapters
 from duplex.methods.base import Batch, Inputs, Inspectable, Method, Scorer, ScoreTerms
 from duplex.methods.gaussian import FittedStatistics
 from duplex.options import FinetuneOptions, Options
 from duplex.system.threads import float32_arithmetic
 
 IMAGES = 256  # computed at once without gradients
+CONCEPT_FEATURES = ("cls", "cls_state", "cls_object")  # inputs that blocks with adapters of concepts compute
 FINETUNED_PREFIX = "blocks."  # of the names of the blocks' tensors in checkpoints and exports
 
 
@@ -108,7 +109,7 @@ class FinetunedBlocks(nn.Module):
         return torch.cat([self.features(block_inputs[start : start + IMAGES]) for start in starts])
 
     def features(self, block_inputs: Tensor) -> Tensor:
-        """Image features [B, d] in one pass; TF32 is used only without gradients, and if the cache was made with it."""
+        """Image features [B, d], or those of three concepts [B, 3, d]; TF32 only as in the cache, without gradients."""
         with nullcontext() if torch.is_grad_enabled() else float32_arithmetic(self._precision):
             x = block_inputs.to(self._device)
             is_pixels = x.dtype == torch.uint8
@@ -121,11 +122,11 @@ class FinetunedBlocks(nn.Module):
                     x = self._begin(x) if self._begin is not None and is_pixels else x.float()
                     for block in self._blocks[: self._frozen]:
                         x = block(x)
-                for block in self._blocks[self._frozen :]:
-                    again = self.checkpointing and torch.is_grad_enabled()
-                    x = recompute(block, x, use_reentrant=False) if again else block(x)
-                features: Tensor = self._end(x).float()
-        return features
+                again = self.checkpointing and torch.is_grad_enabled()
+                run = partial(recompute, use_reentrant=False) if again else nn.Module.__call__
+                outputs = self.trained.outputs(x, list(self._blocks[self._frozen :]), run)
+                features = [self._end(x).float() for x in outputs]
+        return features[0] if len(features) == 1 else torch.stack(features, 1)
 
 
 def text_adapters(tower: Any, options: FinetuneOptions) -> BlockAdapters:
@@ -136,7 +137,11 @@ def text_adapters(tower: Any, options: FinetuneOptions) -> BlockAdapters:
     assert options.text is not None
     cut = tower.own_blocks()
     own = replace(options, adapter=options.text, text=None)
-    return find_adapters(options.text)(cut.blocks, cut, [tower.width] * len(cut.blocks), own)
+    trained = find_adapters(options.text)(cut.blocks, cut, [tower.width] * len(cut.blocks), own)
+    if isinstance(trained, ConceptBottlenecks):
+        _, *others = trained.passes
+        tower.of_paths = {path: tower.with_blocks(each) for path, each in zip(("state", "object"), others, strict=True)}
+    return trained
 
 
 class FinetunedInputs(Mapping[str, Tensor]):
@@ -146,12 +151,13 @@ class FinetunedInputs(Mapping[str, Tensor]):
         self.inputs, self.blocks = inputs, blocks
 
     @cached_property
-    def features(self) -> Tensor:
+    def features(self) -> dict[str, Tensor]:
         features: Tensor = self.blocks(self.inputs["block_inputs"])
-        return features
+        each = [features] if features.ndim == 2 else features.unbind(1)
+        return dict(zip(CONCEPT_FEATURES, each, strict=False))
 
     def __getitem__(self, name: str) -> Tensor:
-        return self.features if name == "cls" else self.inputs[name]
+        return self.features[name] if name in CONCEPT_FEATURES else self.inputs[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.inputs)
@@ -249,8 +255,8 @@ class WithFinetuning(Method[Options]):
         )
 
     def portable(self, candidates: Ints) -> dict[str, Tensor] | None:
-        if self.text is not None:  # an export encodes further prompts with the frozen text tower
-            return None
+        if self.text is not None or isinstance(self.blocks.trained, ConceptBottlenecks):
+            return None  # an export has one feature per image, and encodes added prompts with the frozen text tower
         tensors = self.method.portable(candidates)
         blocks = {f"{FINETUNED_PREFIX}{name}": value.detach() for name, value in self.blocks.state_dict().items()}
         return None if tensors is None else {**tensors, **blocks}

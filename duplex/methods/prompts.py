@@ -40,6 +40,7 @@ class Prompts(nn.Module):
     context: "learned" trains context vectors of each path, initialised with the template; "fixed" uses the template.
     vocabulary: "learned" trains one vector per name, at first the mean of its tokens; "fixed" uses the name's tokens.
     paths: "composition": prompts of compositions alone; "three": prompts of states and of objects as well.
+    state_end: words after the name in a state's prompt.
     """
 
     frozen_rows: Tensor
@@ -55,6 +56,7 @@ class Prompts(nn.Module):
         vocabulary: Source = "fixed",
         paths: PathsOption = "three",
         template: str = TEMPLATE,
+        state_end: str = "",
     ) -> None:
         super().__init__()
         self.labels = labels
@@ -76,7 +78,9 @@ class Prompts(nn.Module):
         else:
             lengths = [1] * len(names)
             learned.append(torch.stack([tower.embedding(torch.tensor(ids)).mean(0) for ids in names]))
+        frozen.append(tower.embedding(torch.tensor(tower.tokens(state_end), dtype=torch.long)))
         self.register_buffer("frozen_rows", torch.cat(frozen), persistent=False)
+        self.state_end_rows = np.arange(len(self.frozen_rows) - len(frozen[-1]), len(self.frozen_rows))
         self.learned_rows = nn.Parameter(torch.cat(learned)) if learned else None
 
         # frozen rows (ends, context, names) come before learned ones (contexts, names); paths share a fixed context
@@ -91,7 +95,7 @@ class Prompts(nn.Module):
         offsets, tokens = first_name + np.cumsum([0, *lengths[:-1]]), np.arange(max(lengths))
         # [M + N, longest]
         self.name_rows = np.where(tokens < np.array(lengths)[:, None], offsets[:, None] + tokens, -1)
-        self._tree: tuple[tuple[object, ...], PromptTree] | None = None
+        self._trees: tuple[tuple[object, ...], list[tuple[TextTower, PromptTree]]] | None = None
         self._encoded: Tensor | None = None  # features of the tree's prompts, if none of them is learned
 
     def lexicon(self) -> Tensor:
@@ -115,30 +119,37 @@ class Prompts(nn.Module):
         count = len(names[0])
         head = np.tile(np.array([0, *self.context_rows[path]], dtype=np.int64), (count, 1))
         body = np.concatenate([head, *(self.name_rows[column] for column in names)], axis=1)
-        body = np.concatenate([body, np.ones((count, 1), dtype=np.int64)], axis=1)  # row 1 is the end token
+        last = [*(self.state_end_rows if path == "state" else ()), 1]  # row 1 is the end token
+        body = np.concatenate([body, np.tile(np.array(last, dtype=np.int64), (count, 1))], axis=1)
         return np.take_along_axis(body, np.argsort(body < 0, axis=1, kind="stable"), axis=1)  # padding comes last
 
-    def all_sequences(self, compositions: Ints) -> Ints:
+    def all_sequences(self, compositions: Ints) -> list[tuple[TextTower, Ints]]:
+        """All prompts and the text tower that encodes them, in one part unless the paths have their own towers."""
         m, n = self.labels.state_of(compositions), self.labels.object_of(compositions)
         states = len(self.labels.states)
-        blocks = [self.sequences("composition", [m, n + states])]
+        blocks = {"composition": self.sequences("composition", [m, n + states])}
         if "state" in self.paths:
-            blocks.append(self.sequences("state", [np.arange(states)]))
-            blocks.append(self.sequences("object", [np.arange(states, len(self.name_rows))]))
-        longest = max(block.shape[1] for block in blocks)
-        return np.concatenate([np.pad(b, ((0, 0), (0, longest - b.shape[1])), constant_values=-1) for b in blocks])
+            blocks["state"] = self.sequences("state", [np.arange(states)])
+            blocks["object"] = self.sequences("object", [np.arange(states, len(self.name_rows))])
+        if towers := getattr(self.tower, "of_paths", {}):
+            return [(towers.get(path, self.tower), rows) for path, rows in blocks.items() if len(rows)]
+        longest = max(rows.shape[1] for rows in blocks.values())
+        padded = [np.pad(b, ((0, 0), (0, longest - b.shape[1])), constant_values=-1) for b in blocks.values()]
+        return [(self.tower, np.concatenate(padded))]
 
     def forward(self, compositions: Ints, checkpointing: bool = False) -> Prototypes:
         """Encode prompts with gradients; if no vector is learned, they are encoded only once and then reused."""
         if not len(compositions) and "state" not in self.paths:
             return self._split(self.frozen_rows.new_empty(0, self.tower.dim), 0)
         key = (compositions.tobytes(), self.frozen_rows.device, self.frozen_rows.dtype)
-        if self._tree is None or self._tree[0] != key:
-            self._tree = (key, PromptTree.of(self.all_sequences(compositions)))
+        if self._trees is None or self._trees[0] != key:
+            self._trees = (key, [(tower, PromptTree.of(rows)) for tower, rows in self.all_sequences(compositions)])
             self._encoded = None
         if self._encoded is not None:
             return self._split(self._encoded, len(compositions))
-        encoded = unit(self.tower.encode(self._tree[1], self.lexicon(), checkpoint=checkpointing))
+        lexicon = self.lexicon()
+        parts = [tower.encode(tree, lexicon, checkpoint=checkpointing) for tower, tree in self._trees[1]]
+        encoded = unit(torch.cat(parts))
         if self.learned_rows is None and not getattr(self.tower, "is_trained", False):
             self._encoded = encoded
         return self._split(encoded, len(compositions))
@@ -148,8 +159,9 @@ class Prompts(nn.Module):
         """Encode prompts without gradients, in batches."""
         if not len(compositions) and "state" not in self.paths:
             return self._split(self.frozen_rows.new_empty(0, self.tower.dim), 0)
-        encoded = self.tower.encode_blocks(self.all_sequences(compositions), self.lexicon())
-        return self._split(unit(encoded), len(compositions))
+        lexicon = self.lexicon()
+        parts = [tower.encode_blocks(rows, lexicon) for tower, rows in self.all_sequences(compositions)]
+        return self._split(unit(torch.cat(parts)), len(compositions))
 
     def _split(self, encoded: Tensor, count: int) -> Prototypes:
         states = count + len(self.labels.states)

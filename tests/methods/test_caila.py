@@ -3,10 +3,14 @@ from typing import Any
 import pytest
 import torch
 
-from duplex.methods.caila import Caila
+from duplex.errors import UsageError
+from duplex.methods.base import Batch
+from duplex.methods.caila import Caila, CailaOptions
 from duplex.methods.prompt_method import PromptMethod
+from duplex.options import OptionError
 from tests.methods.field import CLIP, SEEN, N, batch, build, check_losses, scores, targets
 from tests.methods.loops import close, cross_entropy, linear, products, softmax, unit
+from tests.methods.world import features
 
 ROW: dict[str, Any] = {"width": 4, "scale": 0.5}
 
@@ -69,3 +73,32 @@ def test_without_a_seen_artificial_image_the_loss_is_zero():
     unseen = next(c for c in range(12) if c not in SEEN)
     z = torch.nn.functional.normalize(torch.randn(1, 8, dtype=torch.float64), dim=-1)
     assert method.shift_loss(z, z, torch.tensor([unseen]), method.shared().compositions).item() == 0.0
+
+
+def test_with_adapters_in_the_blocks_features_are_taken_as_they_are_with_a_temperature_each():
+    plain = batch(6)
+    named = {name: features(6, seed) for name, seed in (("cls_state", 11), ("cls_object", 12))}
+    images = Batch({**plain.inputs, **named}, plain.compositions)
+    method = build(Caila, adapter="blocks", state_end="cup")
+    start = build(Caila, adapter="blocks", shaken=False).log_scales.exp()
+    assert start.tolist() == pytest.approx([method.scale, 20 * method.scale, 20 * method.scale], rel=1e-6)
+    scales = method.log_scales.exp().tolist()
+    z = [[unit(row) for row in images.inputs[name]] for name in ("cls", "cls_state", "cls_object")]
+    t = method.prompts.encode(torch.as_tensor(SEEN).numpy())
+    whole = [unit(row + t.states[c // N] + t.objects[c % N]) for row, c in zip(t.compositions, SEEN, strict=True)]
+    place, m, n = targets(images)
+    check_losses(
+        method,
+        images,
+        composition=cross_entropy(products(z[0], whole, scales[0]), place),
+        state=cross_entropy(products(z[1], list(t.states), scales[1]), m),
+        object=cross_entropy(products(z[2], list(t.objects), scales[2]), n),
+    )
+    close(scores(method, SEEN, images), [softmax(row) for row in products(z[0], whole, scales[0])])
+    without = build(Caila).prompts.encode(torch.as_tensor(SEEN).numpy())
+    close(without.objects, t.objects)
+    assert not torch.allclose(without.states, t.states, atol=1e-3)
+    with pytest.raises(UsageError, match=r"blocks reads features of states; set finetune\.adapter and text to"):
+        method.losses(plain, method.shared())
+    with pytest.raises(OptionError, match="adapter: blocks has no scale; leave it out"):
+        CailaOptions(adapter="blocks", scale=1.0)

@@ -25,7 +25,7 @@ def test_losses_and_scores_by_loops(context):
     close(method.prompts.lexicon(), lexicon)
 
     def logits(columns):
-        tree = PromptTree.of(method.prompts.all_sequences(np.asarray(columns)))
+        tree = PromptTree.of(method.prompts.all_sequences(np.asarray(columns))[0][1])
         return products(map(unit, images.cls), map(unit, tower.encode(tree, lexicon)), method.scale)
 
     check_losses(method, images, semantic=cross_entropy(logits(SEEN), targets(images)[0]))

@@ -1,17 +1,23 @@
-"""Adapters in the text tower: the prefix tree stays exact, and methods train, score and load with them."""
+"""Adapters in the text tower and of concepts: the prefix tree stays exact; methods train, score and load with them."""
 
+import copy
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint as recompute
 
+from duplex.encoders.image_blocks import last_blocks
+from duplex.encoders.open_clip import open_clip
 from duplex.encoders.prompt_tree import PromptTree
 from duplex.encoders.text import ClipTextTower
 from duplex.errors import UsageError
 from duplex.labels import Ints
+from duplex.methods.adapters import ConceptBottlenecks
 from duplex.methods.finetuned import text_adapters
 from duplex.methods.registry import make_method, parse_options
 from duplex.options import FinetuneOptions, OptionError
@@ -38,9 +44,9 @@ def perturb(trained: Any) -> None:
             weight.add_(0.2 * torch.randn_like(weight))
 
 
-def with_gradients(features: Tensor, inputs: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+def with_gradients(features: Tensor, inputs: list[Tensor], **options: Any) -> tuple[Tensor, list[Tensor]]:
     weight = torch.linspace(-1, 1, features.numel(), dtype=features.dtype).view_as(features)
-    return features.detach(), list(torch.autograd.grad((features * weight).sum(), inputs))
+    return features.detach(), list(torch.autograd.grad((features * weight).sum(), inputs, **options))
 
 
 def lexicon_of(tower: ClipTextTower) -> Tensor:
@@ -150,3 +156,92 @@ def test_text_adapters_without_use_are_refused_in_one_line() -> None:
         FinetuneOptions(1, text="bottle")
     with pytest.raises(OptionError, match="adapter: full has no width"):
         FinetuneOptions(1, text="full", width=8)
+
+
+def concept_blocks(count: int = 4) -> tuple[Any, Any, Any]:
+    """A float64 image transformer's blocks, a copy of them with adapters of concepts, and these adapters."""
+    torch.manual_seed(0)
+    visual = open_clip.transformer.VisionTransformer(32, 8, 32, count, 4, 4.0, output_dim=16).double().eval()
+    cut = last_blocks(SimpleNamespace(visual=visual.requires_grad_(False), name="vit"), count)
+    tuned = copy.deepcopy(cut.blocks)
+    trained = ConceptBottlenecks(tuned, cut, [32] * count, FinetuneOptions("all", "concepts", width=5)).double()
+    with torch.no_grad():
+        for weight in trained.parameters():
+            weight.add_(0.1 * torch.randn_like(weight))
+    return cut, tuned, trained
+
+
+def quickgelu(z: Tensor) -> Tensor:
+    return z / (1 + torch.exp(-1.702 * z))
+
+
+def branch(block: Any, x: Tensor, adapters: list[list[Any]]) -> Tensor:
+    """One block on tokens [T, w]; `adapters`: of attention and MLP, each one adapter or composition, state, object."""
+    for part, three in zip(("attn", "mlp"), adapters, strict=True):
+        h = block.ln_1(x) if part == "attn" else block.ln_2(x)
+        y = block.attn(h[None], h[None], h[None], need_weights=False)[0][0] if part == "attn" else block.mlp(h)
+        z = [quickgelu(a.down(y)) for a in three]
+        ups = [three[0].up(sum(z) / len(z)), *(a.up(hidden) for a, hidden in zip(three[1:], z[1:], strict=True))]
+        x = x + y + sum(ups) / len(ups)
+    return x
+
+
+def test_images_of_concepts_follow_the_formula() -> None:
+    """States and objects alone in the lower half; above it, both streams' tokens with a mixture of adapters."""
+    cut, tuned, trained = concept_blocks()
+    adapters = list(trained)
+    lower, upper = adapters[:8], adapters[8:]
+    assert len(upper) == 12, "two blocks with three adapters at two places"
+    images = torch.randn(2, 17, 32, dtype=torch.float64)
+    outputs = trained.outputs(images, tuned, torch.nn.Module.__call__)
+    for image, found in zip(images, zip(*outputs, strict=True), strict=True):
+        state = object = image
+        both = torch.empty(0)
+        for place, block in enumerate(cut.blocks):
+            at = place % 2
+            own = [lower[4 * at : 4 * at + 2], lower[4 * at + 2 : 4 * at + 4]]
+            if place >= 2:
+                three = [upper[6 * at : 6 * at + 3], upper[6 * at + 3 : 6 * at + 6]]
+                both = torch.cat([state, object]) if place == 2 else both
+                both = branch(block[-1], both, three)
+                own = [each[1:] for each in three]
+            state = branch(block[-1], state, [[each[0]] for each in own])
+            object = branch(block[-1], object, [[each[1]] for each in own])
+        for ours, expected in zip(found, ((both[:17] + both[17:]) / 2, state, object), strict=True):
+            assert (ours - expected).abs().max() <= 1e-12
+    grads = torch.autograd.grad(sum(x.square().sum() for x in outputs), list(trained.parameters()))
+    again = trained.outputs(images, tuned, partial(recompute, use_reentrant=False))
+    for ours, theirs in zip(
+        torch.autograd.grad(sum(x.square().sum() for x in again), list(trained.parameters())), grads, strict=True
+    ):
+        assert theirs.abs().max() > 0 and torch.equal(ours, theirs)
+
+
+def test_prompts_of_each_concept_run_through_its_own_adapters() -> None:
+    tower, trained = adapted("concepts", layers=2)
+    assert torch.equal(trained[0].up.bias, torch.zeros(16)) and trained[0].up.weight.abs().max() > 0
+    assert len(trained) == 2 * 2 * 3 and trained[0].down.out_features == 4, "a quarter of the tower's width"
+    perturb(trained)
+    model: Any = small_model({"layers": 2}, quick_gelu=True)
+    prompt = [START, 1, 2, 5, 20, END]
+    mask = torch.full((6, 6), -torch.inf, dtype=torch.float64).triu(1)
+    towers = (tower, tower.of_paths["state"], tower.of_paths["object"])
+    for k, own in enumerate(towers):
+        with torch.no_grad():
+            x = model.token_embedding.weight[prompt] + model.positional_embedding[:6]
+            for place, block in enumerate(model.transformer.resblocks):
+                first, second = trained[6 * place + k], trained[6 * place + 3 + k]
+                h = block.ln_1(x)
+                y = block.attn(h, h, h, need_weights=False, attn_mask=mask)[0]
+                x = x + y + first.up(quickgelu(first.down(y)))
+                y = block.mlp(block.ln_2(x))
+                x = x + y + second.up(quickgelu(second.down(y)))
+            expected = model.ln_final(x)[-1] @ model.text_projection
+        lexicon, tree = lexicon_of(tower), PromptTree.of([*PROMPTS, prompt])
+        inputs = [lexicon, *list(trained.parameters())]
+        shared, found = with_gradients(own.encode(tree, lexicon), inputs, allow_unused=True)
+        plain, wanted = with_gradients(own.encode_plain([*PROMPTS, prompt], lexicon), inputs, allow_unused=True)
+        assert (shared[-1] - expected).abs().max() <= 1e-12 and (shared - plain).abs().max() <= 1e-12
+        for ours, theirs in zip(found, wanted, strict=True):
+            assert (ours is None) == (theirs is None)
+            assert ours is None or (ours - theirs).abs().max() <= 1e-10 * max(1.0, float(theirs.abs().max()))
