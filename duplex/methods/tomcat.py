@@ -87,6 +87,8 @@ class Tomcat(StreamAdapter):
         self.steps = 0
         self.book: Codebook | None = None
         if options.warm:
+            if not len(run.train):
+                raise UsageError("a warm start of tomcat needs training images; set the option warm to false")
             self.book = Codebook(run.method.labels, dim, unseen="compose", random_seen=False).to(self.t.device)
             self.book.start(unit(self.features(run.train.inputs)), run.train.compositions, seen=True)
         if len(self.t) <= MOST:

@@ -118,7 +118,7 @@ def test_a_table_without_splits_has_no_gaps(tmp_path):
 
 @pytest.mark.slow
 def test_suspects_are_sought_among_full_labels(partial):
-    source = suspects.open_source(partial, "own")
+    source = suspects.open_labelled("own", params=partial)
     manifest = read_manifest(ArtifactPaths().manifest("own"))
     full = (manifest["state"] != "") & (manifest["object"] != "")
     assert set(suspects.rank_suspects(source)["image"]) == set(manifest["image"][full])
