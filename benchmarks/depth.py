@@ -1,13 +1,12 @@
 """Measure the cost of fine-tuning blocks: seconds per training step and bytes per image, at ViT-L/14 size.
 
 python -m benchmarks.depth [--json] [--depths 0,1,2,4] [--batch 2] [--rounds 1] [--images 6] [--layers 24]
-                           [--width 1024] [--budget 128]
+                           [--width 1024]
 
 Weights are random. A step is the image side alone, forward and backward: the feature adapter (0 blocks), bottlenecks in
 the last k blocks over cached block inputs, and in all blocks over images (`all`). `speedup_depth2` is the step of `all`
 divided by that of two blocks; `share_of_memory` an epoch over block inputs in memory divided by the same from disk,
-without the system's page cache; `peak_share_of_budget` the peak memory of reading an epoch, as a share of a budget in
-MiB (`training.memory`): over block inputs that fit into it, and over twice as many.
+without the system's page cache.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from benchmarks.measure import alternate, begin_peak, emit, memory, options, say
+from benchmarks.measure import alternate, emit, options, say
 from duplex.encoders.image_blocks import capture_block_input, last_blocks
 from duplex.encoders.open_clip import open_clip
-from duplex.features.file import ENCODED, PartialCache, Span, row_bytes
-from duplex.features.tokens import DiskTokens, read_tokens
+from duplex.features.file import ENCODED, PartialCache, Span
+from duplex.features.tokens import DiskTokens
 from duplex.methods.base import Batch
 from duplex.methods.finetuned import FinetunedBlocks
 from duplex.methods.layers import Adapter
@@ -116,21 +115,7 @@ def streamed_share(
     return {"share_of_memory": seconds["memory"] / seconds["disk"], "file_bytes": path.stat().st_size}
 
 
-def peak_share(row: tuple[int, ...], batch: int, budget: int, images: int, folder: Path) -> float:
-    """The peak memory of reading an epoch of `images`, as a share of the budget."""
-    path = folder / "read.h5"
-    write(path, images, row)
-    drop_pages(path)
-    begin = begin_peak()
-    read = read_tokens(path, NAME, budget)
-    epoch(path, read if isinstance(read, DiskTokens) else torch.from_numpy(read), batch, lambda _: None)
-    path.unlink()
-    return (memory("VmHWM") - begin) / budget
-
-
-def measure(
-    depths: list[int], batch: int, rounds: int, images: int, layers: int, width: int, budget: int
-) -> dict[str, Any]:
+def measure(depths: list[int], batch: int, rounds: int, images: int, layers: int, width: int) -> dict[str, Any]:
     tower, pictures = encoder(layers, width), torch.randn(batch, 3, SIZE, SIZE)
     row = ((SIZE // PATCH) ** 2 + 1, width)
     with torch.no_grad(), capture_block_input(tower, 1) as seen:
@@ -152,18 +137,13 @@ def measure(
         record["speedup_depth2"] = seconds["all"] / seconds["2"]
         with tempfile.TemporaryDirectory() as folder:
             record |= streamed_share(tails[2], row, images, batch, Path(folder))
-            size, fit = budget << 20, (budget << 20) // row_bytes(NAME, row)
-            record["peak_share_of_budget"] = {
-                name: peak_share(row, batch, size, images, Path(folder))
-                for name, images in (("held", fit), ("streamed", 2 * fit))
-            }
     return record
 
 
 def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--depths", default="0,1,2,4")
-    for name, value in {"batch": 2, "rounds": 1, "images": 6, "layers": 24, "width": 1024, "budget": 128}.items():
+    for name, value in {"batch": 2, "rounds": 1, "images": 6, "layers": 24, "width": 1024}.items():
         parser.add_argument(f"--{name}", type=int, default=value)
     wanted = vars(parser.parse_args())
     start, prints = time.perf_counter(), wanted.pop("json")

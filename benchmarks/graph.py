@@ -1,5 +1,4 @@
-"""Measure a step of the local graph, forward and backward: factored sums against a dense adjacency matrix, and against
-the size of the codebook.
+"""Measure a step of the local graph, forward and backward, by factored sums and with a dense adjacency matrix.
 
 python -m benchmarks.graph [--json]
 """
@@ -39,10 +38,8 @@ class Problem:
     host: tuple[Ints, Ints]  # states and objects
 
     @classmethod
-    def of(
-        cls, batch: int, m: int, n: int, pool: tuple[int, int] = (115, 245), seed: int = 0, device: str = "cpu"
-    ) -> Problem:
-        """Draw labels from a pool of states and objects, so that candidates are the same for any `m, n`."""
+    def of(cls, batch: int, m: int, n: int, seed: int = 0, device: str = "cpu") -> Problem:
+        """Draw features, logits and labels."""
         g = torch.Generator().manual_seed(seed)
         torch.manual_seed(seed)
         unit = torch.nn.functional.normalize
@@ -50,8 +47,8 @@ class Problem:
         def draw(*shape: int) -> Tensor:
             return torch.randn(*shape, generator=g).to(device)
 
-        states = torch.randint(min(pool[0], m), (batch,), generator=g)
-        objects = torch.randint(min(pool[1], n), (batch,), generator=g)
+        states = torch.randint(m, (batch,), generator=g)
+        objects = torch.randint(n, (batch,), generator=g)
         return cls(
             unit(draw(batch, DIM), dim=-1).requires_grad_(),
             unit(draw(batch, DIM), dim=-1).requires_grad_(),
@@ -145,26 +142,15 @@ def by_batch(sizes: Sequence[int] = (16, 32, 64, 128, 256, 512), device: str = "
     return found
 
 
-def by_codebook(batch: int = 64) -> dict[str, float]:
-    """Measure the same batch and candidates with larger and larger codebooks."""
-    worlds = {"192": (16, 12), "28175": (115, 245), "278362": (413, 674)}
-    problems = {rows: Problem.of(batch, m, n, pool=(16, 12)) for rows, (m, n) in worlds.items()}
-    times = alternate({rows: lambda p=problem: p.step(dense=False) for rows, problem in problems.items()}, rounds=15)
-    say("codebook rows: " + "  ".join(f"{rows}: {1e3 * t:.2f} ms" for rows, t in times.items()))
-    return times
-
-
 def main() -> None:
     parser = options(__doc__)
     wanted = parser.parse_args()
-    batches, books = by_batch(), by_codebook()
+    batches = by_batch()
     at_64 = next(row for row in batches if row["batch"] == 64)
     record = {
         "speedup_over_dense": at_64["dense_ms"] / at_64["factored_ms"],
         "memory_over_dense": at_64["dense_mib"] / max(at_64["factored_mib"], 1e-9),
-        "codebook_growth": books["278362"] / books["192"],
         "batches": batches,
-        "codebook_ms": {rows: 1e3 * t for rows, t in books.items()},
         "threads": torch.get_num_threads(),
     }
     emit(record) if wanted.json else say(str(record))

@@ -20,7 +20,7 @@ import torch
 
 from benchmarks.closed_form import labels as cgqa_labels
 from benchmarks.measure import alternate, emit, options, say
-from duplex.encoders.text import ClipTextTower
+from benchmarks.text import random_tower
 from duplex.labels import LabelSpace
 from duplex.methods.base import Batch, MethodContext
 from duplex.methods.codebook import Codebook
@@ -35,21 +35,12 @@ SETTINGS = TrainingOptions(learning_rate=1e-4, batch_size=32, epochs=1)
 Z = torch.nn.functional.normalize
 
 
-def small_tower(width: int, device: str = "cpu") -> ClipTextTower:
-    """CLIP's text tower with two layers and random weights."""
-    from duplex.encoders.open_clip import open_clip
-
-    torch.manual_seed(0)
-    config = open_clip.model.CLIPTextCfg(context_length=16, width=width, heads=width // 64, layers=2)
-    return ClipTextTower(open_clip.model._build_text_tower(DIM, config).to(device))
-
-
 def begun(
     labels: LabelSpace, width: int, images: int = 2_000, device: str = "cpu", **options: Any
 ) -> tuple[Duplex, Batch]:
     """A method after its first images of every seen pair."""
     torch.manual_seed(0)
-    tower = small_tower(width, device)
+    tower = random_tower("ViT-L-14", layers=2, width=width, device=device)
     method = Duplex(MethodContext(labels, {"cls": (DIM,)}, tower), DuplexOptions(**options)).to(device)
     own = np.resize(labels.pairs["train"], max(images, len(labels.pairs["train"])))
     z = Z(torch.randn(len(own), DIM), dim=-1).to(device)
