@@ -83,7 +83,7 @@ def text(look: Look, _: Path) -> Table:
 
 
 def sampling(look: Look, _: Path) -> Table:
-    """The text side of a training step in C-GQA's size, with all 5,592 pairs, and with those of 32 images and 1,864 or 512
+    """The text side of a training step in C-GQA's size: all 5,592 pairs, or those of 32 images and 1,864 or 512
     others."""
     found: Table = {}
     for precision in TIMED[:2]:
