@@ -509,8 +509,7 @@ PROTOCOLS = ("exact", "sampled")
 @app.command()
 def score(
     file: Annotated[
-        Path,
-        Argument(help="Score file, .npz or .h5: scores [N, C], target [N], seen [C]; optional: feasible_mask [C], k."),
+        Path, Argument(help="Scores (.npz, .h5), or answers alone (.csv); docs/scores.md lists their parts.")
     ],
     other: Annotated[Path | None, Argument(help="A second score file for the same images, to compare.")] = None,
     k: Annotated[list[int] | None, Option("--k", help="k of top-k; repeatable; default: the k in FILE.")] = None,
@@ -523,13 +522,25 @@ def score(
     require(protocol, PROTOCOLS, "protocol")
     if k is not None and min(k) < 1:
         raise UsageError(f"--k is {min(k)}; expected a whole number from 1 on")
-    if other is None:
+    if file.suffix == ".csv" and other is None and k is None:
+        report = _score_answers(file)
+    elif other is None:
         report = _score(file, k, protocol, rounds, seed)
     elif protocol == "sampled":
         raise UsageError("two files are compared on the exact curve; leave out --protocol sampled")
     else:
         report = _compare(file, other, k, rounds, seed)
     typer.echo(json.dumps(report, indent=2, allow_nan=False) if as_json else _score_text(report))
+
+
+def _score_answers(path: Path) -> dict[str, Any]:
+    from duplex.data.tables import read_table
+    from duplex.labels import prompt_name
+
+    table = read_table(path, needed=("state", "object", "answer_state", "answer_object")).map(prompt_name)
+    state, thing = table["state"] == table["answer_state"], table["object"] == table["answer_object"]
+    shares = {"pair": state & thing, "state": state, "object": thing}
+    return {"file": str(path), "images": len(table)} | {name: 100 * float(each.mean()) for name, each in shares.items()}
 
 
 def _score(path: Path, ks: list[int] | None, protocol: str, rounds: int, seed: int) -> dict[str, Any]:
@@ -615,6 +626,8 @@ def _score_text(report: dict[str, Any]) -> str:
         lines = [f"{report[name]['file']}\n{_table(report[name])}" for name in ("first", "second")]
         gains = (estimate_line(f"{name:<10}", gain) for name, gain in report["difference"].items())
         return "\n".join([*lines, "second - first", *gains])
+    if "pair" in report:
+        return "\n".join(f"{name:<10}{number(report[name]):>6}" for name in ("pair", "state", "object"))
     return "\n".join(map(_table, [report, *report.get("top", {}).values()]))
 
 

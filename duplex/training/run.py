@@ -317,8 +317,8 @@ def initialised_method(
 ) -> Method[Any]:
     """Build an untrained method and initialise it from the training images (`Method.start`).
 
-    Raises `UsageError` for new words, states or objects without training images, if the method has no score for them,
-    and for training images without a state or an object if it cannot use them.
+    Raises `UsageError` for states or objects without training images, and for training images without a state or an
+    object, unless the method can use them.
     """
     labels, (states, objects) = context.labels, context.labels.trained_words
     new = [*compress(labels.states, ~states), *compress(labels.objects, ~objects)]

@@ -188,3 +188,21 @@ def test_infeasible_labels_are_announced(tmp_path: Path, arrays: dict[str, Any])
     lost = int((arrays["target"] >= 15).sum())
     assert f"excludes the labels of {lost} images" in result.stderr
     assert json.loads(result.stdout)["images_seen"] + json.loads(result.stdout)["images_unseen"] == 200
+
+
+ANSWERS = """state,object,answer_state,answer_object
+old,car,Old,car
+old,car,new,car
+Faux.Fur,boat,faux fur,car
+new,car,,
+"""
+
+
+def test_answers_without_scores_have_accuracies_of_pair_state_and_object(tmp_path: Path, command: Any) -> None:
+    (tmp_path / "a.csv").write_text(ANSWERS)
+    found = run(tmp_path / "a.csv", "--json")
+    assert found == {"file": str(tmp_path / "a.csv"), "images": 4, "pair": 25.0, "state": 50.0, "object": 50.0}
+    assert run(tmp_path / "a.csv").split() == ["pair", "25.00", "state", "50.00", "object", "50.00"]
+    (tmp_path / "b.csv").write_text(ANSWERS.replace("answer_object", "word"))
+    for arguments in ([tmp_path / "b.csv"], [tmp_path / "a.csv", "--k", "3"], [tmp_path / "a.csv"] * 2):
+        assert command("score", *map(str, arguments)).refused()

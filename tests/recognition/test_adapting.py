@@ -12,7 +12,7 @@ from duplex.methods.base import AdaptedRun, Batch
 from duplex.methods.tomcat import Tomcat, TomcatOptions
 from tests.recognition.serving import RunningServer
 
-QUICK = {"learning_rate": 1e-2, "alpha": 1.0, "contrast": 1.0, "theta": 1.0, "warm": False}
+QUICK: dict[str, Any] = {"learning_rate": 1e-2, "alpha": 1.0, "contrast": 1.0, "theta": 1.0, "warm": False}
 
 
 def adaptation(batch: int = 1, **options: Any) -> dict[str, Any]:
