@@ -119,7 +119,7 @@ class LowRank(nn.Module):
         self.b = nn.Parameter(torch.zeros(len(weight), rank))
 
     def forward(self, weight: Tensor) -> Tensor:
-        return weight + (self.b @ self.a).view_as(weight)
+        return weight + (self.b @ self.a).view_as(weight).to(weight.dtype)
 
 
 class LowRankUpdates(BlockAdapters):
