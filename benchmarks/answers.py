@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from benchmarks.measure import emit, options, say
 from duplex import Recognizer, read_features
@@ -29,6 +30,7 @@ from duplex.evaluation.probabilities import Reliability, log_probabilities
 from duplex.labels import Bools, Ints
 
 IMAGES, UNSEEN, BLOCK = 400, 0.13, 256
+Images = NDArray[Any] | list[Path]
 
 
 def main() -> None:
@@ -46,7 +48,7 @@ def main() -> None:
     emit(record) if arguments.json else say(str(record))
 
 
-def test_images(recognizer: Recognizer, run: Path) -> tuple[Floats | list[Path], Ints]:
+def test_images(recognizer: Recognizer, run: Path) -> tuple[Images, Ints]:
     """Features [N, d] of all test images, or their files for a run with fine-tuned blocks; and their compositions."""
     paths, dataset = ArtifactPaths(run.parents[2]), run.parents[1].name
     manifest = read_manifest(paths.manifest(dataset))
@@ -65,7 +67,7 @@ def drawn(is_seen: Bools, seed: int) -> Ints:
     return np.concatenate([random.choice(group, count, replace=False) for group, count in groups])
 
 
-def by_share(recognizer: Recognizer, images: Floats | list[Path], target: Ints) -> dict[str, dict[str, float]]:
+def by_share(recognizer: Recognizer, images: Images, target: Ints) -> dict[str, dict[str, float]]:
     candidates = recognizer.candidates(world := recognizer.worlds[-1])
     compositions = recognizer.labels.composition(candidates.state_of, candidates.object_of)
     is_new, confidence = ~recognizer.labels.is_seen(target), candidates.confidence
@@ -88,7 +90,7 @@ def by_share(recognizer: Recognizer, images: Floats | list[Path], target: Ints) 
     return record | {"shares": {name: round(100 * share, 1) for name, share in shares.items()}}
 
 
-def measured(recognizer: Recognizer, images: Floats | list[Path], target: Ints) -> dict[str, Any]:
+def measured(recognizer: Recognizer, images: Images, target: Ints) -> dict[str, Any]:
     candidates = recognizer.candidates()
     compositions = recognizer.labels.composition(candidates.state_of, candidates.object_of)
     scores = recognizer.scores(images)

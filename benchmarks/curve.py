@@ -90,9 +90,10 @@ def sampled(columns: int) -> dict[str, Any]:
     free = min(SWEEP_MEMORY, memory("MemAvailable", "/proc/meminfo") / 2)
     rows = min(IMAGES, int(free / (SWEEP_RATIO * 4 * columns)))
     scores = Scores(columns, rows)
-    tensors = [torch.from_numpy(a) for a in (scores.block(0, columns), scores.target, scores.seen)]
+    matrix = torch.from_numpy(scores.block(0, columns))
+    target, seen = torch.from_numpy(scores.target), torch.from_numpy(scores.seen)
     began = time.perf_counter()
-    found = published_sweep(*tensors, torch.ones(columns, dtype=torch.bool))
+    found = published_sweep(matrix, target, seen, torch.ones(columns, dtype=torch.bool))
     seconds = time.perf_counter() - began
     whole = IMAGES / rows * (BIASES / found["biases"])
     return {

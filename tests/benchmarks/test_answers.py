@@ -1,4 +1,5 @@
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -49,7 +50,7 @@ def test_the_prior_alone_can_hide_a_model_that_is_right_on_new_pairs():
     )
     scores = torch.zeros(2, labels.size)
     scores[torch.arange(2), torch.from_numpy(target)] = 1.0  # less than what the prior takes from new pairs
-    recognizer = SimpleNamespace(
+    recognizer: Any = SimpleNamespace(
         labels=labels, worlds=("open",), candidates=lambda world: candidates, scores=lambda images, world: scores
     )
     found = by_share(recognizer, [], target)
