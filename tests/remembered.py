@@ -23,5 +23,5 @@ def entry_points(**chosen: str) -> Any:
 
 for module in (entry, logs, plugins):
     module.entry_points = entry_points  # type: ignore[attr-defined]
-options.get_type_hints = functools.cache(options.get_type_hints)  # type: ignore[attr-defined]
+options.get_type_hints = functools.cache(options.get_type_hints)  # type: ignore[attr-defined, assignment]
 open_clip.SimpleTokenizer = functools.cache(open_clip.SimpleTokenizer)  # type: ignore[misc]
