@@ -13,8 +13,9 @@ from tests.commands import command
 from tests.projects import METHODS, built_once, inside, make_project
 from tests.recognition.drawn_folder import draw_folder
 from tests.recognition.serving import RunningServer
+from tests.report.browser import browser
 
-__all__ = ["command"]
+__all__ = ["browser", "command"]
 
 
 @dataclass(frozen=True)

@@ -22,11 +22,9 @@ from duplex.errors import UsageError
 from duplex.recognition import export as export_module
 from duplex.recognition.export import RUNTIME
 from tests.recognition.test_server_page import cards, upload
-from tests.report.browser import Browser, find_chromium
 from tests.subprocesses import ROOT, duplex
 from tests.waiting import wait_until
 
-needs_chromium = pytest.mark.skipif(find_chromium() is None, reason="no Chromium here")
 SCRIPT = ROOT / "duplex" / "recognition" / "browser.js"
 
 
@@ -82,10 +80,9 @@ def expect_equal(page: Path, recognizer: Recognizer, images: list[Path]) -> None
         assert (distance <= facts["threshold"]) == answer.in_distribution
 
 
-@needs_chromium
 @pytest.mark.parametrize("interpolation", ["bicubic", "bilinear"])
 @pytest.mark.parametrize("size", [(160, 120), (37, 211), (48, 48), (20, 31), (301, 100)])
-def test_pixels_are_those_of_the_encoder(trained, interpolation, size):
+def test_pixels_are_those_of_the_encoder(browser, interpolation, size):
     """Exactly, for images that are scaled up and down, and cut at a half pixel."""
     from duplex.encoders.open_clip import ImageTransform
 
@@ -95,11 +92,10 @@ def test_pixels_are_those_of_the_encoder(trained, interpolation, size):
     wanted = transform(Image.fromarray(noise[..., :3])).numpy().ravel().tolist()
     given = base64.b64encode(noise.tobytes()).decode()
     functions = SCRIPT.read_text(encoding="utf-8").partition("async function pixelsOf")[0]
-    with Browser() as browser:
-        found = browser.run(
-            f"(() => {{ {functions}\n const data = Uint8Array.from(atob('{given}'), c => c.charCodeAt(0));"
-            f"return [...prepare(data, {size[0]}, {size[1]}, 48, '{interpolation}')]; }})()"
-        )
+    found = browser.run(
+        f"(() => {{ {functions}\n const data = Uint8Array.from(atob('{given}'), c => c.charCodeAt(0));"
+        f"return [...prepare(data, {size[0]}, {size[1]}, 48, '{interpolation}')]; }})()"
+    )
     assert found == wanted
 
 
@@ -123,9 +119,8 @@ class Quiet(http.server.SimpleHTTPRequestHandler):
 
 
 @pytest.mark.slow
-@needs_chromium
 @pytest.mark.parametrize("method", ["duplex", "dual"])
-def test_the_page_answers_without_a_server(trained, runtime, tmp_path, method):
+def test_the_page_answers_without_a_server(browser, trained, runtime, tmp_path, method):
     done = duplex("export", trained.run(method), tmp_path / "model", "--page", runtime, cwd=trained.folder)
     assert done.returncode == 0, done.stderr
     photo = tmp_path / "photo.jpg"
@@ -135,11 +130,11 @@ def test_the_page_answers_without_a_server(trained, runtime, tmp_path, method):
     bad.write_text("nothing")
     images = [*trained.images()[:3], photo]
     handler = functools.partial(Quiet, directory=tmp_path / "model" / "page")
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server, Browser() as browser:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         anywhere = {"latency": 0, "downloadThroughput": -1, "uploadThroughput": -1}
         browser.send("Network.emulateNetworkConditions", offline=False, **anywhere)
-        browser.send("Page.navigate", url=f"http://127.0.0.1:{server.server_port}/")
+        browser.open(f"http://127.0.0.1:{server.server_port}/")
         wait_until(lambda: browser.run("typeof loaded") == "object", 60)
         upload(browser, [*images, bad])
         wait_until(lambda: len(cards(browser)) == 5, 120)

@@ -7,26 +7,18 @@ from PIL import Image
 
 pytest.importorskip("fastapi")
 
-from tests.report.browser import Browser, find_chromium
 from tests.waiting import wait_until
-
-pytestmark = pytest.mark.skipif(find_chromium() is None, reason="no Chromium here")
 
 
 @pytest.fixture
-def page(server):
-    with Browser() as browser:
-        browser.send(
-            "Network.emulateNetworkConditions", offline=False, latency=0, downloadThroughput=-1, uploadThroughput=-1
-        )
-        browser.window(1000)
-        browser.send("Page.navigate", url=server.address)
-        wait_until(
-            lambda: (
-                browser.run("document.readyState") == "complete" and browser.run("!!document.querySelector('#files')")
-            )
-        )
-        yield browser
+def page(browser, server):
+    browser.send(
+        "Network.emulateNetworkConditions", offline=False, latency=0, downloadThroughput=-1, uploadThroughput=-1
+    )
+    browser.window(1000)
+    browser.open(server.address)
+    wait_until(lambda: browser.run("!!document.querySelector('#files')"))
+    return browser
 
 
 def upload(page, files) -> None:

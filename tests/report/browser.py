@@ -1,4 +1,4 @@
-"""Chromium for tests, controlled over its DevTools pipe with the standard library only."""
+"""Chromium for tests, controlled over its DevTools pipe with the standard library and started once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ import shutil
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 TIMEOUT = 60.0  # seconds
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
@@ -57,9 +60,10 @@ class Browser:
         os.close(self._out)
         self._profile.cleanup()
 
-    def open(self, path: Path) -> None:
+    def open(self, place: Path | str) -> None:
+        """Open a file or an address, and wait until it is loaded."""
         self.events.clear()
-        self.send("Page.navigate", url=path.resolve().as_uri())
+        self.send("Page.navigate", url=place if isinstance(place, str) else place.resolve().as_uri())
         self._until(lambda: any(event["method"] == "Page.loadEventFired" for event in self.events))
 
     def window(self, width: int, height: int = 900, dark: bool = False, media: str = "screen") -> None:
@@ -134,3 +138,11 @@ class Browser:
             block = os.read(self._in, 1 << 16)
             assert block, "the browser has ended"
             self._buffer += block
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    if find_chromium() is None:
+        pytest.skip("no chromium on this machine (apt-get install chromium)")
+    with Browser() as opened:
+        yield opened

@@ -10,9 +10,9 @@ from duplex.config.params import Params, load_params
 from duplex.project import report, runs
 from tests.commands import command
 from tests.projects import built_once, inside, make_project
-from tests.report.browser import Browser, find_chromium
+from tests.report.browser import browser
 
-__all__ = ["command"]
+__all__ = ["browser", "command"]
 
 
 @dataclass(frozen=True)
@@ -46,11 +46,3 @@ def project(finished_project):
     """The project; the test runs in its folder."""
     with inside(finished_project.folder):
         yield finished_project
-
-
-@pytest.fixture(scope="session")
-def browser():
-    if find_chromium() is None:
-        pytest.skip("no chromium on this machine (apt-get install chromium)")
-    with Browser() as opened:
-        yield opened
