@@ -80,18 +80,18 @@ def test_a_second_fit_trains_and_decodes_nothing_and_gives_the_same_bytes(fitted
     assert model_bytes(model) == before
 
 
-@pytest.mark.parametrize("stage", ["*.h5.partial", "result.json", "training.partial", SCHEDULE])
-def test_a_killed_fit_ends_in_the_bytes_of_an_undisturbed_one(fitted, drawn, tmp_path, monkeypatch, stage):
+def test_a_fit_killed_at_each_stage_ends_in_the_bytes_of_an_undisturbed_one(fitted, drawn, tmp_path, monkeypatch):
     model, _ = fitted
     out = tmp_path / "model"
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "features"))
-    process = start_duplex("fit", drawn, "--encoder", "tiny", "--out", out)
-    limit = time.monotonic() + 120
-    while not list(tmp_path.rglob(stage)) and process.poll() is None and time.monotonic() < limit:
-        time.sleep(0.005)
-    process.kill()
-    assert process.wait(60) == -9
-    assert not out.exists()
+    for stage in ("*.h5.partial", "result.json", "training.partial", SCHEDULE):  # in the order in which they appear
+        process = start_duplex("fit", drawn, "--encoder", "tiny", "--out", out)
+        limit = time.monotonic() + 120
+        while not list(tmp_path.rglob(stage)) and process.poll() is None and time.monotonic() < limit:
+            time.sleep(0.005)
+        process.kill()
+        assert process.wait(60) == -9, stage
+        assert list(tmp_path.rglob(stage)) and not out.exists()
     done = duplex("fit", drawn, "--encoder", "tiny", "--out", out)
     assert done.returncode == 0, done.stderr
     assert {**model_bytes(out), "README.md": b""} == {**model_bytes(model), "README.md": b""}
