@@ -47,7 +47,7 @@ def split_or_assume(*given):
         raise
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(GRIDS, st.integers(0, 99))
 def test_without_equal_contents_the_split_is_that_of_the_rows(grid, seed) -> None:
     frame, options = rows_of(grid), SplitOptions(seed)
@@ -56,7 +56,7 @@ def test_without_equal_contents_the_split_is_that_of_the_rows(grid, seed) -> Non
     assert made.split.tolist() == expected.split.tolist() and made.short == expected.short
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(GRIDS, st.integers(0, 99), st.integers(1, 12), st.randoms())
 def test_equal_contents_of_a_pair_are_in_one_split_whatever_the_order_of_rows(grid, seed, contents, random) -> None:
     frame, options = rows_of(grid), SplitOptions(seed)
@@ -72,7 +72,7 @@ def test_equal_contents_of_a_pair_are_in_one_split_whatever_the_order_of_rows(gr
     assert again.split.tolist() == made.split.iloc[order].tolist()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(GRIDS, st.integers(0, 99), st.integers(2, 30), st.randoms())
 def test_contents_of_several_pairs_leave_seen_pairs_seen_and_unseen_ones_unseen(grid, seed, contents, random) -> None:
     frame, options = rows_of(grid), SplitOptions(seed)

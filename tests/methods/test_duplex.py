@@ -140,7 +140,7 @@ def consistent(row: dict[str, Any]) -> dict[str, Any]:
     return {**row, "reading": reading}
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     options_of_duplex.map(consistent),
     st.none() | st.tuples(st.integers(1, 5), st.integers(1, 5)),

@@ -42,7 +42,7 @@ def add_products(record: dict[str, Any]) -> None:
 def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project with features, and finished runs of the members."""
     folder = tmp_path_factory.mktemp("drawn")
-    params, paths = encoded_project(folder, ["csp", "closed_form"], [0, 1], changes=add_products)
+    params, paths = encoded_project(folder, ["csp", "closed_form"], [0, 1], changes=add_products, epochs=1)
     for method, seed in (("csp", 0), ("csp", 1), ("closed_form", 0), ("csp_deep", 0)):
         train_stage(params, "own", method, seed, paths)
         stages.evaluate_stage(params, "own", method, seed, paths)

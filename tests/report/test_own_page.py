@@ -166,7 +166,7 @@ def test_the_report_leaves_out_data_sets_without_runs_and_metrics_alone(project)
 
 
 def test_the_report_names_runs_of_other_settings(project, capsys) -> None:
-    report.report_stage(project.params, project.paths, write_metrics=False)
+    report.warn_of_outdated(project.params, project.paths)
     assert capsys.readouterr().err == ""
     method = project.params.run.methods[0]
     entry = project.params.methods[method].model_copy(update={"training": {"learning_rate": 0.123}})
@@ -175,6 +175,6 @@ def test_the_report_names_runs_of_other_settings(project, capsys) -> None:
     lines = capsys.readouterr().err.splitlines()
     assert any(f"does not match {method} in params.yaml: training.learning_rate is" in line for line in lines), lines
     sampled = project.params.evaluation.model_copy(update={"protocol": "sampled"})
-    report.report_stage(project.params.model_copy(update={"evaluation": sampled}), project.paths, write_metrics=False)
+    report.warn_of_outdated(project.params.model_copy(update={"evaluation": sampled}), project.paths)
     assert "evaluation.protocol is 'exact' instead of 'sampled'" in capsys.readouterr().err
     report.report_stage(project.params, project.paths)
