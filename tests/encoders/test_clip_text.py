@@ -179,13 +179,11 @@ def test_prompts_beyond_the_context_are_refused(tower: ClipTextTower) -> None:
             encode([[START, *[5] * (CONTEXT - 1), END]], lexicon)
 
 
-ONE_BY_ONE = {"mit-states": 2412, "cgqa": 4540}  # operations where attention goes ancestor by ancestor
-A_LAYER = 39  # 17 of them attention's, forward and backward
+A_LAYER = 39  # operations, 17 of them attention's, forward and backward
 
 
-@pytest.mark.parametrize("name", ONE_BY_ONE)
-def test_a_step_takes_few_operations_and_no_synchronisation(pretended: Pretended, name: str) -> None:
-    states, objects, count, _ = SIZES[name]
+def test_a_step_takes_few_operations_and_no_synchronisation(pretended: Pretended) -> None:
+    states, objects, count, _ = SIZES["mit-states"]
     pairs = made_up(states, objects, count)
     tower = random_tower("ViT-L-14-quickgelu", width=64, device=pretended.name)
     names = Names.of(pairs, "learned", 3, tower)
@@ -198,7 +196,6 @@ def test_a_step_takes_few_operations_and_no_synchronisation(pretended: Pretended
         pretended.reset()
         tower.encode(tree, lexicon, checkpoint=checkpoint).square().sum().backward()
         assert pretended.synchronisations == {}
-        assert pretended.operations.total() <= ONE_BY_ONE[name] / 3
         assert pretended.operations.total() <= layers * A_LAYER * (1.5 if checkpoint else 1) + 20
         assert lexicon.grad is not None
         assert lexicon.grad.device == lexicon.device
