@@ -1,9 +1,12 @@
 """Small projects with drawn images, whose pipeline has run, for tests of what it writes."""
 
+import atexit
 import contextlib
 import fcntl
+import functools
 import os
 import shutil
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -45,6 +48,15 @@ def edited_params(source: Path, target: Path | None = None) -> Iterator[dict[str
         YAML().dump(record, file)
 
 
+@functools.cache
+def _drawn(scale: float) -> Path:
+    """A folder with the images of `shapes_manifest(scale=scale)`, drawn once in this process."""
+    folder = Path(tempfile.mkdtemp(prefix="duplex-drawn-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    render_images(shapes_manifest(scale=scale), folder)
+    return folder
+
+
 def draw_project(
     folder: Path,
     methods: Sequence[str] = METHODS,
@@ -60,9 +72,8 @@ def draw_project(
     `changes`: called with the content of params.yaml. `training`: training options of `own`; by default with one
     thread, because the last digits of results depend on the number of threads, which `auto` chooses by timing.
     """
-    manifest = shapes_manifest(scale=scale)
-    render_images(manifest, folder / "pictures")
-    manifest.to_csv(folder / "pictures.csv", index=False)
+    shutil.copytree(_drawn(scale), folder / "pictures")
+    shapes_manifest(scale=scale).to_csv(folder / "pictures.csv", index=False)
     with edited_params(SHIPPED, folder / "params.yaml") as record:
         record["run"] = {"datasets": ["own"], "methods": list(methods), "products": [], "seeds": list(seeds)}
         record["device"], record["evaluation"]["bootstrap"] = device, 20
