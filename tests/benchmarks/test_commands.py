@@ -1,15 +1,15 @@
 """Each command `python -m benchmarks.NAME` that a page names runs at its smallest size."""
 
+import importlib
 import json
 import os
 import re
-import subprocess
 import sys
 
 import pytest
 
 from tests.projects import built_once, make_project
-from tests.subprocesses import ENVIRONMENT, ROOT
+from tests.subprocesses import ENVIRONMENT, ROOT, Forked
 
 LABELS = "import benchmarks.closed_form as c; c.STATES, c.OBJECTS, c.SEEN, c.LISTED, c.DIM = 8, 7, 24, 20, 16"
 IN_PROCESS = "m.apart = lambda module, part: {**m.PARTS[part](), 'peak_gib': 1.0}"
@@ -57,18 +57,22 @@ def project(tmp_path_factory):
     return folder
 
 
+def run_command(name: str, words: str, changes: str) -> None:
+    module = importlib.import_module(f"benchmarks.{name}")
+    exec(changes, {"m": module})
+    sys.argv = [name, *words.split()]
+    module.main()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_named_command_runs(name, project):
-    words, changes = COMMANDS[name]
-    code = f"import sys, benchmarks.{name} as m; {changes or 'pass'}; sys.argv[1:] = {words.split()!r}; m.main()"
     environment = {**ENVIRONMENT, "PYTHONPATH": str(ROOT), "PATH": f"{ROOT / '.venv/bin'}:{os.environ['PATH']}"}
     environment["DUPLEX_SHARED"] = str(project) if name == "openworld" else ""  # with and without published lists
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=project, env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert json.loads(done.stdout)
+    process = Forked(run_command, name, *COMMANDS[name], cwd=project, env=environment)
+    out, err = process.communicate()
+    assert process.returncode == 0, err[-2000:]
+    assert json.loads(out)
 
 
 def test_every_command_that_a_page_names_is_run_here():
