@@ -20,6 +20,7 @@ from duplex import Recognizer, read_features
 from duplex.errors import UsageError
 from duplex.training.checkpoint import tensor_digest, with_checksum
 from tests.recognition.hub import Hub
+from tests.subprocesses import duplex
 
 pytestmark = pytest.mark.slow  # five models are exported, some with their encoders
 EXPORTED = ("duplex", "duplex_open", "clip", "closed_form", "dual")
@@ -31,7 +32,8 @@ def near(method: str) -> dict[str, Any]:
     return {"rtol": 1e-6 if method in PRODUCTS else 0, "atol": 1e-5}
 
 
-def duplex(*words: object, **environment: str) -> subprocess.CompletedProcess[str]:
+def new_duplex(*words: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a command in a new process, which reads the hub's settings from its environment while it imports."""
     command = [sys.executable, "-c", "from duplex.cli import main; main()", *map(str, words)]
     return subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, check=False)
 
@@ -255,23 +257,23 @@ def test_an_uploaded_export_is_downloaded_and_used(trained, features, tmp_path):
     environment = {"HF_TOKEN": "hf_none", "HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_XET": "1"}
     with Hub() as hub:
         environment |= {"HF_ENDPOINT": hub.address, "HF_HUB_OFFLINE": "0"}
-        sent = duplex("export", trained.run(), "--push", "owner/shapes", **environment)
+        sent = new_duplex("export", trained.run(), "--push", "owner/shapes", **environment)
         assert sent.returncode == 0, sent.stderr
         files = {"README.md", "model.safetensors", "recognize.py", "score_formula.py"}
         assert set(hub.files["owner/shapes"]) == files
         image = trained.images()[0]
-        remote = duplex("predict", image, "--model", "hf-hub:owner/shapes", "--format", "jsonl", **environment)
+        remote = new_duplex("predict", image, "--model", "hf-hub:owner/shapes", "--format", "jsonl", **environment)
         assert remote.returncode == 0, remote.stderr
         local = duplex("predict", image, "--model", trained.run(), "--format", "jsonl")
         names = [[guess["state"] for guess in json.loads(one.stdout)["top"]] for one in (remote, local)]
         assert names[0] == names[1]
-        absent = duplex("predict", image, "--model", "hf-hub:owner/none", **environment)
+        absent = new_duplex("predict", image, "--model", "hf-hub:owner/none", **environment)
         assert absent.returncode == 2 and "could not be downloaded" in absent.stderr
 
 
 def test_nothing_is_uploaded_without_push(trained, tmp_path):
     with Hub() as hub:
-        done = duplex("export", trained.run(), tmp_path / "out", HF_ENDPOINT=hub.address)
+        done = new_duplex("export", trained.run(), tmp_path / "out", HF_ENDPOINT=hub.address)
         assert done.returncode == 0 and not hub.requests
 
 
