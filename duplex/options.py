@@ -24,6 +24,12 @@ STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 OptionsType = TypeVar("OptionsType", bound="Options")
 
 
+@cache
+def type_hints(cls: Any, include_extras: bool = False) -> dict[str, Any]:
+    """The types of a class's fields, evaluated once, because that takes longer than checking their values."""
+    return get_type_hints(cls, include_extras=include_extras)
+
+
 def _has_words(template: str) -> str:
     if not template.strip():
         raise PydanticCustomError("template", "is empty; expected at least one word, such as 'a photo of'")
@@ -69,7 +75,7 @@ class Options:
         for name, adapter in _adapters(cls).items():
             value = getattr(self, name)
             value = tuple(value) if isinstance(value, list) else value
-            group = _group(get_type_hints(cls)[name])
+            group = _group(type_hints(cls)[name])
             try:
                 is_table = group is not None and isinstance(value, Mapping)
                 checked = group.from_dict(value) if is_table else adapter.validate_python(value)
@@ -90,7 +96,9 @@ class Options:
     def describe_types(cls) -> dict[str, str]:
         """What each option may be set to, such as `learned | fixed`; nested options have names like `group.option`."""
         described: dict[str, str] = {}
-        for name, hint in ((field.name, get_type_hints(cls)[field.name]) for field in fields(cls)):
+        hints = type_hints(cls)  # type: ignore[arg-type]  # mypy looks at the hash of an instance
+        for name in (field.name for field in fields(cls)):
+            hint = hints[name]
             group = _group(hint)
             parts = {"": _describe(hint)} if group is None else group.describe_types()
             described |= {".".join(filter(None, (name, part))): text for part, text in parts.items()}
@@ -133,7 +141,7 @@ def _describe(hint: Any) -> str:
 
 @cache
 def _adapters(cls: Any) -> dict[str, TypeAdapter[Any]]:
-    hints = get_type_hints(cls, include_extras=True)
+    hints = type_hints(cls, include_extras=True)
     names = [field.name for field in fields(cls)]
     return {name: TypeAdapter(hints[name], config=None if is_dataclass(hints[name]) else STRICT) for name in names}
 
@@ -168,7 +176,7 @@ def describe_error(error: ValidationError, table: Any = None) -> tuple[str, str]
 
 def _known_keys(table: Any, path: Iterable[str]) -> list[str]:
     for key in path:
-        if hint := get_type_hints(table).get(key):
+        if hint := type_hints(table).get(key):
             types = [hint, *get_args(hint)]
             table = next((kind for kind in types if is_dataclass(kind) or hasattr(kind, "model_fields")), table)
     return list(table.model_fields if hasattr(table, "model_fields") else table.__dataclass_fields__)

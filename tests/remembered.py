@@ -5,7 +5,6 @@ import importlib.metadata
 import sys
 from typing import Any
 
-from duplex import options
 from duplex.encoders.open_clip import open_clip
 from duplex.system import entry, plugins
 from duplex.training import logs
@@ -23,5 +22,4 @@ def entry_points(**chosen: str) -> Any:
 
 for module in (entry, logs, plugins):
     module.entry_points = entry_points  # type: ignore[attr-defined]
-options.get_type_hints = functools.cache(options.get_type_hints)  # type: ignore[attr-defined, assignment]
 open_clip.SimpleTokenizer = functools.cache(open_clip.SimpleTokenizer)  # type: ignore[misc]
