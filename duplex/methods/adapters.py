@@ -161,7 +161,7 @@ class ConceptBottleneck(nn.Module):
 
 
 class ConceptBottlenecks(BlockAdapters):
-    """Trains bottlenecks of states, objects and compositions, for each of which the blocks run with frozen weights."""
+    """Bottlenecks of states, of objects and of compositions: the frozen blocks run once with each of the three."""
 
     passes: tuple[TowerBlocks, TowerBlocks, TowerBlocks]  # blocks of compositions, states and objects
 
@@ -194,7 +194,7 @@ class ConceptBottlenecks(BlockAdapters):
 
 
 def mixture(adapters: list[ConceptBottleneck], y: Tensor) -> Tensor:
-    """The mean of three adapters; the first one, that of compositions, raises the mean of all hidden units."""
+    """CAILA's update of compositions: the mean of three `Up`, the first applied to the mean of all hidden units."""
     z = [adapter.hidden(y) for adapter in adapters]
     inner = [torch.stack(z).mean(0), *z[1:]]
     return torch.stack([adapter.up(each) for adapter, each in zip(adapters, inner, strict=True)]).mean(0)

@@ -130,7 +130,7 @@ class FinetunedBlocks(nn.Module):
 
 
 def text_adapters(tower: Any, options: FinetuneOptions) -> BlockAdapters:
-    """Insert `options.text` into all blocks of a text tower; returns the trained modules."""
+    """Add the adapters named by `options.text` to all blocks of a text tower; returns what is trained."""
     if not hasattr(tower, "own_blocks"):
         found = "no text tower" if tower is None else "a text tower with blocks of an unknown kind"
         raise UsageError(f"finetune.text is {options.text}, and the method has {found}; leave finetune.text out")

@@ -124,7 +124,7 @@ class Prompts(nn.Module):
         return np.take_along_axis(body, np.argsort(body < 0, axis=1, kind="stable"), axis=1)  # padding comes last
 
     def all_sequences(self, compositions: Ints) -> list[tuple[TextTower, Ints]]:
-        """All prompts and the text tower that encodes them, in one part unless the paths have their own towers."""
+        """Pairs of a text tower and the prompts that it encodes: one pair, unless each path has its own tower."""
         m, n = self.labels.state_of(compositions), self.labels.object_of(compositions)
         states = len(self.labels.states)
         blocks = {"composition": self.sequences("composition", [m, n + states])}

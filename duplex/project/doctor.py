@@ -79,7 +79,7 @@ def weights_for_timing(entry: EncoderParams) -> EncoderParams:
 
 
 def image_bytes(params: Params, dataset: str) -> int:
-    """Bytes per image in a data set's feature cache; random weights stand for weights that are not on disk."""
+    """Bytes per image in a data set's feature cache; random weights replace those not on disk, or `UsageError`."""
     entry, outputs = weights_for_timing(params.dataset(dataset).encoder), stored_outputs(params, dataset)
     stored: dict[str, tuple[int, ...]] = {}
     if outputs.patches or outputs.block_inputs or outputs.pixels:
