@@ -231,13 +231,12 @@ class EvaluationParams(ParamsSection):
     """Section `evaluation:`. How scores are measured on the test split."""
 
     worlds: tuple[World, ...] = Field(default=("closed", "open"), min_length=1)  # the choices of candidates
-    protocol: Literal["exact", "sampled"] = "exact"  # sampled: the literature's 20 values of the bias
     k: tuple[Count, ...] = Field(default=(1,), min_length=1)  # an image is right if its pair is among the best k
     thresholds: Count = 50  # number of feasibility thresholds tried on validation data
     feasibility: Literal["auto", "words", "none"] = "auto"  # auto: a threshold only if AUC gains by it
     word_vectors: Path | None = None  # file in GloVe's format; null: embeddings of the encoder's text tower
     bootstrap: Count = 1000  # number of bootstrap resamples for confidence intervals
-    terms: bool = True  # measure each score term alone too, in the closed world (protocol: exact)
+    terms: bool = True  # measure each score term alone too, in the closed world
     stream: StreamParams | None = None  # also adapt each run to the unlabelled test images
 
 

@@ -5,11 +5,12 @@
 Files store metrics as percentages under the keys of `METRICS`; `NAME_low` and `NAME_high` are the ends of an interval.
 In tables, a dash stands for an undefined number.
 
-`protocol: sampled` computes metrics from about 20 biases, as published tables do; `protocol: exact` also stores them,
-computed from margins, in the group `sampled`. The biases are those of the evaluator of Purushwalkam et al. (2019): of
-the `n` images of unseen pairs that are right at the bias 1000, the margins `max seen score - label's score - 0.0001`
-are sorted, and every `n // 20`-th is used as a bias. Straight lines join the curve's points at these biases and at
-1000. Arithmetic has single precision (for float64 scores double), and `torch.topk` decides between equal scores.
+The *sampled protocol* computes metrics from about 20 biases, as published tables do: `duplex score --protocol sampled`
+from scores; metrics.json has them, in the group `sampled`, from margins. The biases are those of the evaluator of
+Purushwalkam et al. (2019): of the `n` images of unseen pairs that are right at the bias 1000, the margins
+`max seen score - label's score - 0.0001` are sorted, and every `n // 20`-th is used as a bias. Straight lines join the
+curve's points at these biases and at 1000. Arithmetic has single precision (for float64 scores double), and
+`torch.topk` decides between equal scores.
 """
 
 from __future__ import annotations

@@ -208,15 +208,13 @@ def evaluate_stage(
         metrics: dict[str, Any] = {world: result.metrics for world, result in results.items()}
         if "closed" in results:
             metrics["groups"] = frequency_accuracies(results["closed"], inputs)
-            if settings.protocol == "exact":
-                metrics |= {"terms": settings.terms, **(term_metrics(model, inputs) if settings.terms else {})}
+            metrics |= {"terms": settings.terms, **(term_metrics(model, inputs) if settings.terms else {})}
         predictions = [result.predictions for result in results.values()]
         if settings.stream is not None:
             stream = Stream(model, inputs, settings, settings.stream)
             metrics["stream"], streamed = evaluate_stream(stream, results, record.calibration or {})
             predictions += streamed
-    if settings.protocol == "exact":
-        metrics["bootstrap"] = settings.bootstrap
+    metrics["bootstrap"] = settings.bootstrap
     if record.val_auc_all is not None:
         metrics["val_auc_all"] = 100 * record.val_auc_all
     metrics |= {f"recipe_{place}": dict(recipe) for place, recipe in enumerate(record.recipes)}

@@ -89,7 +89,7 @@ def evaluate_stream(
     stream: Stream, plain: Mapping[World, run.WorldResult], calibrations: Mapping[str, scoring.Calibration]
 ) -> tuple[dict[str, Any], list[pd.DataFrame]]:
     """The metrics `stream` of a run, and each world's predictions in the first order; `plain`: unadapted results."""
-    short = stream.settings.model_copy(update={"bootstrap": 0, "k": (1,), "protocol": "exact"})
+    short = stream.settings.model_copy(update={"bootstrap": 0, "k": (1,)})
     stream, params = replace(stream, settings=short), stream.params
     options, auc = stream.chosen_options()
     record: dict[str, Any] = {**params.model_dump(), "options": options.to_dict(), "val_auc": auc}

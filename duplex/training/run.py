@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
@@ -440,12 +440,9 @@ def evaluate_world(
     compositions = result.candidates.compositions
     states, objects = labels.state_of(compositions), labels.object_of(compositions)
     measured = partial(measure, competitors, states=states, objects=objects, rounds=settings.bootstrap)
-    metrics = _for_every_k(settings, measured)
-    if settings.protocol == "sampled":
-        exact = {name: metrics[name] for name in ("state_accuracy", "object_accuracy")}
-        metrics = {**_sampled(task, test, result, feasible_mask, settings), **exact}
-    else:
-        metrics["sampled"] = _sampled_headline(margins)
+    further = {f"top_{k}": flatten(measured(k)) for k in settings.k if k != 1}
+    metrics: dict[str, Any] = {**flatten(measured(1)), **further}
+    metrics["sampled"] = _sampled_headline(margins)
     metrics |= metrics_at_bias(margins, calibration.bias)
     if not all(mask.all() for mask in labels.trained_words) and "bias" in metrics:
         for name, bias in (("vocabulary", metrics["bias"]), ("vocabulary_at_val_bias", calibration.bias)):
@@ -453,7 +450,10 @@ def evaluate_world(
     if feasible_mask is not None:
         metrics |= _feasibility(calibration, int(feasible_mask.sum()))
     if world == "open":
-        metrics |= _auc_all(task, test, result, settings)
+        everywhere = flatten(measure(result.further[0].competitors(), rounds=0))
+        metrics |= {
+            f"auc_all{end}": everywhere[f"auc{end}"] for end in ("", "_low", "_high") if f"auc{end}" in everywhere
+        }
         metrics |= _with_alternatives(result, excluded, calibration)
     return WorldResult(
         metrics,
@@ -468,14 +468,6 @@ def evaluate_world(
 def _feasibility(calibration: Calibration, feasible: int) -> dict[str, Any]:
     validation = {key: value for key, value in calibration.to_dict().items() if key.startswith("val_")}
     return {"threshold": calibration.threshold, "feasible": feasible, **validation}
-
-
-def _auc_all(task: ScoringTask, test: Examples, result: ScoringResult, settings: EvaluationParams) -> dict[str, float]:
-    if settings.protocol == "sampled":
-        metrics = _sampled(task, test, result, None, settings)
-    else:
-        metrics = flatten(measure(result.further[0].competitors(), rounds=0))
-    return {f"auc_all{end}": metrics[f"auc{end}"] for end in ("", "_low", "_high") if f"auc{end}" in metrics}
 
 
 def _with_alternatives(result: ScoringResult, excluded: list[Bools], calibration: Calibration) -> dict[str, Any]:
@@ -503,26 +495,9 @@ def metrics_at_bias(margins: Margins, bias: float) -> dict[str, float]:
     return record
 
 
-def _sampled(
-    task: ScoringTask, test: Examples, result: ScoringResult, feasible_mask: Bools | None, settings: EvaluationParams
-) -> dict[str, Any]:
-    from duplex.evaluation.metrics import sampled_metrics
-
-    statistics = result.accumulator
-    blocks = partial(task.blocks, test.inputs)
-    return _for_every_k(
-        settings, lambda k: sampled_metrics(blocks, statistics.target, statistics.seen, feasible_mask, k)
-    )
-
-
 def _sampled_headline(margins: Margins) -> dict[str, float]:
     metrics = flatten(sampled_from_margins(margins))
     return {name: metrics[name] for name in METRICS if name in metrics}
-
-
-def _for_every_k(settings: EvaluationParams, measured: Callable[[int], Metrics]) -> dict[str, Any]:
-    further = {f"top_{k}": flatten(measured(k)) for k in dict.fromkeys(settings.k) if k != 1}
-    return {**flatten(measured(1)), **further}
 
 
 def flatten(metrics: Metrics) -> dict[str, Any]:

@@ -49,7 +49,7 @@ def test_the_schema_accepts_the_projects_and_marks_mistakes(monkeypatch, command
     for path in ("params.yaml", "ablations/params.yaml"):
         assert check.is_valid(read.load(Path(path)))
     for section, change, place in (
-        ("evaluation", {"protocol": "exakt"}, "$.evaluation.protocol"),
+        ("evaluation", {"feasibility": "exakt"}, "$.evaluation.feasibility"),
         ("extraction", {"batchsize": 3}, "$.extraction"),
         ("datasets", {"own": {"training": {"epoch": 3}}}, "$.datasets.own.training"),
         ("methods", {"own": {"finetune": {"blocks": 2, "with": 3}}}, "$.methods.own.finetune"),

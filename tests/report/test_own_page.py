@@ -174,7 +174,7 @@ def test_the_report_names_runs_of_other_settings(project, capsys) -> None:
     report.report_stage(changed, project.paths, write_metrics=False)
     lines = capsys.readouterr().err.splitlines()
     assert any(f"does not match {method} in params.yaml: training.learning_rate is" in line for line in lines), lines
-    sampled = project.params.evaluation.model_copy(update={"protocol": "sampled"})
-    report.warn_of_outdated(project.params.model_copy(update={"evaluation": sampled}), project.paths)
-    assert "evaluation.protocol is 'exact' instead of 'sampled'" in capsys.readouterr().err
+    without = project.params.evaluation.model_copy(update={"terms": False})
+    report.warn_of_outdated(project.params.model_copy(update={"evaluation": without}), project.paths)
+    assert "evaluation.terms is True instead of False" in capsys.readouterr().err
     report.report_stage(project.params, project.paths)
