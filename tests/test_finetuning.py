@@ -13,17 +13,15 @@ from duplex.artifacts import ArtifactPaths
 from duplex.config.params import Params, load_params
 from duplex.data.tables import read_manifest
 from duplex.errors import UsageError
-from duplex.features.encode import OutputSpec
 from duplex.features.tokens import BLOCK, DiskTokens, read_tokens
 from duplex.methods.finetuned import FINETUNED_PREFIX, WithFinetuning
 from duplex.options import FinetuneOptions
 from duplex.project import stages
 from duplex.project.runs import load_featured_run, model_card_facts
-from duplex.project.stages import extract, prepare
 from duplex.project.train import train_stage
 from duplex.recognition import numpy_example
 from duplex.recognition.export import export, exported_tensors
-from duplex.recognition.recognizer import Recognizer, encode, open_image
+from duplex.recognition.recognizer import Recognizer, open_image
 from duplex.training import inputs as inputs_module
 from duplex.training.checkpoint import load_checkpoint, read_record
 from duplex.training.inputs import InputRequest, InputsCache, RunInputs, load_inputs
@@ -114,32 +112,6 @@ def test_recognition_encodes_prompts_with_the_adapters_of_the_text_tower(project
         exported_tensors(trained, "closed")
     with pytest.raises(UsageError, match="cannot score added pairs"):
         Recognizer(trained, [("red", "cube")]).scores(project.pictures()[:1], "closed")
-
-
-def test_image_files_are_rounded_like_a_cache_in_eight_bits(project, tmp_path: Path) -> None:
-    """Training saw rounded block inputs; without the rounding the scores differ."""
-    with edited_params(project.folder / "params.yaml", tmp_path / "params.yaml") as record:
-        record["datasets"]["own"]["encoder"]["bits"] = 8
-        record["methods"]["eight"] = {"extends": "cso", "finetune": {"blocks": 1}}
-    params, paths = load_params(tmp_path / "params.yaml"), ArtifactPaths(tmp_path / "artifacts")
-    prepare(params, "own", paths)
-    extract(params, "own", paths, num_workers=0)
-    train_stage(params, "own", "eight", 0, paths)
-    run = paths.run("own", "eight", 0)
-    recognizer, kept = Recognizer.load(run.root, device="cpu"), read_record(run.checkpoint)
-    assert (kept.encoder["block_inputs"], kept.encoder["bits"]) == ("2", "8")
-    inputs = load_inputs(params, "own", paths, InputRequest(finetune=kept.finetune))
-    test, method = inputs.examples["test"], recognizer.trained.method
-    files = [project.folder / "pictures" / image for image in inputs.manifest["image"].to_numpy()[test.rows][:20]]
-    cached = {name: values[:20] for name, values in test.inputs.items()}
-    wanted = method.scorer(inputs.labels.candidates("closed", "train"))(cached)
-    torch.testing.assert_close(recognizer.scores(files, "closed"), wanted, rtol=0, atol=1e-4)
-    pixels = [recognizer.encoder.image_transform(open_image(file)) for file in files]
-    torch.testing.assert_close(recognizer.encode(pixels)["block_inputs"], cached["block_inputs"], rtol=0, atol=0)
-    assert not torch.equal(
-        encode(recognizer.encoder, torch.stack(pixels), outputs=OutputSpec(block_inputs=2))["block_inputs"],
-        cached["block_inputs"],
-    )
 
 
 def test_an_exported_folder_has_the_finetuned_blocks(project, tmp_path: Path) -> None:

@@ -25,7 +25,6 @@ app.add_typer(encoders, name="encoders")
 @app.command()
 def extract(
     dataset: Dataset,
-    limit: Annotated[int | None, Option(min=1, help="Encode only the first images, up to this number.")] = None,
     shard: Annotated[str | None, Option(help="k/N: encode only shard k of N, counted from 0.")] = None,
     out: CacheFile = None,
     fresh: Annotated[bool, Option("--fresh", help="Encode all images again instead of keeping finished ones.")] = False,
@@ -41,11 +40,9 @@ def extract(
     from duplex.project import stages as stage
 
     _check_shards(engine, shard, shards)
-    if limit is not None and out is None:
-        raise UsageError("--limit writes a cache of the first rows only; give another file with --out")
     params = load_params()
     stage.ensure_prepared(params, dataset)
-    options: dict[str, Any] = {"limit": limit, "fresh": fresh}
+    options: dict[str, Any] = {"fresh": fresh}
     if engine == "ray":
         from duplex.project.ray import extract_dataset_on_ray
 
@@ -64,7 +61,7 @@ def extract(
 
 @cache.command()
 def info(path: CachePath, as_json: AsJson = False) -> None:
-    """Print a feature cache's settings, number of images, unreadable images, and NaN, zero or duplicate features."""
+    """Print a feature cache's settings, and its numbers of images and of unreadable images by reason."""
     from duplex.features.inspect import inspect
 
     _print_record(inspect(path), as_json)

@@ -120,7 +120,6 @@ class EncoderParams(ParamsSection):
     weights: str | None = None  # published tag, or a file; random:SEED for untrained weights
     precision: Precision = "fp32"  # of the image tower
     block_inputs: Natural | None = None  # number of last blocks whose inputs are cached; null: extraction.block_inputs
-    bits: Literal[8, 16] = 16  # bits per cached value of block inputs
     pixels: bool | None = None  # cache the images' pixels, to fine-tune any number of blocks; null: extraction.pixels
 
 

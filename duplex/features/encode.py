@@ -27,18 +27,15 @@ from duplex.encoders.image_blocks import capture_block_input
 from duplex.errors import DuplexError
 from duplex.features.file import (
     ALL_ZERO,
-    CODES,
     CONTENTS,
     ENCODED,
     FIRST_BAD,
     NOT_FINITE,
     PIXELS,
-    SCALES,
     SHA256,
     Statuses,
     status_of_reason,
 )
-from duplex.features.tokens import quantize
 
 if TYPE_CHECKING:
     from duplex.encoders.base import Encoder
@@ -57,7 +54,6 @@ class OutputSpec:
 
     patches: bool = False  # patch tokens
     block_inputs: int = 0  # the input of this many last blocks of the image tower; 0: none
-    bits: int = 16  # per number of the block inputs
     pixels: bool = False  # the images as they enter the encoder
 
     @classmethod
@@ -65,7 +61,7 @@ class OutputSpec:
         """The outputs that a model reads: `patches`, and block inputs or pixels if it is `finetuned` (see `record`)."""
         pixels = finetuned and PIXELS in record
         blocks = int(record["block_inputs"]) if finetuned and not pixels else 0
-        return cls(patches, blocks, int(record.get("bits", 16)), pixels)
+        return cls(patches, blocks, pixels)
 
     def row_shapes(self, encoder: Encoder) -> dict[str, tuple[int, ...]]:
         """HDF5 data set -> shape of one image's values, for these outputs; found by encoding a blank image."""
@@ -74,9 +70,6 @@ class OutputSpec:
         blank = encoder.image_transform(Image.new("RGB", (8, 8)))[None].to(encoder.device)
         values = encode_outputs(encoder, blank, self)
         shapes = {name: tuple(value.shape[1:]) for name, value in values.items() if name != "cls"}
-        if self.block_inputs and self.bits == 8:
-            shape = shapes[CODES] = shapes.pop("block_inputs")
-            shapes[SCALES] = shape[1:] if len(shape) == 3 else shape[:1]  # of a feature map, or of tokens
         if self.pixels:
             shapes[PIXELS] = tuple(blank.shape[1:])
         return shapes
@@ -112,8 +105,6 @@ class LaunchedBatch:
         statuses = statuses.masked_fill(readable & ~finite, NOT_FINITE)
         bad = statuses >= FIRST_BAD
         values = {name: half.masked_fill(bad.view(-1, *[1] * (half.dim() - 1)), 0) for name, half in halves.items()}
-        if outputs.block_inputs and outputs.bits == 8:
-            values[CODES], values[SCALES] = quantize(values.pop("block_inputs"))
         statuses = statuses.to("cpu", non_blocking=asynchronous)
         values = {name: value.to("cpu", non_blocking=asynchronous) for name, value in values.items()}
         done = torch.cuda.Event() if asynchronous else None

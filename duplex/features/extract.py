@@ -80,7 +80,7 @@ from duplex.system.processes import ProgressBar
 if TYPE_CHECKING:
     from duplex.encoders.base import Encoder
 
-OWN = ("manifest", ROOT, "limit", "tokens", "block_inputs", "bits", PIXELS)  # settings that do not identify the encoder
+OWN = ("manifest", ROOT, "tokens", "block_inputs", PIXELS)  # settings that do not identify the encoder
 CHUNK = 2**26  # bytes copied at once
 LARGEST_CHOICE = 1024  # rows that h5py reads at once fast, if they are not neighbours
 TOKENS = ("none", "patch")
@@ -149,13 +149,11 @@ def extract(
     recorded_root: str | None = None,
     tokens: str = "none",
     block_inputs: int = 0,
-    bits: int = 16,
     pixels: bool = False,
     shard: tuple[int, int] | None = None,
     max_bad: float = 0.01,
     reuse: Sequence[Path] = (),
     fresh: bool = False,
-    limit: int | None = None,
 ) -> ExtractionReport:
     """Encode images into the feature cache `out`.
 
@@ -169,7 +167,6 @@ def extract(
         recorded_root: the images' folder as the cache should record it, such as `root` in params.yaml.
         tokens: "patch" also stores patch tokens; "none" does not.
         block_inputs: number of last blocks of the image tower whose input is stored, too, so that they can be trained.
-        bits: bits per number of the block inputs, 16 or 8.
         pixels: also store the images as they enter the encoder, so that any number of its blocks can be trained.
         shard: (k, n) encodes only the k-th of n shards, counted from 0, into a file beside `out`.
         max_bad: share of unreadable images above which `DuplexError` is raised; the unfinished cache stays.
@@ -180,19 +177,15 @@ def extract(
         raise UsageError(f"the images' folder {root} does not exist; set the data set's root in params.yaml")
     if out.is_dir():
         raise UsageError(f"{out} is a folder; --out names the cache's file")
-    total = len(images) if limit is None else min(limit, len(images))
-    span, path = plan_shard(total, batch_size, shard, out)
-    limited = total if total < len(images) else None
-    identity = cache_identity(
-        encoder.identity.to_dict(), manifest_sha256, tokens, limited, block_inputs, bits, recorded_root, pixels
-    )
+    span, path = plan_shard(len(images), batch_size, shard, out)
+    identity = cache_identity(encoder.identity.to_dict(), manifest_sha256, tokens, block_inputs, recorded_root, pixels)
     job = ExtractionJob(
         path=path,
         identity=identity,
         span=span,
         rows=ImageRows(images[span.start : span.stop], root, encoder.image_transform),
         encoder=encoder,
-        outputs=OutputSpec(tokens == "patch", block_inputs, bits, pixels),
+        outputs=OutputSpec(tokens == "patch", block_inputs, pixels),
         batch_size=batch_size,
         num_workers=decoding_workers(num_workers),
         max_bad=max_bad,
@@ -328,7 +321,7 @@ def plan_shard(total: int, batch_size: int, shard: tuple[int, int] | None, out: 
     if k is not below n, or if there are more shards than batches.
     """
     if total == 0:
-        raise UsageError("there is no image to extract: the manifest is empty, or --limit is 0")
+        raise UsageError("there is no image to extract: the manifest is empty")
     if shard is None:
         return Span(0, total, total), out
     k, n = shard
@@ -412,9 +405,7 @@ def has_outputs_of(identity: Mapping[str, str], wanted: Mapping[str, str]) -> bo
     """
     same_encoder = all(identity.get(key) == wanted.get(key) for key in {*identity, *wanted} - set(OWN))
     needed = [key for key in ("tokens", "block_inputs", PIXELS) if key in wanted]
-    if "block_inputs" in wanted:
-        needed.append("bits")
-    return same_encoder and all(identity.get(key) == wanted.get(key) for key in needed)
+    return same_encoder and all(identity.get(key) == wanted[key] for key in needed)
 
 
 def rows_by_content(path: Path, wanted: Mapping[str, str], *, bad: bool = False) -> dict[bytes, int]:
@@ -506,7 +497,6 @@ def encode_shared(
     *,
     tokens: str = "none",
     block_inputs: int = 0,
-    bits: int = 16,
     max_bad: float = 0.01,
 ) -> tuple[SharedFeatures, list[BadImage]]:
     """Encode images that no cache in the folder has; returns where all features are, and the images without features.
@@ -518,7 +508,7 @@ def encode_shared(
     paths = {digest: image for digest, image in zip(digests, images, strict=True) if digest}
     listed = sorted(paths)
     key = hashlib.sha256("\n".join([*listed, ""]).encode()).hexdigest()
-    identity = cache_identity(encoder.identity.to_dict(), key, tokens, None, block_inputs, bits)
+    identity = cache_identity(encoder.identity.to_dict(), key, tokens, block_inputs)
     features = SharedFeatures(place, identity, tuple(digests))
     if listed and features.find() is None:
         others = [*place.glob("*.h5"), *place.glob("*.h5.partial")]
@@ -531,7 +521,6 @@ def encode_shared(
             manifest_sha256=key,
             tokens=tokens,
             block_inputs=block_inputs,
-            bits=bits,
             max_bad=max_bad,
             reuse=[other for other in others if other.name.removesuffix(".partial") != out.name],
         )

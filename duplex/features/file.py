@@ -2,9 +2,7 @@
 
 cls                 [N, d] float16: encoder outputs, not normalised
 patch               [N, T, w] float16, optional: patch tokens
-block_inputs        [N, T, w] or [N, C, H, W] float16, optional: inputs of the image tower's last blocks; instead
-                    in eight bits (`features.tokens`): block_inputs_int8 of that shape and
-                    block_inputs_scale [N, T] or [N, H, W] float16
+block_inputs        [N, T, w] or [N, C, H, W] float16, optional: inputs of the image tower's last blocks
 pixels              [N, 3, R, R] uint8, optional: the images after the encoder's resize and crop
 status              [N] uint8: 0 pending, 1 encoded, 2 + i bad because of REASONS[i]
 checksums           [N, K] uint32: CRC-32 of each row of the K data sets of features and tokens, in the order of
@@ -44,8 +42,6 @@ from duplex.system.files import FULL, checked_path, replace_file, report_write_e
 
 FORMATS = "duplex-features-"  # every version's name begins so
 FORMAT = FORMATS + "4"
-CODES = "block_inputs_int8"
-SCALES = "block_inputs_scale"
 PIXELS = "pixels"
 CHECKSUMS = "checksums"
 CONTENTS = "contents"
@@ -55,8 +51,6 @@ DATASETS: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {  # name: allowed 
     "status": ((1,), np.dtype(np.uint8)),
     "patch": ((3,), HALF),
     "block_inputs": ((3, 4), HALF),
-    CODES: ((3, 4), np.dtype(np.int8)),
-    SCALES: ((2, 3), HALF),
     PIXELS: ((4,), np.dtype(np.uint8)),
     CHECKSUMS: ((2,), np.dtype(np.uint32)),
     CONTENTS: ((2,), np.dtype(np.uint8)),
@@ -85,7 +79,6 @@ BAD_FEATURES = (NOT_FINITE, ALL_ZERO)  # statuses of images that can be read, bu
 Statuses = NDArray[np.uint8]
 Contents = NDArray[np.uint8]  # [N, 32]
 SHA256 = 32  # bytes
-Half = NDArray[np.float16]
 
 
 class DamagedCache(Exception):
@@ -211,7 +204,6 @@ DISPLAY_NAMES = {  # in messages, compared in this order: what others follow fro
     "dim": "feature width",
     "tokens": "token choice",
     "block_inputs": "number of block inputs",
-    "bits": "number of bits",
     PIXELS: "choice of pixels",
 }
 
@@ -230,17 +222,13 @@ def check_identity(stored: Mapping[str, str], expect: Mapping[str, str | None], 
             values = f"{shorten(stored.get(key))}, not {shorten(expect[key])}"
             name = DISPLAY_NAMES.get(key, key)
             raise DuplexError(f"{path} was made with another {name} ({values}); {repair_hint(path)}")
-    if "limit" in stored and "limit" not in expect:
-        raise DuplexError(f"{path} holds only the first {stored['limit']} rows; {repair_hint(path)}")
 
 
 def cache_identity(
     encoder: Identity,
     manifest_sha256: str,
     tokens: str = "none",
-    limit: int | None = None,
     block_inputs: int = 0,
-    bits: int = 16,
     root: str | None = None,
     pixels: bool = False,
 ) -> Identity:
@@ -248,9 +236,7 @@ def cache_identity(
     options = {
         ROOT: root,
         "tokens": tokens if tokens != "none" else None,
-        "limit": limit,
         "block_inputs": block_inputs or None,
-        "bits": bits if block_inputs and bits != 16 else None,
         PIXELS: "true" if pixels else None,
     }
     return {**encoder, "manifest": manifest_sha256, **{k: str(v) for k, v in options.items() if v is not None}}

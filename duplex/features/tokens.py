@@ -8,7 +8,7 @@ not fit into memory stay on disk: MIT-States at ViT-L/14 has 53,753 x 256 x 1,02
 from __future__ import annotations
 
 import mmap
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,11 +20,8 @@ from torch import Tensor
 
 from duplex.errors import DuplexError
 from duplex.features.file import (
-    CODES,
     PIXELS,
-    SCALES,
     DamagedCache,
-    Half,
     open_cache,
     read_rows,
     refuse_wrong,
@@ -54,30 +51,16 @@ def read_tokens(
     to `limit` bytes are read into memory; more stay on disk. `rows` selects images; None: all.
     """
     with open_cache(path) as file:
-        names = stored_names(file, name)
-        if not names:
+        if name not in file:
             return None
-        size = 1 if name == PIXELS else 2  # bytes of a number in memory
-        if rows is None and file[names[0]].size * size <= limit:
-            return read_stored([read_rows(file, each) for each in names])
+        if rows is None and file[name].nbytes <= limit:
+            return read_rows(file, name)
     tokens = DiskTokens.open(path, name)
     if rows is not None:
         tokens = tokens.at(rows)
-        if int(np.prod(tokens.shape)) * size <= limit:
+        if int(np.prod(tokens.shape)) * (1 if name == PIXELS else 2) <= limit:
             return tokens[:].numpy()
     return tokens
-
-
-def stored_names(file: Any, name: str) -> tuple[str, ...]:
-    """Names of the HDF5 data sets with tokens of the kind `name`: none, one, or two for 8 bits (codes and scales)."""
-    if name in file:
-        return (name,)
-    return (CODES, SCALES) if name == "block_inputs" and CODES in file else ()
-
-
-def read_stored(values: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """Tokens from the values of the HDF5 data sets that `stored_names` lists; 8-bit codes become float16."""
-    return dequantize(values[0], values[1]) if len(values) == 2 else values[0]
 
 
 class MappedRows:
@@ -125,7 +108,7 @@ class DiskTokens:
     """
 
     path: Path
-    stored: tuple[MappedRows, ...]
+    stored: MappedRows
     rows: Ints  # rows of the cache that this object stands for
     device: torch.device = CPU  # receives the rows that are read
 
@@ -134,15 +117,15 @@ class DiskTokens:
         """Open the tokens of all images in a feature cache; `name` says which, such as `patch` or `block_inputs`."""
         with open_cache(path) as file:
             mapped = mmap.mmap(file.id.get_vfd_handle(), 0, access=mmap.ACCESS_READ)
-            stored = tuple(MappedRows(file, each, mapped) for each in stored_names(file, name))
-        return cls(path, stored, np.arange(stored[0].shape[0]))
+            stored = MappedRows(file, name, mapped)
+        return cls(path, stored, np.arange(stored.shape[0]))
 
     def __len__(self) -> int:
         return len(self.rows)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return (len(self.rows), *self.stored[0].shape[1:])
+        return (len(self.rows), *self.stored.shape[1:])
 
     def at(self, places: Ints) -> DiskTokens:
         """The tokens of the images at the positions `places` alone, in that order; nothing is read from disk yet."""
@@ -153,13 +136,12 @@ class DiskTokens:
 
     def read_ahead(self, places: Tensor) -> None:
         """Tell the operating system that the tokens at positions `places` will be read soon."""
-        for stored in self.stored:
-            stored.read_ahead(self.rows[places.cpu().numpy()])
+        self.stored.read_ahead(self.rows[places.cpu().numpy()])
 
     def __getitem__(self, key: Tensor | slice) -> Tensor:
         rows = self.rows[key if isinstance(key, slice) else key.cpu().numpy()]
         try:
-            values = torch.from_numpy(read_stored([stored.read(rows) for stored in self.stored]))
+            values = torch.from_numpy(self.stored.read(rows))
         except DamagedCache as error:
             raise DuplexError(f"{self.path} is damaged: {error}; {repair_hint(self.path)}") from error
         if self.device.type == "cuda":  # pinned, so that the host need not wait for the copy
@@ -179,32 +161,6 @@ class DiskTokens:
             rows = torch.cat([blocks[number] for number in drawn[start : start + WINDOW]])
             mixed.append(rows[torch.randperm(len(rows), generator=generator)])
         return torch.cat(mixed)
-
-
-LARGEST_CODE = 127
-ROWS = 4096  # dequantised at once
-
-
-def quantize(y: Tensor) -> tuple[Tensor, Tensor]:
-    """Quantise tokens y ≈ s q to 8 bits; returns the codes q (int8) and a scale s (float16) per token.
-
-    y: tokens [B, T, w] or feature maps [B, C, H, W], in float16. q has the shape of y; s is [B, T] or [B, H, W].
-    """
-    axis = 1 if y.ndim == 4 else 2
-    wide = y.float()
-    s = (wide.abs().amax(axis, keepdim=True) / LARGEST_CODE).half()
-    q = (wide / s.float()).nan_to_num(0, 0, 0).round().clamp(-LARGEST_CODE, LARGEST_CODE)  # 0 / 0: a token of zeros
-    return q.to(torch.int8), s.squeeze(axis)
-
-
-def dequantize(q: NDArray[np.int8], s: Half) -> Half:
-    """The tokens s q in float16, computed from the codes q and scales s that `quantize` returned."""
-    axis = 1 if q.ndim == 4 else 2
-    y = np.empty(q.shape, np.float16)
-    for start in range(0, len(q), ROWS):
-        rows = slice(start, start + ROWS)
-        y[rows] = q[rows] * np.expand_dims(s[rows], axis).astype(np.float32)
-    return y
 
 
 Arrays = Mapping[str, np.ndarray | DiskTokens]  # rows of a cache, by input name

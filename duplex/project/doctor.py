@@ -66,9 +66,8 @@ def free_bytes(path: Path) -> int:
 
 def stored_outputs(params: Params, dataset: str) -> OutputSpec:
     """What the data set's feature cache stores for each image besides the CLS feature."""
-    bits = params.dataset(dataset).encoder.bits
-    tokens, blocks = params.extraction.tokens == "patch", params.block_inputs(dataset)
-    return OutputSpec(tokens, blocks, bits, params.pixels(dataset))
+    tokens = params.extraction.tokens == "patch"
+    return OutputSpec(tokens, params.block_inputs(dataset), params.pixels(dataset))
 
 
 def weights_for_timing(entry: EncoderParams) -> EncoderParams:

@@ -84,7 +84,7 @@ def extract(
 ) -> ExtractionReport:
     """Encode images, or import features, to a data set's cache or `out`; `options` are those of `features.extract`."""
     features = params.dataset(dataset).features
-    is_whole = not any(options.get(key) is not None for key in ("shard", "limit"))
+    is_whole = options.get("shard") is None
     stamp = stamps.stamp(params, dataset, "extract", paths=paths) if out is None and is_whole else None
     if features is not None:
         report = _import_features(params, dataset, paths, features, out or paths.features(dataset), options)
@@ -114,8 +114,8 @@ def _encode_images(
 def _import_features(
     params: Params, dataset: str, paths: ArtifactPaths, features: Path, out: Path, options: Mapping[str, Any]
 ) -> ExtractionReport:
-    if given := [key for key in ("shard", "limit") if options.get(key) is not None]:
-        raise UsageError(f"{dataset} has imported features, {features}, so nothing is encoded; leave {given[0]} out")
+    if options.get("shard") is not None:
+        raise UsageError(f"{dataset} has imported features, {features}, so nothing is encoded; leave shard out")
     stamps.require_data(params, dataset, paths, ("prepare",))
     began, manifest = time.monotonic(), paths.manifest(dataset)
     images = read_manifest(manifest)["image"].tolist()
@@ -153,7 +153,6 @@ def prepare_extraction(params: Params, dataset: str, paths: ArtifactPaths) -> tu
         "num_workers": settings.num_workers,
         "tokens": settings.tokens,
         "block_inputs": params.block_inputs(dataset),
-        "bits": entry.encoder.bits,
         "pixels": params.pixels(dataset),
         "max_bad": settings.max_bad,
     }

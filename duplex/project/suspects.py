@@ -302,7 +302,7 @@ def rank_unlabelled(recognizer: Recognizer, folder: Path, excluded: Container[st
     if needed.pixels:
         raise UsageError(f"{recognizer.trained.where} reads pixels, which the user's cache lacks; choose another model")
     names = list(files.values())
-    stored: dict[str, Any] = {"block_inputs": needed.block_inputs, "bits": needed.bits, "max_bad": 1.0}
+    stored: dict[str, Any] = {"block_inputs": needed.block_inputs, "max_bad": 1.0}
     stored["tokens"] = "patch" if needed.patches else "none"
     features, bad = encode_shared(user_cache(), recognizer.encoder, folder, names, list(files), **stored)
     if bad:

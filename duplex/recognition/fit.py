@@ -389,7 +389,6 @@ class FolderRecipes:
             data.manifest["image"].tolist(),
             data.digests,
             block_inputs=room.depth,
-            bits=entry.bits,
         )
         if bad:
             listed = ", ".join(f"{each.image} ({each.reason})" for each in bad[:3])

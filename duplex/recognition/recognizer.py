@@ -41,19 +41,16 @@ from duplex.features.encode import (
     split_rows,
 )
 from duplex.features.file import (
-    CODES,
     CONTENTS,
     ENCODED,
     FIRST_BAD,
     LIBRARIES,
     PIXELS,
-    SCALES,
     Features,
     check_identity,
     status_reason,
 )
 from duplex.features.imported import as_numpy, checked_features
-from duplex.features.tokens import dequantize
 from duplex.labels import WORLDS, LabelSpace, World
 from duplex.methods import base
 from duplex.methods.base import Inputs
@@ -392,9 +389,6 @@ def encode_files(
 def as_inputs(values: dict[str, NDArray[Any]], device: Any) -> Inputs:
     """Encoder outputs as tensors of the types used in training: CLS features in float32, tokens in float16."""
     values = {name: value for name, value in values.items() if name != CONTENTS}
-    if CODES in values:
-        others = {name: value for name, value in values.items() if name not in (CODES, SCALES)}
-        values = {**others, "block_inputs": dequantize(values[CODES], values[SCALES])}
     if PIXELS in values:
         values["block_inputs"] = values.pop(PIXELS)
     tensors = {name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in values.items()}

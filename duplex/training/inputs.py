@@ -249,7 +249,7 @@ class Data:
                 f"finetune.blocks is {finetune.blocks} and {path} holds the inputs of {stored} blocks; set "
                 f"datasets.{dataset}.encoder.block_inputs to {blocks} (or pixels to true, for any number) {remedy}"
             )
-        record = {key: value for key, value in opened.identity.items() if key in ("block_inputs", "bits")}
+        record = {"block_inputs": str(stored)}
         if not self.skip_frozen_blocks or opened.rows is None or blocks == stored:
             return read_tokens(path, "block_inputs", limit, opened.rows), record
         chosen, back = np.unique(opened.rows, return_inverse=True)

@@ -120,9 +120,9 @@ def test_batches_are_filled_up_with_black_images_to_a_multiple() -> None:
 @pytest.mark.parametrize(
     ("record", "finetuned", "expected"),
     [
-        ({"block_inputs": "2", "bits": "8"}, True, OutputSpec(True, 2, 8)),
-        ({"block_inputs": "2", "bits": "8"}, False, OutputSpec(True, 0, 8)),
-        ({"block_inputs": "0", "pixels": "x"}, True, OutputSpec(True, 0, 16, True)),
+        ({"block_inputs": "2"}, True, OutputSpec(True, 2)),
+        ({"block_inputs": "2"}, False, OutputSpec(True)),
+        ({"block_inputs": "0", "pixels": "x"}, True, OutputSpec(True, 0, True)),
         ({"block_inputs": "0", "pixels": "x"}, False, OutputSpec(True)),
     ],
 )

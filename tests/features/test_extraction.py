@@ -51,7 +51,6 @@ def test_a_finished_cache_is_left_alone_unless_fresh(run, tmp_path: Path) -> Non
     [
         ({}, {"tokens": "patch"}, "token choice"),
         ({"block_inputs": 1}, {"block_inputs": 2}, "number of block inputs"),
-        ({"block_inputs": 1}, {"block_inputs": 1, "bits": 8}, "number of bits"),
         ({}, {"pixels": True}, "choice of pixels"),
     ],
 )
@@ -67,7 +66,7 @@ def test_a_cache_that_records_no_folder_of_images_is_kept(run) -> None:
     assert run(recorded_root="mypics").resumed == 40
 
 
-@pytest.mark.parametrize("options", [{}, {"block_inputs": 1}, {"block_inputs": 1, "bits": 8}, {"pixels": True}])
+@pytest.mark.parametrize("options", [{}, {"block_inputs": 1}, {"pixels": True}])
 def test_an_interrupted_extraction_resumes_to_the_same_bytes(run, tmp_path: Path, stop_at_third_batch, options) -> None:
     whole = run(tmp_path / "whole.h5", **options)
     with stop_at_third_batch(), pytest.raises(KeyboardInterrupt):
@@ -177,14 +176,6 @@ def test_only_batches_with_a_pending_row_are_encoded(run, images, encoder, tmp_p
     wrapped = Wrapped(encoder, lambda pixels: (sizes.append(len(pixels)), encoder.encode_images(pixels))[1])
     assert run(encoder=wrapped, batch_size=7).resumed == 39
     assert sizes == [5]  # rows 35 to 39
-
-
-def test_a_limit_keeps_at_most_that_many_rows(run, tmp_path: Path) -> None:
-    whole = run(tmp_path / "whole.h5").path.read_bytes()
-    assert run(tmp_path / "many.h5", limit=99).path.read_bytes() == whole
-    assert run(tmp_path / "all.h5", limit=40).path.read_bytes() == whole
-    few = read_features(run(tmp_path / "few.h5", limit=39).path)
-    assert len(few.cls) == 39 and few.identity["limit"] == "39"
 
 
 @pytest.mark.parametrize(

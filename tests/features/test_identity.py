@@ -22,12 +22,8 @@ CACHE = Path("artifacts/shoes/features.h5")
 
 def test_an_identity_has_only_keys_of_options_that_were_set() -> None:
     assert cache_identity(ENCODER, "m") == {**ENCODER, "manifest": "m"}
-    assert cache_identity(ENCODER, "m", "patch", 0, 2) == {
-        **ENCODER,
-        **{"manifest": "m", "tokens": "patch", "limit": "0", "block_inputs": "2"},
-    }
-    assert cache_identity(ENCODER, "m", block_inputs=2, bits=8)["bits"] == "8"
-    assert "bits" not in cache_identity(ENCODER, "m", bits=8), "without block inputs there is nothing to store in them"
+    wanted = {**ENCODER, "manifest": "m", "tokens": "patch", "block_inputs": "2"}
+    assert cache_identity(ENCODER, "m", "patch", 2) == wanted
 
 
 @pytest.mark.parametrize("key", [*(key for key in DISPLAY_NAMES if key != ROOT), "something"])
@@ -51,13 +47,10 @@ def test_an_identity_without_folder_of_images_fits_any_folder() -> None:
         check_identity({ROOT: "mypics"}, {ROOT: "pics_v2"}, CACHE)
 
 
-def test_unexpected_keys_are_allowed_except_limit() -> None:
+def test_unexpected_keys_are_allowed() -> None:
     expect = {"manifest": "m", **dict.fromkeys(LIBRARIES, "1")}
     stored = {**ENCODER, "manifest": "m", **dict.fromkeys(LIBRARIES, "2")}
     check_identity(stored, expect, CACHE)
-    with pytest.raises(DuplexError, match="holds only the first 4 rows"):
-        check_identity({**stored, "limit": "4"}, expect, CACHE)
-    check_identity({**stored, "limit": "4"}, {**expect, "limit": "4"}, CACHE)
 
 
 def test_of_imported_features_only_rows_and_width_are_compared() -> None:

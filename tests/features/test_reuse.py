@@ -45,9 +45,7 @@ def test_images_in_another_order_under_other_names_have_the_rows_of_a_plain_extr
         np.testing.assert_array_equal(file["contents"][...], before["contents"][...][::-1])
 
 
-@pytest.mark.parametrize(
-    "options", [{"tokens": "patch"}, {"block_inputs": 1}, {"block_inputs": 1, "bits": 8}, {"pixels": True}]
-)
+@pytest.mark.parametrize("options", [{"tokens": "patch"}, {"block_inputs": 1}, {"pixels": True}])
 def test_a_copy_equals_an_extraction_byte_for_byte(run, tmp_path: Path, images, options) -> None:
     (tmp_path / "pictures" / images[3]).write_bytes(b"no image")
     whole = run(tmp_path / "whole.h5", max_bad=0.1, manifest_sha256="n" * 64, **options).path
@@ -124,7 +122,6 @@ def test_rows_of_another_encoder_are_not_copied(run, tmp_path: Path) -> None:
     for key in ("weights", "preprocessing", "torch", "precision"):
         assert not has_outputs_of({**identity, key: "other"}, identity)
     assert not has_outputs_of({**identity, "block_inputs": "2"}, {**identity, "block_inputs": "1"})
-    assert not has_outputs_of({**identity, "block_inputs": "1", "bits": "8"}, {**identity, "block_inputs": "1"})
     assert has_outputs_of({**identity, "block_inputs": "1", "tokens": "patch"}, {**identity, "manifest": "other"})
 
 

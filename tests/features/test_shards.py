@@ -25,7 +25,7 @@ def test_shards_cover_every_row_once_and_start_at_batches(total: int, batch: int
         {},
         {"tokens": "patch"},
         {"block_inputs": 1},
-        {"block_inputs": 1, "bits": 8, "tokens": "patch"},
+        {"block_inputs": 1, "tokens": "patch"},
         {"pixels": True, "block_inputs": 1},
     ],
 )
