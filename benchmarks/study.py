@@ -147,7 +147,7 @@ class Bench:
 
     def _key(self, params: Params, name: str, seed: int) -> str:
         entry = params.entry(name)
-        module = module_of(method_source(entry.kind))
+        modules = [module_of(method_source(kind)) for kind in entry.kinds_for(self.dataset)]
         finetune = params.finetune(name, self.dataset)
         settings = {
             "options": params.method(name, self.dataset).to_dict(),
@@ -158,7 +158,7 @@ class Bench:
                 read_checkpoint(self.place(member, self.rate(member), seed).checkpoint).fingerprint
                 for member in entry.members
             ],
-            "code": code_hash("train", "evaluate", modules=[module]),
+            "code": code_hash("train", "evaluate", modules=modules),
             "torch": torch.__version__,
         }
         return json.dumps(settings, sort_keys=True)

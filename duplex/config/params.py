@@ -171,6 +171,11 @@ class MethodEntry(MethodChanges):
         """The method's options on a data set, as written in params.yaml and datasets/NAME.yaml, not yet checked."""
         return {**self.options, **self._changes(dataset).options}
 
+    def kinds_for(self, dataset: str | None) -> list[str]:
+        """The method's kind and, if that builds on another one, as `flow` does, the kind in its option `base`."""
+        base = self.options_for(dataset).get("base")
+        return [self.kind, base["kind"]] if isinstance(base, dict) and "kind" in base else [self.kind]
+
     def training_for(self, dataset: str | None) -> dict[str, Any]:
         """The training options that the method itself sets on a data set; they override those of the data set."""
         return {**self.training, **self._changes(dataset).training}

@@ -103,7 +103,7 @@ def _run_settings(params: Params, dataset: str, stage: str, method: str, paths: 
             made["seeds"] = list(params.run.seeds)
     else:
         made |= {"threads": training.threads, "evaluation": evaluation}
-    modules = [module_of(method_source(entry.kind)), family_module(encoder.name)]
+    modules = [module_of(method_source(kind)) for kind in entry.kinds_for(dataset)] + [family_module(encoder.name)]
     if isinstance(finetune, FinetuneOptions):
         modules += [module_of(installed_plugins("duplex.adapters")[name]) for name in finetune.adapters]
     return {**made, "code": code_hash(stage, modules=modules)}

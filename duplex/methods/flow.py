@@ -1,0 +1,192 @@
+"""FlowComposer: flows move an image's state and object factors to their prompts, and together its whole feature.
+
+He, Li, Chen, "FlowComposer: Composable Flows for Compositional Zero-Shot Learning", CVPR 2026. Its formulas were read
+on the project page and in third parties' notes, not in the paper.
+
+    x_r = (1 - r) z_s + r t_s,   r ~ U(0, 1),   x^ = x_r + (1 - r) v_s(x_r, r)                 likewise for objects
+    L_velocity = |v_s(x_r, r) - (t_s - z_s)|^2,   L_end = CE(cos(x^, t of all states) / tau)
+    d_s = norm(v_s(z_s, 0)),   (a*, b*) = argmin |a d_s + b d_o - (t_c - z_c)|^2 + q (a^2 + b^2)
+    (a, b) = C(d_s, d_o),   L_composer = |(a, b) - (a*, b*)|^2
+    L = L_base + L_velocity + L_end + L_composer
+    S = S_base + w p(c|z'),   z' = norm(z_c + step (a d_s + b d_o))
+
+* z_c, z_s, z_o: image feature and factors of a base with three paths;  t_c, t_s, t_o: its prompts
+* v_s, v_o, C: networks;  tau: CLIP's temperature;  p: the base's form of p(c|x), a softmax or a logit
+* Leaked features: v_s also learns to move z_o and z_c to t_s, and v_o to move z_s and z_c to t_o
+
+The networks' sizes, step, q and w are those of a re-implementation for video; the authors' values are unknown. Our
+choices: all losses have the weight 1, L_velocity and L_end are means over all starts, and L_composer trains only C.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import mse_loss, nll_loss
+
+from duplex.errors import UsageError
+from duplex.labels import Ints
+from duplex.methods.base import Batch, Inputs, Inspectable, Method, MethodContext, Scorer
+from duplex.methods.layers import unit
+from duplex.methods.paths import Paths
+from duplex.methods.prompts import Prototypes
+from duplex.methods.registry import find_method, parse_options
+from duplex.options import NonNegative, Options, Positive
+
+LOSSES = ("state", "object", "semantic")  # of the three paths
+
+
+@dataclass(frozen=True)
+class FlowOptions(Options):
+    base: Mapping[str, Any] = field(default_factory=lambda: {"kind": "prompts"})  # kind with three paths, its options
+    leaked: bool = True  # whether flows also start at the features of the other two paths
+    joint: bool = True  # whether the flows' losses train the base, too
+    step: Positive = 0.1  # length of the move along both directions
+    ridge: NonNegative = 0.1  # weight q of the squared coefficients
+    weight: NonNegative = 0.5  # weight w of the moved feature in the score
+
+    @classmethod
+    def describe_types(cls) -> dict[str, str]:
+        return {**super().describe_types(), "base": "table of a kind and its options"}
+
+    def rules(self) -> Iterable[tuple[object, str]]:
+        yield isinstance(self.base.get("kind"), str), "base needs a kind, such as {kind: prompts}"
+        self.base_options()  # raises an error for wrong ones
+
+    def base_options(self) -> Options:
+        return parse_options(self.base["kind"], {key: value for key, value in self.base.items() if key != "kind"})
+
+
+class Flow(Method[FlowOptions]):
+    """FlowComposer: adds flows of features, from images to prompts, to a method with three paths (option `base`)."""
+
+    def __init__(self, context: MethodContext, options: FlowOptions) -> None:
+        super().__init__(context, options)
+        own = options.base_options()
+        self.base: Method[Any] = find_method(options.base["kind"])(context, own)
+        paths = getattr(self.base, "paths", None)
+        has_factors = isinstance(paths, Paths) and paths.factors is not None
+        if not has_factors or not set(LOSSES) <= {*getattr(own, "losses", LOSSES)}:
+            kind = options.base["kind"]
+            raise UsageError(f"flow needs a base with three trained paths, unlike {kind} here; use {{kind: prompts}}")
+        dim = context.dim
+        self.state, self.object = _network(dim + 1, 2 * dim, dim), _network(dim + 1, 2 * dim, dim)
+        self.composer = _network(2 * dim, dim, 2)
+
+    @property
+    def paths(self) -> Paths:
+        paths: Paths = self.base.paths  # type: ignore[assignment]  # checked in __init__
+        return paths
+
+    @classmethod
+    def needs(cls, options: Any) -> frozenset[str]:
+        return find_method(options.base["kind"]).needs(options.base_options())
+
+    def branches(self, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
+        """Image features z_c, state factors z_s and object factors z_o [B, d]."""
+        assert self.paths.factors is not None
+        z = self.paths.adapt(inputs["cls"])
+        return z, *self.paths.factors(z)
+
+    def composed(self, z_s: Tensor, z_o: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The unit velocities d_s and d_o at r = 0 [B, d], and their coefficients (a, b) [B, 2]."""
+        start = z_s.new_zeros(len(z_s), 1)
+        d_s, d_o = unit(self.state(torch.cat([z_s, start], -1))), unit(self.object(torch.cat([z_o, start], -1)))
+        return d_s, d_o, self.composer(torch.cat([d_s, d_o], -1).detach())
+
+    def target_coefficients(self, d_s: Tensor, d_o: Tensor, move: Tensor) -> Tensor:
+        """The coefficients (a*, b*) [B, 2] with which d_s and d_o come nearest to `move` [B, d]."""
+        own, both = 1 + self.options.ridge, (d_s * d_o).sum(-1)
+        p, q = (d_s * move).sum(-1), (d_o * move).sum(-1)
+        determinant = (own * own - both * both).clamp(min=torch.finfo(both.dtype).eps)
+        return torch.stack([own * p - both * q, own * q - both * p], -1) / determinant[:, None]
+
+    def losses(self, batch: Batch, shared: Any) -> dict[str, Tensor]:
+        losses = self.base.losses(batch, shared)
+        t = shared if self.options.joint else Prototypes(*[each.detach() for each in shared])
+        with torch.set_grad_enabled(self.options.joint and torch.is_grad_enabled()):
+            z_c, z_s, z_o = self.branches(batch.inputs)
+        m, n = self.primitives(batch.compositions)
+        own = torch.searchsorted(self.paths.negatives, batch.compositions)
+        leaked = self.options.leaked
+        move_s, end_s = self._flow(self.state, [z_s, z_o, z_c] if leaked else [z_s], t.states[m])
+        move_o, end_o = self._flow(self.object, [z_o, z_s, z_c] if leaked else [z_o], t.objects[n])
+        log_s, log_o = self.paths.log_posteriors(end_s, end_o, t)
+        starts = len(end_s) // len(m)
+        with torch.no_grad():
+            d_s, d_o, _ = self.composed(z_s, z_o)
+            target = self.target_coefficients(d_s, d_o, t.compositions[own] - z_c)
+        return {
+            **losses,
+            "velocity": move_s + move_o,
+            "end": nll_loss(log_s, m.repeat(starts)) + nll_loss(log_o, n.repeat(starts)),
+            "composer": 2 * mse_loss(self.composer(torch.cat([d_s, d_o], -1)), target),
+        }
+
+    def _flow(self, network: nn.Module, starts: list[Tensor], t: Tensor) -> tuple[Tensor, Tensor]:
+        # the loss of the velocities from `starts` to the prompts `t`, and the predicted ends
+        x_0, x_1 = torch.cat(starts), t.repeat(len(starts), 1)
+        r = torch.rand(len(x_0), 1, device=x_0.device, dtype=x_0.dtype)
+        x = (1 - r) * x_0 + r * x_1
+        v = network(torch.cat([x, r], -1))
+        return (v - (x_1 - x_0)).square().sum(-1).mean(), unit(x + (1 - r) * v)
+
+    @torch.no_grad()
+    def scorer(self, candidates: Ints) -> Scorer:
+        score_base, t = self.base.scorer(candidates), self.paths.encode(candidates, ("semantic",)).compositions
+        is_logit = getattr(self.base.options, "score", "probability") == "logit"
+
+        @torch.no_grad()
+        def score(inputs: Inputs) -> Tensor:
+            z_c, z_s, z_o = self.branches(inputs)
+            d_s, d_o, coefficients = self.composed(z_s, z_o)
+            moved = unit(z_c + self.options.step * (coefficients[:, :1] * d_s + coefficients[:, 1:] * d_o))
+            logits = self.paths.logits(moved, t)
+            return score_base(inputs) + self.options.weight * (logits if is_logit else logits.softmax(-1))
+
+        return score
+
+    # the base's own part
+
+    def start(self, train: Batch) -> None:
+        self.base.start(train)
+
+    def groups(self) -> list[dict[str, Any]]:
+        own = [*self.state.parameters(), *self.object.parameters(), *self.composer.parameters()]
+        return [*self.base.groups(), {"params": own}]
+
+    def before_step(self, compositions: Ints) -> None:
+        self.base.before_step(compositions)
+
+    def shared(self) -> tuple[Any, ...]:
+        self.base.checkpointing = self.checkpointing
+        return self.base.shared()
+
+    def after_batch(self) -> None:
+        self.base.after_batch()
+
+    def after_step(self) -> None:
+        self.base.after_step()
+
+    def on_features_changed(self, train: Batch) -> None:
+        self.base.on_features_changed(train)
+
+    def after_epoch(self, epoch: int) -> None:
+        self.base.after_epoch(epoch)
+
+    def tune(self, images: Inputs, candidates: Ints, auc: Callable[[Tensor], float]) -> None:
+        self.base.tune(images, candidates, auc)
+
+    def probabilities(self, scores: Tensor) -> Tensor:
+        return self.base.probabilities(scores)
+
+    def inspectable(self) -> Inspectable:
+        return self.base.inspectable()
+
+
+def _network(inside: int, width: int, out: int) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(inside, width), nn.LayerNorm(width), nn.GELU(), nn.Linear(width, out))
