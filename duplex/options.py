@@ -249,6 +249,7 @@ class FinetuneOptions(Options):
     width: Count | None = None  # hidden units of a bottleneck (null: 64; concepts: channels / 4), rank (null: 8)
     dropout: Rate = 0.1  # inside a bottleneck
     learning_rate: LearningRate | None = None  # of the fine-tuned blocks; null: the learning rate of training
+    tokens: bool = False  # patch tokens come from the fine-tuned blocks too; false: from the cache
     augment: tuple[Augmentation, ...] = ()  # how training images are changed at random; needs pixels in the cache
 
     def rules(self) -> Iterable[tuple[object, str]]:

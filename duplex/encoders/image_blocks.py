@@ -29,9 +29,11 @@ class TowerLayout:
     """Tells where the image towers of one architecture keep their blocks, and which layers follow the blocks."""
 
     blocks: Callable[[Any], TowerBlocks]  # tower -> its blocks in order; a module between two belongs to the later one
-    end: Callable[[Any, Tensor], Tensor]  # tower, output of the last block -> output of the tower [B, w]
+    cells: Callable[[Any, Tensor], Tensor]  # tower, output of the last block -> what the pooling reads
+    pool: Callable[[Any, Tensor], Tensor]  # tower, cells -> output of the tower [B, w]
     branch_outputs: tuple[str, ...] = ()  # modules of a block whose outputs are those of attention and of the MLP
     branch_inputs: tuple[str, ...] = ()  # modules of a block, layer norms, whose inputs these two read
+    tokens: Callable[[Any, Tensor], Tensor] = lambda _, cells: as_tokens(cells)  # tower, cells -> patch tokens
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,7 @@ class LastBlocks:
     branch_outputs: tuple[str, ...]
     branch_inputs: tuple[str, ...]
     of_text: bool = False
+    tokens: Callable[[Tensor], Tensor] | None = None  # output of the last block -> patch tokens [B, T, w]
 
     def __call__(self, x: Tensor) -> Tensor:
         for block in self.blocks:
@@ -55,7 +58,13 @@ def last_blocks(encoder: Any, count: int) -> LastBlocks:
     trunk, layout = _trunk(encoder)
     blocks, rest = select_blocks(encoder, count), _without_blocks(trunk)
     project = encoder.visual.head if trunk is not encoder.visual else nn.Identity()
-    return LastBlocks(blocks, lambda x: project(layout.end(rest, x)), layout.branch_outputs, layout.branch_inputs)
+    return LastBlocks(
+        blocks,
+        lambda x: project(layout.pool(rest, layout.cells(rest, x))),
+        layout.branch_outputs,
+        layout.branch_inputs,
+        tokens=lambda x: layout.tokens(rest, layout.cells(rest, x)),
+    )
 
 
 class BlockReached(Exception):
@@ -163,29 +172,43 @@ def _layouts() -> dict[Any, TowerLayout]:
 
     return {
         VisionTransformer.forward: TowerLayout(
-            lambda tower: _each(tower.transformer.resblocks), _clip_feature, ("ls_1", "ls_2"), ("ln_1", "ln_2")
+            lambda tower: _each(tower.transformer.resblocks),
+            lambda _, x: x,
+            _clip_feature,
+            ("ls_1", "ls_2"),
+            ("ln_1", "ln_2"),
+            lambda tower, x: tower.ln_post(x)[:, 1:],
         ),
-        ModifiedResNet.forward: TowerLayout(_layers, lambda tower, x: tower.attnpool(x)),
+        ModifiedResNet.forward: TowerLayout(_layers, lambda _, x: x, lambda tower, x: tower.attnpool(x)),
         vision_transformer.VisionTransformer.forward_features: TowerLayout(
             lambda trunk: _each(trunk.blocks),
-            lambda trunk, x: trunk.forward_head(trunk.norm(x)),
+            lambda trunk, x: trunk.norm(x),
+            _timm_feature,
             ("drop_path1", "drop_path2"),
             ("norm1", "norm2"),
         ),
-        resnet.ResNet.forward_features: TowerLayout(_layers, lambda trunk, x: trunk.forward_head(x)),
-        convnext.ConvNeXt.forward_features: TowerLayout(
-            _convnext, lambda trunk, x: trunk.forward_head(trunk.norm_pre(x))
-        ),
+        resnet.ResNet.forward_features: TowerLayout(_layers, lambda _, x: x, _timm_feature),
+        convnext.ConvNeXt.forward_features: TowerLayout(_convnext, lambda trunk, x: trunk.norm_pre(x), _timm_feature),
         efficientnet.EfficientNet.forward_features: TowerLayout(
-            _stages, lambda trunk, x: trunk.forward_head(trunk.bn2(trunk.conv_head(x)))
+            _stages, lambda trunk, x: trunk.bn2(trunk.conv_head(x)), _timm_feature
         ),
-        mobilenetv3.MobileNetV3.forward_features: TowerLayout(_stages, lambda trunk, x: trunk.forward_head(x)),
+        mobilenetv3.MobileNetV3.forward_features: TowerLayout(_stages, lambda _, x: x, _timm_feature),
     }
+
+
+def as_tokens(cells: Tensor) -> Tensor:
+    """Reshape a feature map [B, w, H, W] to tokens [B, H*W, w]; tensors of tokens are returned unchanged."""
+    return cells.flatten(2).transpose(1, 2) if cells.ndim == 4 else cells
 
 
 def _clip_feature(tower: Any, x: Tensor) -> Tensor:
     pooled: Tensor = tower._pool(x)[0]
     return pooled if tower.proj is None else pooled @ tower.proj
+
+
+def _timm_feature(trunk: Any, cells: Tensor) -> Tensor:
+    feature: Tensor = trunk.forward_head(cells)
+    return feature
 
 
 def _each(modules: Iterable[nn.Module]) -> TowerBlocks:

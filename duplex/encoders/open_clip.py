@@ -47,6 +47,7 @@ from duplex.encoders.base import (
     require_keys,
     stable_json,
 )
+from duplex.encoders.image_blocks import as_tokens
 from duplex.encoders.text import ClipTextTower
 from duplex.errors import DuplexError, UsageError
 from duplex.system.files import write_tensors, write_text
@@ -480,8 +481,3 @@ class ClipEncoder(FrozenEncoder):
                 self.normalise(pixels), indices=1, normalize_intermediates=True, output_fmt="NLC"
             )
         return output["image_features"].float(), output["image_intermediates"][-1].float()
-
-
-def as_tokens(cells: Tensor) -> Tensor:
-    """Reshape a feature map [B, w, H, W] to tokens [B, H*W, w]; tensors of tokens are returned unchanged."""
-    return cells.flatten(2).transpose(1, 2) if cells.ndim == 4 else cells

@@ -32,7 +32,8 @@ from duplex.encoders.base import (
     read_config,
     refuse_other_weights,
 )
-from duplex.encoders.open_clip import FrozenEncoder, as_tokens, complete_preprocess, initialised_by, read_weights, timm
+from duplex.encoders.image_blocks import as_tokens
+from duplex.encoders.open_clip import FrozenEncoder, complete_preprocess, initialised_by, read_weights, timm
 from duplex.encoders.prompt_tree import Prompts, PromptTree, check_length, pad_prompts, tree_blocks
 from duplex.errors import DuplexError, UsageError, install_command
 from duplex.system.threads import dtype_of, float32_arithmetic

@@ -49,7 +49,7 @@ def finetuned_blocks_factory(
 
 
 class FinetunedBlocks(nn.Module):
-    """Trainable copies of an image tower's last blocks: maps tokens or feature maps to image features [B, d].
+    """Trainable copies of an image tower's last blocks: maps tokens or feature maps to inputs of a method.
 
     The state dict, and so a checkpoint, holds only trained parameters; frozen weights stay on the tower's device.
 
@@ -77,6 +77,7 @@ class FinetunedBlocks(nn.Module):
         tuned = blocks[len(blocks) - self.count :]
         self._blocks = tuple(blocks)  # in a tuple, so that they are not part of the state
         self._begin, self._end = begin, cut.end
+        self._tokens = cut.tokens if options.tokens else None
         self._frozen = len(blocks) - self.count
         self._device = next(blocks[-1].parameters()).device
         channels = self._channels(shape)[self._frozen :]
@@ -103,13 +104,22 @@ class FinetunedBlocks(nn.Module):
         return [{"params": [*self.parameters(), *more], **({} if rate is None else {"lr": rate})}]
 
     def forward(self, block_inputs: Tensor) -> Tensor:
+        return self.method_inputs(block_inputs)["cls"]
+
+    def method_inputs(self, block_inputs: Tensor) -> dict[str, Tensor]:
+        """Image features [B, d] `cls` (with `concepts` also of states and objects), and `patch` if `options.tokens`."""
         if torch.is_grad_enabled():
-            return self.features(block_inputs)
+            return self._compute(block_inputs)
         starts = range(0, max(1, len(block_inputs)), IMAGES)
-        return torch.cat([self.features(block_inputs[start : start + IMAGES]) for start in starts])
+        parts = [self._compute(block_inputs[start : start + IMAGES]) for start in starts]
+        return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
     def features(self, block_inputs: Tensor) -> Tensor:
-        """Image features [B, d], or those of three concepts [B, 3, d]; TF32 only as in the cache, without gradients."""
+        """Image features [B, d] of all images at once."""
+        return self._compute(block_inputs)["cls"]
+
+    def _compute(self, block_inputs: Tensor) -> dict[str, Tensor]:
+        # TF32 only as in the cache, without gradients
         with nullcontext() if torch.is_grad_enabled() else float32_arithmetic(self._precision):
             x = block_inputs.to(self._device)
             is_pixels = x.dtype == torch.uint8
@@ -125,8 +135,10 @@ class FinetunedBlocks(nn.Module):
                 again = self.checkpointing and torch.is_grad_enabled()
                 run = partial(recompute, use_reentrant=False) if again else nn.Module.__call__
                 outputs = self.trained.outputs(x, list(self._blocks[self._frozen :]), run)
-                features = [self._end(x).float() for x in outputs]
-        return features[0] if len(features) == 1 else torch.stack(features, 1)
+                inputs = {name: self._end(x).float() for name, x in zip(CONCEPT_FEATURES, outputs, strict=False)}
+                if self._tokens is not None:
+                    inputs["patch"] = self._tokens(outputs[0]).float()
+        return inputs
 
 
 def text_adapters(tower: Any, options: FinetuneOptions) -> BlockAdapters:
@@ -145,19 +157,18 @@ def text_adapters(tower: Any, options: FinetuneOptions) -> BlockAdapters:
 
 
 class FinetunedInputs(Mapping[str, Tensor]):
-    """A batch's inputs; the CLS features are computed by the fine-tuned blocks when they are first read."""
+    """A batch's inputs; what the fine-tuned blocks compute is computed when it is first read."""
 
     def __init__(self, inputs: Inputs, blocks: FinetunedBlocks) -> None:
         self.inputs, self.blocks = inputs, blocks
+        self._names = {*CONCEPT_FEATURES, *(["patch"] if blocks.options.tokens else [])}
 
     @cached_property
-    def features(self) -> dict[str, Tensor]:
-        features: Tensor = self.blocks(self.inputs["block_inputs"])
-        each = [features] if features.ndim == 2 else features.unbind(1)
-        return dict(zip(CONCEPT_FEATURES, each, strict=False))
+    def computed(self) -> dict[str, Tensor]:
+        return self.blocks.method_inputs(self.inputs["block_inputs"])
 
     def __getitem__(self, name: str) -> Tensor:
-        return self.features[name] if name in CONCEPT_FEATURES else self.inputs[name]
+        return self.computed[name] if name in self._names else self.inputs[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.inputs)
@@ -180,6 +191,10 @@ class WithFinetuning(Method[Options]):
     def __init__(self, method: Method[Any], blocks: FinetunedBlocks) -> None:
         super().__init__(method.context, method.options)
         self.method, self.blocks = method, blocks
+        if blocks.options.tokens and "patch" not in type(method).needs(method.options):
+            raise UsageError(
+                f"finetune.tokens changes nothing: {method.class_name} reads no patch tokens; leave it out"
+            )
         self.text = None if blocks.options.text is None else text_adapters(method.context.text, blocks.options)
 
     @property

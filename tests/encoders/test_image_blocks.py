@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from duplex.encoders.base import PACKAGED, load_encoder
 from duplex.encoders.image_blocks import block_count, capture_block_input, last_blocks, stem
-from duplex.encoders.open_clip import open_clip, timm
+from duplex.encoders.open_clip import ClipEncoder, open_clip, timm
+from duplex.encoders.others import TimmEncoder
 from duplex.errors import UsageError
 from duplex.methods.adapters import LowRank
 from duplex.methods.finetuned import FinetunedBlocks
@@ -79,6 +80,11 @@ def test_last_blocks_of_their_input_are_the_tower(name: str) -> None:
         with torch.no_grad():
             torch.testing.assert_close(last_blocks(encoder, count)(inputs), features, atol=1e-5, rtol=0)
         assert not torch.equal(features[0], features[1])
+    if name != "OpenAI ResNet":
+        whole = SimpleNamespace(**vars(encoder), normalise=lambda pixels: pixels, precision="fp32")
+        kind = ClipEncoder if hasattr(encoder.visual, "trunk") or hasattr(encoder.visual, "ln_post") else TimmEncoder
+        tokens = last_blocks(encoder, 1).tokens(last_blocks(encoder, 1).blocks[0](run_tower(encoder, images, 1)[1]))
+        torch.testing.assert_close(tokens, kind.encode_patches(whole, images)[1], atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("name", TOWERS)

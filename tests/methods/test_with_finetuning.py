@@ -8,8 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch.nn.functional import normalize
 
+from duplex.encoders.base import load_encoder
+from duplex.encoders.image_blocks import capture_block_input
+from duplex.errors import UsageError
 from duplex.methods.base import Batch, Method, MethodContext
 from duplex.methods.finetuned import WithFinetuning, finetuned_blocks_factory
 from duplex.methods.prompt_method import PromptMethod, PromptOptions
@@ -57,7 +61,7 @@ def started(
 
 def with_features(method: WithFinetuning, batch: Batch) -> Batch:
     """The batch with the features that the blocks compute."""
-    return Batch({**batch.inputs, "cls": method.blocks(batch.inputs["block_inputs"])}, batch.compositions)
+    return Batch({**batch.inputs, **method.blocks.method_inputs(batch.inputs["block_inputs"])}, batch.compositions)
 
 
 @pytest.mark.parametrize("kind", TRAINED)
@@ -86,6 +90,39 @@ def test_every_kind_scores_and_trains_on_features_of_the_blocks(kind: str) -> No
     assert any(grad.abs().max() > 0 for grad in through)
     for grad, parameter in zip(through, method.blocks.parameters(), strict=True):
         torch.testing.assert_close(grad, parameter.grad, atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["troika", "ade"])
+def test_patch_tokens_of_the_tuned_blocks_reach_the_method(kind: str) -> None:
+    tuned, tower = finetuning_task("full", tokens=True), load_encoder("tiny", towers="image")
+    images = tower.image_transform(Image.new("RGB", (60, 60), "red"))[None]
+    tuned = replace(tuned, inputs={**tuned.inputs, "patch": tower.patch_shape})
+    method, batch = started(kind, tuned), block_batch(24, seed=3)
+    with capture_block_input(tower, 1) as inputs:
+        patches = tower.encode_patches(images)[1]
+    frozen = tuned.finetuned_blocks().method_inputs(inputs[0].clone())
+    torch.testing.assert_close(frozen["patch"], patches, atol=1e-5, rtol=0)
+    tokens = []
+    for x in batch.inputs["block_inputs"].float():
+        cells = method.blocks._blocks[-1](x[None])[0]
+        tokens.append(torch.stack([cells[:, row, column] for row in range(2) for column in range(2)]))
+    own = Batch({"cls": method.blocks(batch.inputs["block_inputs"]), "patch": torch.stack(tokens)}, batch.compositions)
+    weights = list(method.blocks.parameters())
+    found, wanted = method.losses(batch, method.shared()), method.method.losses(own, method.shared())
+    torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-4)
+    slopes = [torch.autograd.grad(sum(each.values()), weights) for each in (found, wanted)]
+    torch.testing.assert_close(*slopes, atol=1e-5, rtol=1e-3)
+    columns = method.labels.candidates("open", "test")
+    with torch.no_grad():
+        scores = method.scorer(columns)(batch.inputs)
+        torch.testing.assert_close(scores, method.method.scorer(columns)(own.inputs), atol=1e-5, rtol=1e-4)
+        untuned = Batch({**own.inputs, "patch": torch.zeros_like(own.inputs["patch"])}, batch.compositions)
+        assert not torch.allclose(scores, method.method.scorer(columns)(untuned.inputs), atol=1e-3)
+
+
+def test_tokens_are_refused_for_methods_that_read_none() -> None:
+    with pytest.raises(UsageError, match="reads no patch tokens"):
+        started("prompts", finetuning_task(tokens=True))
 
 
 def test_every_function_of_the_protocol_is_passed_on() -> None:
