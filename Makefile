@@ -8,8 +8,11 @@ BIN := $(abspath $(VENV))/bin
 # Run the whole pipeline and print the table of results.
 repro: $(VENV)/.ready
 	@$(BIN)/duplex params --check
+	@echo "2/4 draw and encode images, train and evaluate the runs of params.yaml: a line per finished run, some minutes"
 	@PATH="$(BIN):$$PATH" $(BIN)/duplex sweep
+	@echo "3/4 dvc repro, which repeats no run, writes the report"
 	@PATH="$(BIN):$$PATH" $(BIN)/dvc repro
+	@echo "4/4 test results in percent; the README shows HM and AUC, closed, and AUC, open"
 	@$(BIN)/duplex metrics
 
 # Run the ablations, and write the report again with their tables.
@@ -61,5 +64,6 @@ audit:
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	@test -d $(VENV) || $(PYTHON) -m venv $(VENV)
+	@echo "1/4 install torch and other packages into $(VENV): pip prints nothing for some minutes"
 	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $@

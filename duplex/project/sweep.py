@@ -274,8 +274,9 @@ def _commit(repo: DvcRepo, params: Params, runs: Sequence[SweptRun], report: Swe
 def execute(engine: Execute, runs: Sequence[SweptRun], report: SweepReport) -> set[SweptRun]:
     """Execute runs and count them in `report`; returns the runs that failed."""
     failed: set[SweptRun] = set()
-    for outcome in _with_progress("runs", engine, runs):
-        print(outcome.output, end="", file=sys.stderr)
+    for done, outcome in enumerate(_with_progress("runs", engine, runs), 1):
+        result = "finished" if outcome.error is None else "failed"
+        print(f"{outcome.output}run {done} of {len(runs)} {result}: {outcome.trial}", file=sys.stderr)
         if outcome.error is None:
             report.executed += 1
         else:

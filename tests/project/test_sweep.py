@@ -112,9 +112,10 @@ def test_a_failed_run_is_reported_and_stops_no_other(project):
     done = duplex("sweep", "--methods", "dfsp_t2i,csp", "--seeds", "0", "--jobs", "1", "--json")
     assert done.returncode == 1
     lines = done.stderr.strip().splitlines()
-    assert lines[0].startswith("2 runs: 1 trained and evaluated in ") and lines[0].endswith(", 1 failed")
-    assert lines[1].startswith("own dfsp_t2i 0: ") and "extraction.tokens" in lines[1]
-    assert len(lines) == 2
+    assert lines[:2] == ["run 1 of 2 failed: own dfsp_t2i 0", "run 2 of 2 finished: own csp 0"]
+    assert lines[2].startswith("2 runs: 1 trained and evaluated in ") and lines[2].endswith(", 1 failed")
+    assert lines[3].startswith("own dfsp_t2i 0: ") and "extraction.tokens" in lines[3]
+    assert len(lines) == 4
     assert json.loads(done.stdout)["executed"] == 1
     assert (project / "artifacts/own/csp/0/metrics.json").exists()
 
