@@ -324,7 +324,7 @@ def open_cache(path: Path) -> Iterator[Any]:
                 raise DuplexError(f"{path} is not a feature cache of duplex; {repair_hint(path)}")
             if version != FORMAT:
                 raise DuplexError(
-                    f"{path} has the format {version} of another version, expected {FORMAT}; {repair_hint(path)}"
+                    f"{path} has the format {version}, but this version of duplex reads {FORMAT}; {repair_hint(path)}"
                 )
             check_layout(file)
             yield file

@@ -273,6 +273,11 @@ class Method(nn.Module, Generic[OptionsT]):
         terms = self.score_terms(candidates)
         if terms is None:
             raise DuplexError(f"{type(self).__name__} must define scorer() or score_terms()")
+        if not callable(terms):
+            raise DuplexError(
+                f"{type(self).__name__}: score_terms() returned a {type(terms).__name__}; return a function that takes "
+                "inputs and yields pairs of a name and a tensor [B, C]"
+            )
         return torch.no_grad()(lambda inputs: torch.stack([term for _, term in terms(inputs)]).sum(0))
 
     def score_terms(self, candidates: Ints) -> ScoreTerms | None:

@@ -178,6 +178,11 @@ def tune(method: Method[Any], examples: Examples, labels: LabelSpace) -> None:
     seen = labels.is_seen(candidates)
 
     def auc(scores: Tensor) -> float:
+        if not isinstance(scores, Tensor):
+            found = type(scores).__name__
+            raise DuplexError(
+                f"{method.class_name}: tune() called auc with a {found}; pass the scores, a tensor [V, C]"
+            )
         margins = Margins.of(ScoreAccumulator(target, seen).add(scores).competitors())
         if scores[:, torch.from_numpy(~seen)].isneginf().all():
             return float(margins.right()[margins.is_seen].mean())

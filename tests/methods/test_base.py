@@ -1,8 +1,10 @@
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
+from duplex.errors import DuplexError
 from duplex.methods.base import Batch, Inspectable, Method
 from duplex.training.loop import shuffled_rows
 from tests.methods.field import batch, context
@@ -29,6 +31,15 @@ class Linear(Method[Any]):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.head, self.frozen = torch.nn.Linear(8, 3), torch.nn.Linear(8, 2).requires_grad_(False)
+
+
+def test_terms_that_are_no_function_are_refused():
+    class Returning(Plain):
+        def score_terms(self, candidates: Any) -> Any:
+            return {"state": torch.zeros(1)}
+
+    with pytest.raises(DuplexError, match=r"score_terms\(\) returned a dict; return a function"):
+        Returning(context(), Plain.Options()).scorer(np.arange(3))
 
 
 def test_rows_of_a_batch_are_a_batch():
