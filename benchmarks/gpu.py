@@ -113,7 +113,7 @@ def page(record: dict[str, Any]) -> str:
         if name in record:
             about = [inspect.getdoc(TIMES[name]) or ""] if name in TIMES else []
             title = name.capitalize() if name in TIMES else "Checks"
-            parts += [f"## {title}", *about, f"{{{{ table {tables(name)} }}}}"]
+            parts += [f"## {title}", *about, f"[Table: {Path(tables(name)).name}]({tables(name)})"]
     return "\n\n".join(parts) + "\n"
 
 

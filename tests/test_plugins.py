@@ -150,7 +150,7 @@ def test_the_documentation_includes_the_example():
     page = (ROOT / "docs" / "your_method.md").read_text()
     shown = with_tables(page, ROOT / "docs")
     for name in ("linear_probe.py", "pyproject.toml"):
-        assert f"{{{{ file ../examples/linear_probe/{name} }}}}" in page
+        assert f"[File: {name}](../examples/linear_probe/{name})" in page
         assert (EXAMPLE / name).read_text().rstrip() in shown
     assert len((EXAMPLE / "linear_probe.py").read_text().splitlines()) <= 50
 

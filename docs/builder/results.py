@@ -1,4 +1,6 @@
-"""Files in pages: `{{ table results/x.csv }}` becomes a Markdown table, `{{ file ../examples/x.py }}` its text.
+"""Files in pages: a line `[Table: x.csv](results/x.csv)` becomes the table, `[File: x.py](../examples/x.py)` the text.
+
+Where the page is read without the site, the line is a link to the file.
 
 A file has one plain number per cell. Columns that belong together are shown in one cell: `AUC`, `AUC ±`, `AUC low` and
 `AUC high` as `26.2 ± 0.3 (23.3 to 29.0)`.
@@ -10,8 +12,8 @@ import csv
 import re
 from pathlib import Path
 
-DIRECTIVE = re.compile(r"^\{\{ table (\S+\.csv) \}\}$", re.M)
-INCLUDED = re.compile(r"^\{\{ file (\S+\.(\w+)) \}\}$", re.M)
+DIRECTIVE = re.compile(r"^\[Table: \S+\]\((\S+\.csv)\)$", re.M)
+INCLUDED = re.compile(r"^\[File: \S+\]\((\S+\.(\w+))\)$", re.M)
 PARTS = (" ±", " low", " high")  # endings of columns that are shown in the cell of another column
 
 

@@ -30,7 +30,7 @@ def test_a_file_is_shown_with_errors_and_intervals_in_one_cell(tmp_path: Path) -
 
 def test_a_directive_is_replaced_by_its_table_and_a_link(tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_text("a\n-1\n")
-    page = with_tables("Before\n\n{{ table x.csv }}\n\nafter", tmp_path)
+    page = with_tables("Before\n\n[Table: x.csv](x.csv)\n\nafter", tmp_path)
     assert page == "Before\n\n| a |\n| --- |\n| −1 |\n\n[CSV](x.csv)\n\nafter"
 
 
@@ -38,7 +38,9 @@ def test_a_directive_is_replaced_by_its_table_and_a_link(tmp_path: Path) -> None
 def test_every_directive_names_a_file(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     names = [*DIRECTIVE.findall(text), *(name for name, _ in INCLUDED.findall(text))]
-    assert text.count("{{") == len(names) + text.count("`{{")
+    assert len(re.findall(r"\[(?:Table|File): |\{\{", text)) == len(names), (
+        "write [Table: x.csv](results/x.csv) on a line"
+    )
     assert all((page.parent / name).is_file() for name in names)
 
 
