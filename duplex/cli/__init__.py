@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from duplex.config.params import Params
     from duplex.data.check import DataIssue
 
-MODULES = ["data", "features", "runs", "report", "model"]
+MODULES = ["data", "features", "runs", "model"]
 
 
 def _completed(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:

@@ -70,7 +70,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("project/report", {"report"}),
         ("config/params", set()),
         ("system/files", set()),
-        ("cli/report", set()),
+        ("cli/model", set()),
     ],
 )
 def test_an_edit_changes_the_hashes_of_the_stages_that_use_the_code(package, monkeypatch, edited, changed) -> None:
