@@ -20,7 +20,7 @@ choices: all losses have the weight 1, L_velocity and L_end are means over all s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,7 +30,7 @@ from torch.nn.functional import mse_loss, nll_loss
 
 from duplex.errors import UsageError
 from duplex.labels import Ints
-from duplex.methods.base import Batch, Inputs, Inspectable, Method, MethodContext, Scorer
+from duplex.methods.base import Batch, Inputs, Method, MethodContext, Scorer
 from duplex.methods.layers import unit
 from duplex.methods.paths import Paths
 from duplex.methods.prompts import Prototypes
@@ -38,6 +38,10 @@ from duplex.methods.registry import find_method, parse_options
 from duplex.options import NonNegative, Options, Positive
 
 LOSSES = ("state", "object", "semantic")  # of the three paths
+HOOKS = (  # methods of `Method` in which the base alone has a part
+    *("start", "before_step", "after_batch", "after_step", "on_features_changed", "after_epoch", "tune"),
+    *("probabilities", "inspectable"),
+)
 
 
 @dataclass(frozen=True)
@@ -67,20 +71,17 @@ class Flow(Method[FlowOptions]):
     def __init__(self, context: MethodContext, options: FlowOptions) -> None:
         super().__init__(context, options)
         own = options.base_options()
-        self.base: Method[Any] = find_method(options.base["kind"])(context, own)
+        self.base: Any = find_method(options.base["kind"])(context, own)
         paths = getattr(self.base, "paths", None)
         has_factors = isinstance(paths, Paths) and paths.factors is not None
         if not has_factors or not set(LOSSES) <= {*getattr(own, "losses", LOSSES)}:
             kind = options.base["kind"]
             raise UsageError(f"flow needs a base with three trained paths, unlike {kind} here; use {{kind: prompts}}")
+        for name in HOOKS:
+            setattr(self, name, getattr(self.base, name))
         dim = context.dim
         self.state, self.object = _network(dim + 1, 2 * dim, dim), _network(dim + 1, 2 * dim, dim)
         self.composer = _network(2 * dim, dim, 2)
-
-    @property
-    def paths(self) -> Paths:
-        paths: Paths = self.base.paths  # type: ignore[assignment]  # checked in __init__
-        return paths
 
     @classmethod
     def needs(cls, options: Any) -> frozenset[str]:
@@ -88,9 +89,8 @@ class Flow(Method[FlowOptions]):
 
     def branches(self, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
         """Image features z_c, state factors z_s and object factors z_o [B, d]."""
-        assert self.paths.factors is not None
-        z = self.paths.adapt(inputs["cls"])
-        return z, *self.paths.factors(z)
+        z = self.base.paths.adapt(inputs["cls"])
+        return z, *self.base.paths.factors(z)
 
     def composed(self, z_s: Tensor, z_o: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The unit velocities d_s and d_o at r = 0 [B, d], and their coefficients (a, b) [B, 2]."""
@@ -107,15 +107,15 @@ class Flow(Method[FlowOptions]):
 
     def losses(self, batch: Batch, shared: Any) -> dict[str, Tensor]:
         losses = self.base.losses(batch, shared)
-        t = shared if self.options.joint else Prototypes(*[each.detach() for each in shared])
+        t = Prototypes(*[each if self.options.joint else each.detach() for each in shared])
         with torch.set_grad_enabled(self.options.joint and torch.is_grad_enabled()):
             z_c, z_s, z_o = self.branches(batch.inputs)
         m, n = self.primitives(batch.compositions)
-        own = torch.searchsorted(self.paths.negatives, batch.compositions)
+        own = torch.searchsorted(self.base.paths.negatives, batch.compositions)
         leaked = self.options.leaked
         move_s, end_s = self._flow(self.state, [z_s, z_o, z_c] if leaked else [z_s], t.states[m])
         move_o, end_o = self._flow(self.object, [z_o, z_s, z_c] if leaked else [z_o], t.objects[n])
-        log_s, log_o = self.paths.log_posteriors(end_s, end_o, t)
+        log_s, log_o = self.base.paths.log_posteriors(end_s, end_o, t)
         starts = len(end_s) // len(m)
         with torch.no_grad():
             d_s, d_o, _ = self.composed(z_s, z_o)
@@ -137,7 +137,7 @@ class Flow(Method[FlowOptions]):
 
     @torch.no_grad()
     def scorer(self, candidates: Ints) -> Scorer:
-        score_base, t = self.base.scorer(candidates), self.paths.encode(candidates, ("semantic",)).compositions
+        score_base, t = self.base.scorer(candidates), self.base.paths.encode(candidates, ("semantic",)).compositions
         is_logit = getattr(self.base.options, "score", "probability") == "logit"
 
         @torch.no_grad()
@@ -145,47 +145,19 @@ class Flow(Method[FlowOptions]):
             z_c, z_s, z_o = self.branches(inputs)
             d_s, d_o, coefficients = self.composed(z_s, z_o)
             moved = unit(z_c + self.options.step * (coefficients[:, :1] * d_s + coefficients[:, 1:] * d_o))
-            logits = self.paths.logits(moved, t)
-            return score_base(inputs) + self.options.weight * (logits if is_logit else logits.softmax(-1))
+            logits: Tensor = self.base.paths.logits(moved, t)
+            total: Tensor = score_base(inputs) + self.options.weight * (logits if is_logit else logits.softmax(-1))
+            return total
 
         return score
-
-    # the base's own part
-
-    def start(self, train: Batch) -> None:
-        self.base.start(train)
 
     def groups(self) -> list[dict[str, Any]]:
         own = [*self.state.parameters(), *self.object.parameters(), *self.composer.parameters()]
         return [*self.base.groups(), {"params": own}]
 
-    def before_step(self, compositions: Ints) -> None:
-        self.base.before_step(compositions)
-
-    def shared(self) -> tuple[Any, ...]:
+    def shared(self) -> Any:
         self.base.checkpointing = self.checkpointing
         return self.base.shared()
-
-    def after_batch(self) -> None:
-        self.base.after_batch()
-
-    def after_step(self) -> None:
-        self.base.after_step()
-
-    def on_features_changed(self, train: Batch) -> None:
-        self.base.on_features_changed(train)
-
-    def after_epoch(self, epoch: int) -> None:
-        self.base.after_epoch(epoch)
-
-    def tune(self, images: Inputs, candidates: Ints, auc: Callable[[Tensor], float]) -> None:
-        self.base.tune(images, candidates, auc)
-
-    def probabilities(self, scores: Tensor) -> Tensor:
-        return self.base.probabilities(scores)
-
-    def inspectable(self) -> Inspectable:
-        return self.base.inspectable()
 
 
 def _network(inside: int, width: int, out: int) -> nn.Sequential:
