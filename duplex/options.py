@@ -231,7 +231,7 @@ class TrainingOptions(Options):
 # Training options of a user's data set where neither params.yaml nor the caller sets them
 DEFAULT_TRAINING: dict[str, Any] = {"learning_rate": 0.0001, "batch_size": 64, "epochs": 15}
 Augmentation = Literal["crop", "flip", "perspective", "rotation"]
-DEFAULT_WIDTHS = {"bottleneck": 64, "parallel": 64, "lora": 8}
+DEFAULT_WIDTHS = {"bottleneck": 64, "parallel": 64, "lora": 8, "experts": 8}
 
 
 @dataclass(frozen=True)
@@ -244,7 +244,9 @@ class FinetuneOptions(Options):
     """
 
     blocks: int | Literal["all"]  # number of the image tower's last blocks to fine-tune
-    adapter: str = "bottleneck"  # trained in them: bottleneck | parallel | lora | full | concepts, or a plug-in's
+    adapter: str = (
+        "bottleneck"  # trained in them: bottleneck | parallel | lora | full | concepts | experts, or a plug-in's
+    )
     text: str | None = None  # what is trained in the text tower's blocks, of the same names; null: nothing
     width: Count | None = None  # hidden units of a bottleneck (null: 64; concepts: channels / 4), rank (null: 8)
     dropout: Rate = 0.1  # inside a bottleneck
@@ -259,7 +261,7 @@ class FinetuneOptions(Options):
             require(adapter, installed_plugins("duplex.adapters"), "adapter")
             has_width = adapter != "full" or self.width is None
             yield has_width, f"adapter: {adapter} has no width; leave it out"
-            has_dropout = adapter not in ("lora", "full", "concepts") or self.dropout == type(self).dropout
+            has_dropout = adapter not in ("lora", "full", "concepts", "experts") or self.dropout == type(self).dropout
             yield has_dropout, f"adapter: {adapter} has no dropout; leave it out"
         is_set = len(set(self.augment)) == len(self.augment)
         yield is_set, f"augment is {list(self.augment)}; name each augmentation once"

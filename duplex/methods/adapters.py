@@ -5,6 +5,10 @@
     lora:        W <- W + B A                                 every matrix W of the blocks (Hu et al., 2022)
     full:        all parameters are trained
     concepts:    y <- y + Up_k(quickgelu(Down_k(y)))          k: state, object or composition; the blocks run for each k
+    experts:     y <- y + B_0 A_0 h + sum_i G_i B_i A_i h     y: output of the MLP; h: its input, after the layer norm
+
+Each token has its own `G`: the softmax of the two largest of eight numbers `R h`; the other six experts get zero. This
+is EVA's mixture of experts (arXiv 2506.20986), read in summaries by others, which leave the ranks open.
 
 `Up` and `B` start at zero, except in `concepts`, the adapters of CAILA's published code (Zheng et al., 2024). There, an
 image's compositions begin at the middle block, as the tokens of state and object together, with a mixture of adapters:
@@ -35,6 +39,8 @@ from duplex.system.plugins import installed_plugins, load_plugin
 GROUP = "duplex.adapters"
 PARALLEL_SCALE = 0.1  # of Troika's published code
 QUICK = 1.702  # QuickGELU's constant
+EXPERTS = 8  # routed ones, beside the shared expert 0
+CHOSEN = 2  # routed experts of a token
 REDUCTION = 4  # of CAILA's published code: channels of a block per hidden unit
 Run = Callable[[nn.Module, Tensor], Tensor]
 
@@ -140,6 +146,46 @@ class AllWeights(BlockAdapters):
 
     def attach(self, blocks: TowerBlocks, cut: LastBlocks, channels: list[int], options: FinetuneOptions) -> Any:
         return [block.requires_grad_() for block in blocks]
+
+
+class RoutedExperts(nn.Module):
+    """EVA's low-rank experts of a block: one for all tokens, and for each token two of eight by a router."""
+
+    def __init__(self, channels: int, rank: int) -> None:
+        super().__init__()
+        self.router = nn.Linear(channels, EXPERTS, bias=False)
+        self.a = nn.Linear(channels, (1 + EXPERTS) * rank, bias=False)  # A_0 first, then those of routed experts
+        self.b = nn.Linear((1 + EXPERTS) * rank, channels, bias=False)
+        nn.init.zeros_(self.b.weight)
+
+    def forward(self, h: Tensor) -> Tensor:
+        logits = self.router(h)
+        best, places = logits.topk(CHOSEN, dim=-1)
+        gates = torch.zeros_like(logits).scatter(-1, places, best.softmax(-1).to(logits.dtype))
+        gates = torch.cat([torch.ones_like(gates[..., :1]), gates], -1)
+        update: Tensor = self.b((self.a(h).unflatten(-1, (1 + EXPERTS, -1)) * gates[..., None]).flatten(-2))
+        return update
+
+
+class ExpertMixtures(BlockAdapters):
+    """Trains low-rank experts in parallel to the MLP of each transformer block."""
+
+    def attach(self, blocks: TowerBlocks, cut: LastBlocks, channels: list[int], options: FinetuneOptions) -> Any:
+        if not cut.branch_inputs:
+            raise UsageError("finetune.adapter: experts needs a transformer; choose bottleneck")
+        adapters = []
+        for block, width in zip(blocks, channels, strict=True):
+            norm, end = getattr(block[-1], cut.branch_inputs[-1]), getattr(block[-1], cut.branch_outputs[-1])
+            adapters.append(RoutedExperts(width, options.inner_width))
+            _add_beside(norm, end, adapters[-1])
+        return adapters
+
+
+def _add_beside(norm: nn.Module, end: nn.Module, adapter: nn.Module) -> None:
+    """Add `adapter(h)` to the output of `end`, where h is the output of `norm`, a module that runs earlier."""
+    left: dict[str, Tensor] = {}
+    norm.register_forward_hook(lambda _, __, h: left.update(h=h))
+    end.register_forward_hook(lambda _, __, y: y + adapter(left.pop("h")))
 
 
 class ConceptBottleneck(nn.Module):

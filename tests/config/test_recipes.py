@@ -22,7 +22,7 @@ def published(name: str, dataset: str, **files: Any) -> Params:
 @pytest.mark.parametrize(("name", "dataset"), EVERY)
 def test_every_recipe_fits_its_benchmark_and_its_kind(name, dataset):
     assert dataset in read_benchmarks()
-    if name in ("cds", "logiczsl"):
+    if name in ("cds", "logiczsl", "eva"):
         with pytest.raises(UsageError, match=rf"gives learning_rate and batch_size; .*methods.{name}"):
             published(name, dataset)
         return

@@ -18,7 +18,8 @@ from duplex.options import FinetuneOptions
 from duplex.system.threads import float32_arithmetic
 
 TimmModel = open_clip.timm_model.TimmModel
-ADAPTERS = ("bottleneck", "lora", "full", "parallel")
+ADAPTERS = ("bottleneck", "lora", "full", "parallel", "experts")
+CONVOLUTIONAL = ("bottleneck", "lora", "full")
 TRANSFORMERS = ("OpenAI ViT", "timm ViT in CLIP", "timm ViT", "DINOv2")
 DINOV2: dict[str, Any] = {"img_size": 28, "embed_dim": 32, "depth": 3, "num_heads": 2, "num_classes": 0}
 
@@ -37,7 +38,7 @@ TOWERS = {
 }
 
 
-PAIRS = [(name, adapter) for name in TOWERS for adapter in ADAPTERS if name in TRANSFORMERS or adapter != "parallel"]
+PAIRS = [(name, adapter) for name in TOWERS for adapter in ADAPTERS if name in TRANSFORMERS or adapter in CONVOLUTIONAL]
 
 
 def tower(name: str) -> tuple[Any, Tensor]:

@@ -1,6 +1,7 @@
 """Adapters in the text tower and of concepts: the prefix tree stays exact; methods train, score and load with them."""
 
 import copy
+import math
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ from duplex.encoders.open_clip import open_clip
 from duplex.encoders.prompt_tree import PromptTree
 from duplex.encoders.text import ClipTextTower
 from duplex.errors import UsageError
-from duplex.methods.adapters import ConceptBottlenecks
+from duplex.methods.adapters import ConceptBottlenecks, ExpertMixtures
 from duplex.methods.finetuned import text_adapters
 from duplex.methods.registry import make_method, parse_options
 from duplex.options import FinetuneOptions, OptionError
@@ -23,7 +24,7 @@ from duplex.training.loop import make_optimiser, optimiser_step
 from tests.encoders.towers import END, START, FakeTokenizer, small_model
 from tests.methods.test_with_finetuning import SETTINGS, block_batch, finetuning_task, started
 
-ADAPTERS = ("bottleneck", "parallel", "lora", "full", "concepts")
+ADAPTERS = ("bottleneck", "parallel", "lora", "full", "concepts", "experts")
 PROMPTS = [[START, 1, 2, s, o, END] for s in range(4, 9) for o in range(14, 16 + s)] + [[START, 2, 3, END], [START, 2]]
 MASK = torch.full((6, 6), -torch.inf, dtype=torch.float64).triu(1)
 
@@ -104,6 +105,39 @@ def test_text_features_are_those_of_the_formula(adapter: str) -> None:
             x = written(block, x, updates[2 * place : 2 * place + 2], MASK)
         found = tower.encode(PromptTree.of([*PROMPTS, prompt]), tower.vocabulary.table)[-1]
         assert (found - model.ln_final(x)[-1] @ model.text_projection).abs().max() <= 1e-12
+
+
+@torch.no_grad()
+def test_experts_follow_the_formula_in_both_towers() -> None:
+    """Beside the MLP: y + B_0 A_0 h + G_i B_i A_i h + G_j B_j A_j h, with the two experts of the largest R h."""
+
+    def update(one: Any, h: Tensor) -> Tensor:
+        a, b = one.a.weight.unflatten(0, (9, 3)), one.b.weight.unflatten(1, (9, 3))
+        result = torch.zeros_like(h)
+        for place, token in enumerate(h):
+            scores = [float(row @ token) for row in one.router.weight]
+            i, j = sorted(range(8), key=scores.__getitem__)[:-3:-1]
+            share = 1 / (1 + math.exp(scores[j] - scores[i]))
+            for expert, gate in ((0, 1.0), (1 + i, share), (1 + j, 1 - share)):
+                result[place] += gate * b[:, expert] @ (a[expert] @ token)
+        return result
+
+    torch.manual_seed(0)
+    visual = open_clip.transformer.VisionTransformer(32, 8, 32, 2, 4, 4.0, output_dim=16).double().eval()
+    cut = last_blocks(SimpleNamespace(visual=visual.requires_grad_(False), name="vit"), 2)
+    tuned, x = copy.deepcopy(cut.blocks), torch.randn(2, 17, 32, dtype=torch.float64)
+    options = FinetuneOptions("all", "experts", width=3)
+    trained: Any = ExpertMixtures(tuned, cut, [32] * 2, options).double()
+    assert torch.equal(tuned[0](x), cut.blocks[0](x)), "at the start"
+    perturb(trained)
+    for place, block in enumerate(cut.blocks):
+        found, one = tuned[place](x), partial(update, trained[place])
+        beside = lambda x, y, block=block[-1], one=one: one(block.ln_2(x))  # noqa: E731
+        expected = torch.stack([written(block[-1], image, [lambda x, y: 0, beside]) for image in x])
+        assert (found - expected).abs().max() <= 1e-12
+        x = found
+    with pytest.raises(UsageError, match="needs a transformer"):
+        finetuning_task("experts").finetuned_blocks()
 
 
 def mixed(three: Any, x: Tensor, y: Tensor) -> Tensor:
