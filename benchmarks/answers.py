@@ -1,13 +1,12 @@
-"""Measure answers: python -m benchmarks.answers --run RUN [--json] [--new-share 0.1]
+"""Measure answers: python -m benchmarks.answers --run RUN [--json]
 
 `by_share`: accuracy among all pairs, per cent, on the test images of seen and of new pairs: with the share of new pairs
 that the model assumes, with that of the test images, and (`alone`) if it is known whether an image's pair is new.
 Everything else is of 400 test images drawn by seed, 13 % of them of unseen pairs. `listed`: accuracy of the first
-answer, per cent; `by_score`: of the best score alone; `by_bias`: of the score plus the bias of the harmonic mean.
+answer, per cent; `by_score`: of the best score alone.
 `calibration_error`: expected calibration error of the first answer's probability in 15 bins of equal width, per cent;
 `calibration_error_by_chance`: its average if every probability were right, as few images differ from their probability
-by chance; `calibration_error_plain`: of the method's own probability of its best score. `flagged`: share of the images
-whose answer has `in_distribution: false`, per cent.
+by chance; `calibration_error_plain`: of the method's own probability of its best score.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from benchmarks.measure import emit, options, say
@@ -36,12 +34,10 @@ Images = NDArray[Any] | list[Path]
 def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--run", type=Path, default=Path("artifacts/shapes/dual/0"))
-    parser.add_argument("--new-share", type=float)
-    parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    recognizer = Recognizer.load(arguments.run, device="cpu", new_share=arguments.new_share)
+    recognizer = Recognizer.load(arguments.run, device="cpu")
     images, target = test_images(recognizer, arguments.run)
-    chosen = drawn(recognizer.labels.is_seen(target), arguments.seed)
+    chosen = drawn(recognizer.labels.is_seen(target))
     few = images[chosen] if isinstance(images, np.ndarray) else [images[row] for row in chosen]
     record = measured(recognizer, few, target[chosen])
     record["by_share"] = by_share(recognizer, images, target)
@@ -60,9 +56,9 @@ def test_images(recognizer: Recognizer, run: Path) -> tuple[Images, Ints]:
     return read_features(paths.features(dataset)).cls[rows], target
 
 
-def drawn(is_seen: Bools, seed: int) -> Ints:
+def drawn(is_seen: Bools) -> Ints:
     """The numbers of 400 images, 13 % of them of unseen pairs."""
-    random, unseen = np.random.default_rng(seed), round(UNSEEN * IMAGES)
+    random, unseen = np.random.default_rng(0), round(UNSEEN * IMAGES)
     groups = (np.flatnonzero(~is_seen), unseen), (np.flatnonzero(is_seen), IMAGES - unseen)
     return np.concatenate([random.choice(group, count, replace=False) for group, count in groups])
 
@@ -94,25 +90,21 @@ def measured(recognizer: Recognizer, images: Images, target: Ints) -> dict[str, 
     candidates = recognizer.candidates()
     compositions = recognizer.labels.composition(candidates.state_of, candidates.object_of)
     scores = recognizer.scores(images)
-    bias = recognizer.trained.calibration_of(recognizer.worlds[0]).bias
-    shifted = scores + torch.from_numpy(np.where(candidates.seen, 0.0, bias)).float()
     answers = recognizer(images, top=1)
     best = recognizer.labels.index(*zip(*((answer.best.state, answer.best.object) for answer in answers), strict=True))
     right = best == target
     share = np.array([answer.best.probability for answer in answers])
     plain = log_probabilities(candidates.probabilities, scores).exp().max(1)
     by_score = compositions[plain.indices.numpy()] == target
-    by_bias = compositions[shifted.argmax(1).numpy()] == target
     return {
         "images": len(target),
-        **{name: round(100 * float(hits.mean()), 1) for name, hits in
-           (("listed", right), ("by_score", by_score), ("by_bias", by_bias))},
+        "listed": round(100 * float(right.mean()), 1),
+        "by_score": round(100 * float(by_score.mean()), 1),
         "calibration_error": round(100 * calibration_error(share, right), 1),
         "calibration_error_by_chance": round(100 * error_by_chance(share), 1),
         "calibration_error_plain": round(100 * calibration_error(plain.values.numpy(), by_score), 1),
-        "flagged": flagged(answers),
         **recognizer.trained.confidence.to_dict(),
-    }  # fmt: skip
+    }
 
 
 def calibration_error(share: Floats, right: Bools) -> float:
@@ -123,11 +115,6 @@ def error_by_chance(share: Floats, draws: int = 1000) -> float:
     """The mean calibration error of answers that are right as often as their probabilities say."""
     random = np.random.default_rng(0)
     return float(np.mean([calibration_error(share, random.random(len(share)) < share) for _ in range(draws)]))
-
-
-def flagged(answers: Any) -> float:
-    usual = [answer.in_distribution for answer in answers if hasattr(answer, "in_distribution")]
-    return round(100 * (1 - sum(usual) / len(usual)), 1)
 
 
 if __name__ == "__main__":

@@ -3,17 +3,14 @@
     python -m benchmarks.closed_form --json
 
 26,920 generated features of 768 dimensions train 5,592 seen pairs of 413 states and 674 objects; 7,280 more are scored
-against the validation split's pairs and against all 278,362. Pair lists are C-GQA's own if DUPLEX_SHARED names the
-folder with them, and generated otherwise; words have generated embeddings. `seconds` covers statistics, fit,
-feasibility of every composition and both worlds, with the AUC of each; `cpu_seconds` is the same in processor time;
-`peak_gib` is the peak memory of the process.
+against the validation split's pairs and against all 278,362. Pairs and embeddings of words are generated, too.
+`seconds` covers statistics, fit, feasibility of every composition and both worlds, with the AUC of each; `cpu_seconds`
+is the same in processor time; `peak_gib` is the peak memory of the process.
 """
 
 from __future__ import annotations
 
-import os
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +18,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.measure import emit, memory, options, say
-from duplex.data.sources import read_pair_lists
+from benchmarks.text import made_up
 from duplex.evaluation.accumulate import ScoreAccumulator
 from duplex.evaluation.curve import Margins
 from duplex.evaluation.intervals import Components
@@ -33,19 +30,10 @@ TRAIN, VAL, DIM = 26_920, 7_280, 768
 BLOCK_SCORES = 2**22
 
 
-def labels() -> tuple[LabelSpace, str]:
-    """C-GQA's labels, or generated ones of the same size in which each state and object is seen."""
-    shared = os.environ.get("DUPLEX_SHARED")
-    if shared and (root := Path(shared) / "splits" / "cgqa").is_dir():
-        return LabelSpace.from_pairs(read_pair_lists(root)[0]), "the published lists"
-    rng = np.random.default_rng(0)
-    every = np.arange(max(STATES, OBJECTS))
-    covered = np.unique(every % STATES * OBJECTS + every % OBJECTS)
-    others = rng.permutation(np.setdiff1d(np.arange(STATES * OBJECTS), covered))
-    seen = np.sort(np.r_[covered, others[: SEEN - len(covered)]])
-    val = np.sort(np.r_[rng.choice(seen, LISTED // 2, replace=False), others[-(LISTED - LISTED // 2) :]])
-    names = tuple(f"s{m}" for m in range(STATES)), tuple(f"o{n}" for n in range(OBJECTS))
-    return LabelSpace(*names, {"train": seen, "val": val}), "made-up lists"
+def labels() -> LabelSpace:
+    """Labels of C-GQA's size, in which each state and object is seen and half of validation's pairs are not."""
+    pairs = made_up(STATES, OBJECTS, SEEN + LISTED // 2)
+    return LabelSpace.from_pairs({"train": pairs[:SEEN], "val": [*pairs[: LISTED - LISTED // 2], *pairs[SEEN:]]})
 
 
 def images(space: LabelSpace, pairs: Ints, count: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -75,9 +63,8 @@ def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--images", type=int, default=TRAIN)
     parser.add_argument("--val-images", type=int, default=VAL)
-    parser.add_argument("--no-words", dest="words", action="store_false", help="skip interactions by words")
     wanted = parser.parse_args()
-    space, lists = labels()
+    space = labels()
     z, own = images(space, space.pairs["train"], wanted.images, 1)
     z_val, own_val = images(space, space.pairs["val"], wanted.val_images, 2)
 
@@ -92,7 +79,7 @@ def main() -> None:
     lap("statistics")
     g = torch.Generator().manual_seed(3)
     words = torch.randn(len(space.states), DIM, generator=g), torch.randn(len(space.objects), DIM, generator=g)
-    fitted = ClosedForm.fit(statistics, FitSettings(), words if wanted.words else None)
+    fitted = ClosedForm.fit(statistics, FitSettings(), words)
     lap("fit")
     model = fitted.to(torch.float32)
     found = {}
@@ -107,7 +94,6 @@ def main() -> None:
         **{f"{name}_seconds": value for name, value in times.items()},
         **found,
         "shrinkage": fitted.shrinkage,
-        "pairs": lists,
         "threads": torch.get_num_threads(),
     }
     emit(record) if wanted.json else say(str(record))

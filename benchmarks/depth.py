@@ -1,43 +1,29 @@
 """Measure the cost of fine-tuning blocks: seconds per training step and bytes per image, at ViT-L/14 size.
 
-python -m benchmarks.depth [--json] [--depths 0,1,2,4] [--batch 2] [--rounds 1] [--images 6] [--layers 24]
-                           [--width 1024]
+python -m benchmarks.depth [--json] [--depths 0,1,2,4] [--batch 2] [--rounds 1] [--layers 24] [--width 1024]
 
 Weights are random. A step is the image side alone, forward and backward: the feature adapter (0 blocks), bottlenecks in
 the last k blocks over cached block inputs, and in all blocks over images (`all`). `speedup_depth2` is the step of `all`
-divided by that of two blocks; `share_of_memory` an epoch over block inputs in memory divided by the same from disk,
-without the system's page cache.
+divided by that of two blocks.
 """
 
 from __future__ import annotations
 
-import os
-import tempfile
-import time
 from collections.abc import Callable
-from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from benchmarks.measure import alternate, emit, options, say
 from duplex.encoders.image_blocks import capture_block_input, last_blocks
 from duplex.encoders.open_clip import open_clip
-from duplex.features.file import ENCODED, PartialCache, Span
-from duplex.features.tokens import DiskTokens
-from duplex.methods.base import Batch
 from duplex.methods.finetuned import FinetunedBlocks
 from duplex.methods.layers import Adapter
 from duplex.options import FinetuneOptions
-from duplex.training.loop import prefetch
 
 DIM, SIZE, PATCH = 768, 224, 14
-NAME = "block_inputs"
-IDENTITY = {key: key for key in ("encoder", "weights", "precision", "preprocessing", "manifest")}
 
 
 def encoder(layers: int, width: int) -> Any:
@@ -70,52 +56,7 @@ class Whole(nn.Module):
         return found
 
 
-def write(path: Path, images: int, row: tuple[int, ...]) -> None:
-    """Write a cache of random block inputs, in chunks."""
-    random, dim = np.random.default_rng(0), 4
-    cache = PartialCache.create(path, {**IDENTITY, "dim": str(dim)}, Span(0, images, images), dim, {NAME: row})
-    for start in range(0, images, 64):
-        count = min(64, images - start)
-        block = random.standard_normal((count, *row), dtype=np.float32).astype(np.float16)
-        values = {"cls": np.ones((count, dim), np.float16), NAME: block}
-        cache.write(start, np.full(count, ENCODED, np.uint8), **values)
-    cache.finish()
-
-
-def drop_pages(path: Path) -> None:
-    """Drop a file from the system's page cache, if the system allows it."""
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
-def epoch(path: Path, inputs: Any, batch: int, work: Callable[[Tensor], None]) -> None:
-    """Pass over block inputs, in memory or on disk, in the order of training."""
-    images = DiskTokens.open(path, NAME)
-    order = images.shuffled_rows(torch.Generator().manual_seed(0)).split(batch)
-    own = torch.zeros(len(images), dtype=torch.long)
-    for some, chosen in prefetch(Batch({NAME: inputs}, own), order):
-        work(some[chosen].inputs[NAME])
-
-
-def streamed_share(
-    tail: FinetunedBlocks, row: tuple[int, ...], images: int, batch: int, folder: Path
-) -> dict[str, float]:
-    """The time of an epoch over block inputs in memory, divided by that from disk."""
-    path = folder / "features.h5"
-    write(path, images, row)
-    held = DiskTokens.open(path, NAME)[slice(None)]
-
-    def from_disk() -> None:
-        drop_pages(path)
-        epoch(path, DiskTokens.open(path, NAME), batch, lambda given: step(tail, given)())
-
-    from_memory = partial(epoch, path, held, batch, lambda given: step(tail, given)())
-    seconds = alternate({"memory": from_memory, "disk": from_disk}, rounds=1)
-    return {"share_of_memory": seconds["memory"] / seconds["disk"], "file_bytes": path.stat().st_size}
-
-
-def measure(depths: list[int], batch: int, rounds: int, images: int, layers: int, width: int) -> dict[str, Any]:
+def measure(depths: list[int], batch: int, rounds: int, layers: int, width: int) -> dict[str, Any]:
     tower, pictures = encoder(layers, width), torch.randn(batch, 3, SIZE, SIZE)
     row = ((SIZE // PATCH) ** 2 + 1, width)
     with torch.no_grad(), capture_block_input(tower, 1) as seen:
@@ -135,22 +76,18 @@ def measure(depths: list[int], batch: int, rounds: int, images: int, layers: int
     }
     if 2 in tails:
         record["speedup_depth2"] = seconds["all"] / seconds["2"]
-        with tempfile.TemporaryDirectory() as folder:
-            record |= streamed_share(tails[2], row, images, batch, Path(folder))
     return record
 
 
 def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--depths", default="0,1,2,4")
-    for name, value in {"batch": 2, "rounds": 1, "images": 6, "layers": 24, "width": 1024}.items():
+    for name, value in {"batch": 2, "rounds": 1, "layers": 24, "width": 1024}.items():
         parser.add_argument(f"--{name}", type=int, default=value)
     wanted = vars(parser.parse_args())
-    start, prints = time.perf_counter(), wanted.pop("json")
+    prints = wanted.pop("json")
     record = measure(**{**wanted, "depths": [int(depth) for depth in wanted["depths"].split(",")]})
-    say(f"{record} in {time.perf_counter() - start:.0f} s")
-    if prints:
-        emit(record)
+    emit(record) if prints else say(str(record))
 
 
 if __name__ == "__main__":

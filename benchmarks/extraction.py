@@ -2,18 +2,19 @@
 
 Three ways over the same images and weights alternate in one run: the encoder alone over tensors in memory, open_clip's
 example (open, transform, encode, one batch after another), and `extract`. Decoding alone, in as many processes as
-`extract` has, shows which of the two is the bottleneck. Weights are random: speed does not depend on them. A
-convolutional encoder is extracted in its own processes, alternately with and without `duplex.system.threads`
-(`speedup_conv`). The peak memory of an extraction, with its workers, is read for few and many images.
+`extract` has, shows which of the two is the bottleneck. Weights are random: speed does not depend on them. The peak
+memory of an extraction, with its workers, is read for few and many images.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import os
 import statistics
 import tempfile
-import time
+import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -21,10 +22,9 @@ from typing import Any
 
 import torch
 from PIL import Image
-from safetensors.torch import save_file
 
-from benchmarks.measure import FamilyMemory, apart, device_name, emit, median_ratio, options, say, write_pictures
-from duplex.encoders.base import Encoder, EncoderSource, load_encoder
+from benchmarks.measure import all_rounds, apart, emit, finished, median_ratio, memory, options, say, write_pictures
+from duplex.encoders.base import EncoderSource
 from duplex.encoders.open_clip import ClipEncoder, complete_preprocess, open_clip
 from duplex.features.encode import ImageRows, decode_batches, decoding_workers, split_rows
 from duplex.features.extract import extract
@@ -36,9 +36,7 @@ SMALL = {
     "vision_cfg": {"image_size": 224, "layers": 2, "width": 128, "patch_size": 32},
     "text_cfg": {"width": 64, "heads": 2, "layers": 1},
 }
-CONVOLUTIONAL, CONVOLUTIONAL_ROUNDS = "mobilenetv2_100", 3
 PICTURE: dict[str, Any] = {"size": (400, 300), "coarse": 10}
-MODULE = "benchmarks.extraction"
 
 
 def main() -> None:
@@ -46,31 +44,28 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--workers", default="auto", help="decoding processes, or auto")
     parser.add_argument("--precision", default="fp32", choices=PRECISIONS)
-    parser.add_argument("--encoder", choices=(*SIZES, CONVOLUTIONAL), action="append")
+    parser.add_argument("--encoder", choices=SIZES, action="append")
     parser.add_argument("--scale", type=int, default=1, help="factor for numbers of images and batch sizes, for a GPU")
     parser.add_argument("--part", help=argparse.SUPPRESS)  # one measurement, in its own process
     given = parser.parse_args()
     if given.part:
-        part, *words = given.part.split()
-        print(PARTS[part](*words))
+        print(peak_memory(int(given.part)))
         return
     keep_freed_memory()
     given.workers = decoding_workers(given.workers if given.workers == "auto" else int(given.workers))
-    wanted = given.encoder or [*SIZES, CONVOLUTIONAL]
     encoders: dict[str, Any] = {}
-    for name in (name for name in wanted if name in SIZES):
+    for name in given.encoder or SIZES:
         with tempfile.TemporaryDirectory() as folder:
             encoders[name] = compare(name, Path(folder), given)
         say(f"{name}: {encoders[name]}")
     record = {
         "share_of_bare_encoder": {name: row["share_of_bare_encoder"] for name, row in encoders.items()},
         "encoders": encoders,
-        **(mended(given.workers) if CONVOLUTIONAL in wanted and given.device == "cpu" else {}),
-        "peak_megabytes": {f"{count} pictures": apart(MODULE, f"memory {count}") for count in (1000, 8000)},
+        "peak_megabytes": {f"{count} pictures": apart("benchmarks.extraction", str(count)) for count in (1000, 8000)},
         "threads": torch.get_num_threads(),
         "workers": given.workers,
         "precision": given.precision,
-        "device": device_name(given.device),
+        "device": given.device,
     }
     emit(record) if given.json else say(str(record))
 
@@ -83,16 +78,14 @@ def compare(name: str, folder: Path, given: argparse.Namespace) -> dict[str, Any
     images = [path.name for path in write_pictures(folder, count, **PICTURE)]
     pixels = torch.stack([encoder.image_transform(Image.open(folder / image)) for image in images])
     encoder.encode_images(pixels[:batch])
-    seconds: dict[str, list[float]] = {"bare": [], "decoding": [], "extract": [], "plain": []}
-    for turn in range(rounds):
-        ways: dict[str, Callable[[], object]] = {
-            "bare": partial(bare, encoder, pixels, batch),
-            "decoding": partial(decode, encoder, folder, images, batch, given.workers),
-            "extract": partial(run, encoder, folder, images, folder / f"{turn}.h5", batch, given.workers),
-            "plain": partial(plain, encoder, folder, images, batch),
-        }
-        for way, work in ways.items():
-            seconds[way].append(timed(work, given.device))
+    ways: dict[str, Callable[[], object]] = {
+        "bare": partial(bare, encoder, pixels, batch),
+        "decoding": partial(decode, encoder, folder, images, batch, given.workers),
+        "extract": partial(run, encoder, folder, images, batch, given.workers),
+        "plain": partial(plain, encoder, folder, images, batch),
+    }
+    ways = {way: finished(work, encoder.device) for way, work in ways.items()}
+    seconds = all_rounds(ways, rounds, warm=0)
     rates = {f"{way}_per_second": round(count / statistics.median(times), 2) for way, times in seconds.items()}
     is_slow_to_decode = rates["decoding_per_second"] <= rates["bare_per_second"]
     return {
@@ -123,16 +116,10 @@ def decode(encoder: ClipEncoder, folder: Path, images: list[str], batch: int, wo
         pass
 
 
-def run(encoder: Encoder, folder: Path, images: list[str], out: Path, batch: int, workers: int) -> None:
+def run(encoder: ClipEncoder, folder: Path, images: list[str], batch: int, workers: int) -> None:
+    out = folder / "features.h5"
+    out.unlink(missing_ok=True)
     extract(images, folder, out, encoder, manifest_sha256="", batch_size=batch, num_workers=workers)
-
-
-def timed(work: Callable[[], object], device: str = "cpu") -> float:
-    began = time.perf_counter()
-    work()
-    if device == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - began
 
 
 def random_encoder(name: str, folder: Path, device: str, precision: str) -> ClipEncoder:
@@ -152,63 +139,44 @@ def architecture_of(name: str) -> dict[str, Any]:
     return found
 
 
-def mended(workers: int) -> dict[str, Any]:
-    """Images per second of a convolutional encoder with and without keeping freed memory, alternating."""
-    rates: dict[str, list[float]] = {"kept": [], "given_back": []}
-    for _ in range(CONVOLUTIONAL_ROUNDS):
-        for way, found in rates.items():
-            found.append(apart(MODULE, f"convolutional {way} {workers}"))
-    return {
-        "speedup_conv": round(median_ratio(rates["kept"], rates["given_back"]), 2),
-        "conv_per_second": {way: round(statistics.median(found), 1) for way, found in rates.items()},
-    }
+class FamilyMemory:
+    """Measures the peak memory of this process and its children every tenth of a second; shared pages count once."""
+
+    def __init__(self, every: float = 0.1) -> None:
+        self.peak = 0
+        self._every = every
+        self._done = threading.Event()
+        self._watch = threading.Thread(target=self._look, daemon=True)
+
+    def __enter__(self) -> FamilyMemory:
+        self._watch.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._watch.join()
+
+    def _look(self) -> None:
+        while not self._done.wait(self._every):
+            children = Path(f"/proc/self/task/{os.getpid()}/children").read_text(encoding="ascii").split()
+            held = 0
+            for pid in ("self", *children):
+                with contextlib.suppress(OSError):  # a child may just have ended
+                    held += memory("Pss", f"/proc/{pid}/smaps_rollup")
+            self.peak = max(self.peak, held)
 
 
-def convolutional(way: str, workers: str) -> float:
-    """Images per second of extracting with MobileNetV2 at 224 pixels, in batches of 64."""
-    if way == "kept":
-        keep_freed_memory()
-    count, batch = 384, 64
-    tower = {"timm_model_name": "mobilenetv2_100", "timm_pool": "", "timm_proj": "linear", "image_size": 224}
-    architecture = {
-        "embed_dim": 256,
-        "vision_cfg": {**tower, "timm_model_pretrained": False},
-        "text_cfg": {"width": 64, "heads": 2, "layers": 1},
-    }
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        write_folder(folder / "encoder", architecture)
-        encoder = load_encoder(f"local-dir:{folder / 'encoder'}", towers="image")
-        images = [path.name for path in write_pictures(folder, count, **PICTURE)]
-        encoder.encode_images(torch.zeros(batch, 3, 224, 224, dtype=torch.uint8))
-        return count / timed(lambda: run(encoder, folder, images, folder / "out.h5", batch, int(workers)))
-
-
-def write_folder(folder: Path, architecture: dict[str, Any]) -> None:
-    """Write a `local-dir:` encoder with random weights."""
-    torch.manual_seed(0)
-    folder.mkdir()
-    config = {"model_cfg": architecture, "preprocess_cfg": {}}
-    (folder / "open_clip_config.json").write_text(json.dumps(config), encoding="utf-8")
-    model = open_clip.CLIP(**json.loads(json.dumps(architecture)))
-    weights = {key: tensor.contiguous() for key, tensor in model.state_dict().items()}
-    save_file(weights, folder / "open_clip_model.safetensors")
-
-
-def peak_memory(pictures: str) -> float:
+def peak_memory(count: int) -> float:
     """The peak memory in MB of extracting with a small encoder, workers included."""
     keep_freed_memory()
-    count = int(pictures)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         encoder = random_encoder("small", folder, "cpu", "fp32")
         images = [path.name for path in write_pictures(folder, min(count, 300), **PICTURE)]
-        with FamilyMemory() as memory:
-            run(encoder, folder, [images[row % len(images)] for row in range(count)], folder / "out.h5", 32, 2)
-    return round(memory.peak / 2**20, 1)
+        with FamilyMemory() as family:
+            run(encoder, folder, [images[row % len(images)] for row in range(count)], 32, 2)
+    return round(family.peak / 2**20, 1)
 
-
-PARTS: dict[str, Callable[..., float]] = {"memory": peak_memory, "convolutional": convolutional}
 
 if __name__ == "__main__":
     main()

@@ -21,11 +21,12 @@ from benchmarks import paper as costs
 from benchmarks import text as texts
 from benchmarks import training as steps
 from benchmarks.closed_form import labels as cgqa_labels
-from benchmarks.openworld import begun
 from duplex.config.params import load_params
 from duplex.features.encode import decoding_workers
 from duplex.features.tokens import Examples
 from duplex.labels import LabelSpace
+from duplex.methods.base import Batch, MethodContext
+from duplex.methods.duplex import Duplex, DuplexOptions
 from duplex.system.threads import Precision, float32_arithmetic
 from duplex.training.scoring import ScoringTask, score_split
 
@@ -66,7 +67,7 @@ def text(look: Look, _: Path) -> Table:
             tower = texts.random_tower("ViT-L-14-quickgelu", precision=precision, device=look.device, **look.tower)
             pairs = texts.made_up(states, objects, count)
             names = texts.Names.of(pairs, "learned", 3, tower)
-            sizes = texts.Options(look.device, time.perf_counter, look.rounds, 1, sample=8, chunk=1024, context=3)
+            sizes = texts.Options(look.device, time.perf_counter, look.rounds, sample=8, chunk=1024)
             with float32_arithmetic(precision):
                 row = texts.compare(tower, names.pairs(pairs, 3), names.size, sizes)
             found[f"{name}, {precision}"] = {
@@ -88,7 +89,7 @@ def sampling(look: Look, _: Path) -> Table:
     found: Table = {}
     for precision in TIMED[:2]:
         tower = texts.random_tower("ViT-L-14-quickgelu", precision=precision, device=look.device, **look.tower)
-        sizes = texts.Options(look.device, time.perf_counter, look.rounds, 1, sample=8, chunk=1024, context=3)
+        sizes = texts.Options(look.device, time.perf_counter, look.rounds, sample=8, chunk=1024)
         for sampled in (None, 1864, 512):
             with float32_arithmetic(precision):
                 row = texts.training_step(tower, "cgqa", sizes, sampled=sampled)
@@ -107,7 +108,7 @@ def training(look: Look, _: Path) -> Table:
     encoder = steps.image_encoder(device, **({"layers": 1, "width": 64} if look.quick else {}))
     for name in look.datasets:
         for precision in TIMED:
-            row = steps.measure(name, device, look.rounds, False, encoder, precision, **look.tower)
+            row = steps.measure(name, device, look.rounds, encoder, precision, **look.tower)
             found[f"{name}, {precision}"] = {
                 **{f"{part}, ms": 1e3 * row[f"{part}_seconds"] for part in ("step", "text", "network", "graph")},
                 "epoch, s": row["epoch_seconds"],
@@ -178,8 +179,8 @@ def evaluation(look: Look, _: Path) -> Table:
     """As many images as C-GQA's test split, against its pairs, with scores reduced on the device. `duplex` without its
     composition prompts, whose encoding is measured under text.
     """
-    labels = small_world() if look.quick else cgqa_labels()[0]
-    method, train = begun(labels, 64, device=look.device, losses=("state", "object"), inference=("visual", "factors"))
+    labels = small_world() if look.quick else cgqa_labels()
+    method, train = begun(labels, look.device)
     images = 16 if look.quick else 5_098
     found: Table = {}
     for world, split in (("closed", "val"), ("open", "val")):
@@ -193,6 +194,19 @@ def evaluation(look: Look, _: Path) -> Table:
         columns = len(field.candidates)
         found[world] = {"pairs": columns, "images": images, "s": seconds, "scores/s": images * columns / seconds}
     return found
+
+
+def begun(labels: LabelSpace, device: str) -> tuple[Duplex, Batch]:
+    """A method after its first images of every seen pair."""
+    torch.manual_seed(0)
+    tower, dim = texts.random_tower("ViT-L-14", layers=2, width=64, device=device), 768
+    chosen = DuplexOptions(losses=("state", "object"), inference=("visual", "factors"))
+    method = Duplex(MethodContext(labels, {"cls": (dim,)}, tower), chosen).to(device)
+    own = np.resize(labels.pairs["train"], max(2_000, len(labels.pairs["train"])))
+    z = torch.nn.functional.normalize(torch.randn(len(own), dim), dim=-1).to(device)
+    train = Batch({"cls": z}, torch.from_numpy(own).to(device), own)
+    method.start(train)
+    return method, train
 
 
 def small_world() -> LabelSpace:

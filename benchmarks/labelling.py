@@ -1,4 +1,4 @@
-"""Measure `duplex next`: python -m benchmarks.labelling [--split test] [--seeds 8] [--json]
+"""Measure `duplex next`: python -m benchmarks.labelling [--seeds 8] [--json]
 
 Of the training images of `shapes`, 150 random ones are labelled and fitted by the method `closed_form`. Then 50, 100 or
 200 of the others are labelled too, chosen at random or as `duplex next` lists them, and the fit is repeated.
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from contextlib import redirect_stderr
 from io import StringIO
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,14 +32,12 @@ NEW_SHARE = 0.1
 
 def main() -> None:
     parser = options(__doc__)
-    parser.add_argument("--artifacts", type=Path, default=Path("artifacts"))
-    parser.add_argument("--split", default="test", choices=["val", "test"])
     parser.add_argument("--seeds", type=int, default=8)
     given = parser.parse_args()
-    paths = ArtifactPaths(given.artifacts)
+    paths = ArtifactPaths()
     features = read_features(paths.features("shapes")).cls
     shapes = read_manifest(paths.manifest("shapes")).assign(row=range(len(features)))
-    measured = shapes[shapes["split"] == given.split]
+    measured = shapes[shapes["split"] == "test"]
     seen = measured[["state", "object"]].apply(tuple, axis=1).isin(
         shapes[shapes["split"] == "train"][["state", "object"]].apply(tuple, axis=1)
     )  # fmt: skip

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import csv
 import ctypes
 import json
-import os
 import re
 import statistics
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -21,16 +17,23 @@ from typing import Any
 STATUS = "/proc/self/status"
 
 
-def alternate(works: Mapping[str, Callable[[], object]], rounds: int = 5, warm: int = 1) -> dict[str, float]:
-    """Median seconds of each piece of work; they alternate, so that a slow minute affects all of them."""
+def all_rounds(
+    works: Mapping[str, Callable[[], object]], rounds: int, warm: int, clock: Callable[[], float] = time.perf_counter
+) -> dict[str, list[float]]:
+    """Seconds of each piece of work in each round; they alternate, so that a slow minute affects all of them."""
     times: dict[str, list[float]] = {name: [] for name in works}
     for turn in range(warm + rounds):
         for name, work in works.items():
-            start = time.perf_counter()
+            start = clock()
             work()
             if turn >= warm:
-                times[name].append(time.perf_counter() - start)
-    return {name: statistics.median(values) for name, values in times.items()}
+                times[name].append(clock() - start)
+    return times
+
+
+def alternate(works: Mapping[str, Callable[[], object]], rounds: int = 5, warm: int = 1) -> dict[str, float]:
+    """Median seconds of each piece of work over alternating rounds."""
+    return {name: statistics.median(values) for name, values in all_rounds(works, rounds, warm).items()}
 
 
 def finished(work: Callable[[], object], device: Any) -> Callable[[], None]:
@@ -61,33 +64,6 @@ def begin_peak() -> int:
     ctypes.CDLL(None).malloc_trim(0)  # what earlier work freed must not hide what this work takes
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     return memory("VmRSS")
-
-
-class FamilyMemory:
-    """Measures the peak memory of this process and its children every tenth of a second; shared pages count once."""
-
-    def __init__(self, every: float = 0.1) -> None:
-        self.peak = 0
-        self._every = every
-        self._done = threading.Event()
-        self._watch = threading.Thread(target=self._look, daemon=True)
-
-    def __enter__(self) -> FamilyMemory:
-        self._watch.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._done.set()
-        self._watch.join()
-
-    def _look(self) -> None:
-        while not self._done.wait(self._every):
-            children = Path(f"/proc/self/task/{os.getpid()}/children").read_text(encoding="ascii").split()
-            held = 0
-            for pid in ("self", *children):
-                with contextlib.suppress(OSError):  # a child may just have ended
-                    held += memory("Pss", f"/proc/{pid}/smaps_rollup")
-            self.peak = max(self.peak, held)
 
 
 def options(doc: str | None) -> argparse.ArgumentParser:
@@ -122,23 +98,9 @@ def median_ratio(above: Sequence[float], below: Sequence[float]) -> float:
     return statistics.median(a / b for a, b in zip(above, below, strict=True))
 
 
-def device_name(device: str) -> str:
-    import torch
-
-    return torch.cuda.get_device_name() if device == "cuda" else f"{torch.get_num_threads()} CPU threads"
-
-
 def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
 def emit(record: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
     print(json.dumps(record, indent=2))
-
-
-def write_table(rows: Sequence[Mapping[str, str]], path: Path) -> None:
-    """Write rows with equal keys to a CSV file."""
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)

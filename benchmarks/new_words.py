@@ -15,7 +15,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from benchmarks.measure import emit, options, write_table
+import pandas as pd
+
+from benchmarks.measure import emit, options
 from duplex.artifacts import ArtifactPaths
 from duplex.evaluation.metrics import METRICS
 
@@ -46,7 +48,7 @@ def main() -> None:
         rows.append(row(method, [json.loads(file.read_text(encoding="utf-8")) for file in files]))
     emit(rows)
     if wanted.csv:
-        write_table(rows, wanted.csv)
+        pd.DataFrame(rows).to_csv(wanted.csv, index=False, lineterminator="\n")
 
 
 if __name__ == "__main__":

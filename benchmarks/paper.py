@@ -1,6 +1,6 @@
 """Measure the paper's table of costs (Tab. 10): parameters, seconds and memory with a random ViT-L/14.
 
-python -m benchmarks.paper [--json] [--encoder ViT-L-14-quickgelu] [--batch 2] [--rounds 1] [--device cpu]
+python -m benchmarks.paper [--json] [--encoder ViT-L-14-quickgelu] [--batch 2] [--rounds 1]
 
 Labels have the sizes of UT-Zappos. A step is forward and backward, with the optimiser; text is encoded in each.
 
@@ -17,7 +17,7 @@ are its minutes an epoch over the steps of an epoch, on an A800 with batches of 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -173,26 +173,10 @@ def main() -> None:
     parser.add_argument("--encoder", default=ENCODER)
     parser.add_argument("--batch", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--device", default="cpu")
     given = parser.parse_args()
-    setting = (given.encoder, given.batch, given.device, given.rounds)
+    setting = (given.encoder, given.batch, "cpu", given.rounds)
     rows = measure(PAPER, load_params(), *setting) | measure_cache(load_params(), *setting)
-    if given.json:
-        emit(rows)
-        return
-    for row, found in rows.items():
-        say(f"{row}: {sentence(found)}")
-        if "paper" in found:
-            say(f"  paper: {sentence(found['paper'])} of 64 images")
-        if found["parts"]:
-            say("  " + ", ".join(f"{part} {count / 1e6:.3f} M" for part, count in found["parts"].items()))
-
-
-def sentence(row: Mapping[str, Any]) -> str:
-    found = [f"{row['parameters'] / 1e6:.2f} M trained"] if row["parameters"] else []
-    if row.get("with_codebook", row["parameters"]) > row["parameters"]:
-        found.append(f"{row['with_codebook'] / 1e6:.2f} M with the codebook")
-    return ", ".join([*found, f"{row['peak_gib']:.1f} GiB", f"{row['seconds']:.2f} s a step"])
+    emit(rows) if given.json else say(str(rows))
 
 
 if __name__ == "__main__":

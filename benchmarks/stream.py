@@ -13,7 +13,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from benchmarks.measure import emit, options, say, write_table
+import pandas as pd
+
+from benchmarks.measure import emit, options, say
 from duplex.config.params import StreamParams, load_params
 from duplex.methods.tomcat import TomcatOptions
 from duplex.project.stages import evaluate_stage
@@ -64,7 +66,7 @@ def main() -> None:
             rows += [row(method, variant, world, streams) for world in ("closed", "open") if world in streams[0]]
     emit(rows)
     if wanted.csv:
-        write_table(rows, wanted.csv)
+        pd.DataFrame(rows).to_csv(wanted.csv, index=False, lineterminator="\n")
 
 
 if __name__ == "__main__":

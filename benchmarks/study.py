@@ -330,8 +330,7 @@ def table(records: Sequence[dict[str, Any]], of: Sequence[str]) -> list[dict[str
         row = {"method": record["method"], "world": record["world"]}
 
         def add(column: str, value: float | None, form: str = ".1f", row: dict[str, str] = row) -> None:
-            if value is not None and not math.isnan(value):
-                row[column] = format(value, form)
+            row[column] = "" if value is None or math.isnan(value) else format(value, form)
 
         for column, key in ENDS.items():
             add(column, record.get(key))
@@ -352,11 +351,8 @@ def table(records: Sequence[dict[str, Any]], of: Sequence[str]) -> list[dict[str
         add("trained", record["parameters"], "d")
         add("rate", record["rate"], "g")
         rows.append(row)
-    order = ["method", "world", *ENDS, "AUC ±", "AUC low", "AUC high"]
-    order += [f"{other} minus it{part}" for other in of for part in ("", " ±", " low", " high")]
-    order += ["AUC all pairs", "AUC by words", "validation AUC", "validation AUC ±", "s per epoch", "trained", "rate"]
-    columns = [column for column in order if any(column in row for row in rows)]
-    return [{column: row.get(column, "") for column in columns} for row in rows]
+    empty = {column for column in (rows[0] if rows else ()) if not any(row[column] for row in rows)}
+    return [{column: value for column, value in row.items() if column not in empty} for row in rows]
 
 
 def main() -> None:

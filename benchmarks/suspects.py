@@ -35,13 +35,12 @@ COPIES = 200
 
 def main() -> None:
     parser = options(__doc__)
-    parser.add_argument("--artifacts", type=Path, default=Path("artifacts"))
     parser.add_argument("--copies", type=Path, help="folder of images to measure near-copies on instead")
     given = parser.parse_args()
     if given.copies:
         record = copies_found(given.copies)
         return emit(record) if given.json else say(str(record))
-    curves = {share: found(given.artifacts, share) for share in SHARES}
+    curves = {share: found(share) for share in SHARES}
     record = {
         f"flipped_{share:.0%}": {way: table(curves[share][way]) for way in WAYS} | {"at_best": ceilings(share)}
         for share in SHARES
@@ -49,9 +48,9 @@ def main() -> None:
     emit(record) if given.json else say(str(record))
 
 
-def found(artifacts: Path, share: float) -> dict[str, np.ndarray]:
+def found(share: float) -> dict[str, np.ndarray]:
     """Per way, the share of the flipped images among the first n of the list [seeds, images + 1]."""
-    paths = ArtifactPaths(artifacts)
+    paths = ArtifactPaths()
     manifest, labels = read_manifest(paths.manifest("shapes")), LabelSpace.load(paths.labels("shapes"))
     features = read_features(paths.features("shapes")).cls
     features = features / np.linalg.norm(features, axis=1, keepdims=True)

@@ -1,6 +1,6 @@
 """Measure text prototypes of all training pairs, forward and backward: shared by prefix, against separate prompts.
 
-    python -m benchmarks.text --json [--pairs FILE] [--tower ViT-L-14-quickgelu] [--vocabulary learned] [--device cuda]
+    python -m benchmarks.text --json [--pairs FILE] [--vocabulary learned]
 
 Medians over alternating rounds of one run: (full) prompts at the tower's whole context length, a sample of pairs,
 scaled; (cut) at the longest prompt's length; (tree) shared by prefix; (floor) only the four matrix products per layer
@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from benchmarks.measure import begin_peak, device_name, emit, median_ratio, memory, options, say
+from benchmarks.measure import begin_peak, emit, median_ratio, memory, options, say
 from duplex.encoders.prompt_tree import PromptTree, pad_prompts
 from duplex.encoders.text import ClipTextTower
 from duplex.labels import prompt_name
@@ -33,8 +33,9 @@ from duplex.options import FinetuneOptions
 
 Pair = tuple[str, str]
 SIZES = {"mit-states": (115, 245, 1262, 64), "ut-zappos": (16, 12, 83, 64), "cgqa": (413, 674, 5592, 32)}
+TOWER = "ViT-L-14-quickgelu"  # with random weights
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
-START, END, CONTEXT = 0, 1, 2  # lexicon rows; three contexts of `--context` rows follow
+START, END, CONTEXT = 0, 1, 2  # lexicon rows; the rows of three contexts follow
 
 
 def random_tower(
@@ -264,61 +265,39 @@ class Options:
     device: str
     clock: Callable[[], float]
     rounds: int
-    warmup: int
-    sample: int
-    chunk: int
-    context: int
+    sample: int  # pairs encoded at full length
+    chunk: int | None = None  # prompts encoded at once when cut; None: all
+    warmup: int = 1
+    context: int = 3  # learned tokens after the start token
     adapter: str | None = None
 
 
 def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--pairs", type=Path, help="file with a pair `state object` per line")
-    parser.add_argument("--tower", default="ViT-L-14-quickgelu", help="an open_clip architecture with random weights")
-    parser.add_argument(
-        "--vocabulary", default="learned", choices=("learned", "fixed"), help="vectors, or tokens of names"
-    )
-    parser.add_argument("--context", type=int, default=3, help="context tokens after the start token")
+    parser.add_argument("--vocabulary", default="learned", choices=("learned", "fixed"), help="or tokens of names")
     parser.add_argument("--layers", type=int, help="fewer layers, for a quick trial")
     parser.add_argument("--width", type=int, help="another width, for a quick trial")
-    parser.add_argument("--precision", default="fp32", choices=("fp32", "bf16", "fp16"))
-    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--clock", default="wall", choices=CLOCKS, help="cpu: processor time, on a busy machine")
     parser.add_argument("--threads", type=int, help="CPU threads")
     parser.add_argument("--rounds", type=int, default=3, help="measured rounds")
-    parser.add_argument("--warmup", type=int, default=1, help="rounds before the measured ones")
     parser.add_argument("--sample", type=int, default=32, help="pairs encoded at full length; the time is scaled")
-    parser.add_argument("--chunk", type=int, default=0, help="prompts per chunk when cut; 0: all")
-    parser.add_argument(
-        "--steps", action="store_true", help="measure training steps of three benchmarks' sizes instead"
-    )
-    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES), help="with --steps: benchmarks")
+    parser.add_argument("--steps", action="store_true", help="measure training steps of three sizes instead")
     parser.add_argument("--adapter", help="with --steps: what is trained in the blocks, such as bottleneck")
     parser.add_argument("--checkpoint", action="store_true", help="with --steps: recompute layers")
-    parser.add_argument(
-        "--sampled", type=int, help="with --steps: C-GQA's pairs that a step encodes beside its images'"
-    )
     wanted = parser.parse_args()
     if wanted.threads:
         torch.set_num_threads(wanted.threads)
-    settings = {
-        name: getattr(wanted, name) for name in ("device", "rounds", "warmup", "sample", "chunk", "context", "adapter")
-    }
-    sizes = Options(clock=CLOCKS[wanted.clock], **settings)
-    tower = random_tower(
-        wanted.tower, layers=wanted.layers, width=wanted.width, precision=wanted.precision, device=wanted.device
-    )
+    sizes = Options("cpu", CLOCKS[wanted.clock], wanted.rounds, sample=wanted.sample, adapter=wanted.adapter)
+    tower = random_tower(TOWER, layers=wanted.layers, width=wanted.width)
     record: dict[str, Any]
     if wanted.steps:
-        chosen = wanted.sizes if wanted.sampled is None else ("cgqa",)
-        how = {"checkpoint": wanted.checkpoint, "sampled": wanted.sampled}
-        record = {name: training_step(tower, name, sizes, **how) for name in chosen}
+        record = {name: training_step(tower, name, sizes, checkpoint=wanted.checkpoint) for name in SIZES}
     else:
         pairs = read_pairs(wanted.pairs)
-        names = Names.of(pairs, wanted.vocabulary, wanted.context, tower)
-        record = compare(tower, names.pairs(pairs, wanted.context), names.size, sizes)
-    record |= {name: getattr(wanted, name) for name in ("tower", "precision", "clock")}
-    record |= {"threads": torch.get_num_threads(), "device": device_name(wanted.device)}
+        names = Names.of(pairs, wanted.vocabulary, sizes.context, tower)
+        record = compare(tower, names.pairs(pairs, sizes.context), names.size, sizes)
+    record |= {"tower": TOWER, "clock": wanted.clock, "threads": torch.get_num_threads()}
     emit(record) if wanted.json else say(str(record))
 
 

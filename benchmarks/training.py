@@ -1,6 +1,6 @@
 """Measure seconds per epoch at the three benchmarks' sizes, from cached features, with a random ViT-L/14 text tower.
 
-python -m benchmarks.training [--json] [--device cpu] [--datasets ut-zappos,mit-states,cgqa] [--rounds 2]
+python -m benchmarks.training [--json] [--datasets ut-zappos,mit-states,cgqa] [--rounds 2]
 
 An epoch is split into text, network and graph, and compared with steps that include the image encoder.
 """
@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.measure import alternate, device_name, emit, finished, options, say
+from benchmarks.measure import alternate, emit, finished, options, say
 from benchmarks.text import SIZES, made_up, random_tower
 from duplex.labels import LabelSpace
 from duplex.methods.base import Batch, MethodContext
 from duplex.methods.duplex import Duplex, DuplexOptions
 from duplex.methods.prompts import Prototypes
 from duplex.options import TrainingOptions
-from duplex.system.threads import PRECISIONS, Precision, float32_arithmetic
+from duplex.system.threads import Precision, float32_arithmetic
 from duplex.training.loop import optimiser_step
 
 IMAGES = {"mit-states": 30338, "ut-zappos": 22998, "cgqa": 26920}
@@ -40,7 +40,6 @@ def measure(
     name: str,
     device: torch.device,
     rounds: int,
-    checkpointing: bool,
     encoder: torch.nn.Module,
     precision: Precision = "fp32",
     **smaller: Any,
@@ -52,10 +51,9 @@ def measure(
     tower = random_tower("ViT-L-14-quickgelu", precision=precision, device=str(device), **smaller)
     labels, examples = world(name, device, tower.dim)
     batch = SIZES[name][3]
-    settings = TrainingOptions(1e-4, batch, 1, checkpointing=checkpointing, precision=precision)
+    settings = TrainingOptions(1e-4, batch, 1, precision=precision)
     context = MethodContext(labels, {"cls": (tower.dim,)}, tower)
     method = Duplex(context, DuplexOptions()).to(device).train()
-    method.checkpointing = checkpointing
     optimiser, turns = torch.optim.Adam(method.groups(), lr=1e-4), count()
 
     def step() -> None:
@@ -130,21 +128,14 @@ def image_encoder(device: torch.device, **smaller: Any) -> torch.nn.Module:
 
 def main() -> None:
     parser = options(__doc__)
-    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--datasets", default="ut-zappos,mit-states,cgqa")
-    parser.add_argument("--precision", default="fp32", choices=PRECISIONS)
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--checkpointing", action="store_true", help="recompute the text tower's activations")
     wanted = parser.parse_args()
-    device = torch.device(wanted.device)
+    device = torch.device("cpu")
     encoder = image_encoder(device)
-    names = wanted.datasets.split(",")
-    rows = {
-        name: measure(name, device, wanted.rounds, wanted.checkpointing, encoder, wanted.precision) for name in names
-    }
-    record = {"machine": device_name(wanted.device), "datasets": rows}
-    if wanted.json:
-        emit(record)
+    rows = {name: measure(name, device, wanted.rounds, encoder) for name in wanted.datasets.split(",")}
+    record = {"threads": torch.get_num_threads(), "datasets": rows}
+    emit(record) if wanted.json else say(str(record))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.answers import by_share, calibration_error, error_by_chance
+from benchmarks.answers import by_share, error_by_chance
 from duplex.evaluation.probabilities import Confidence
 from duplex.labels import LabelSpace
 
@@ -21,12 +21,6 @@ def by_hand(share: np.ndarray, right: np.ndarray, bins: int = 15) -> float:
             gap = abs(sum(right[place] for place in inside) - sum(share[place] for place in inside))
             total += gap / len(share)
     return total
-
-
-def test_the_calibration_error_is_that_of_bins_by_hand():
-    right = RANDOM.random(400) < SHARE
-    assert calibration_error(SHARE, right) == pytest.approx(by_hand(SHARE, right))
-    assert calibration_error(np.ones(10), np.arange(10) < 7) == pytest.approx(0.3)
 
 
 def test_the_error_by_chance_is_that_of_right_probabilities():

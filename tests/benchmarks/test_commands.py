@@ -11,24 +11,22 @@ import pytest
 from tests.projects import built_once, make_project
 from tests.subprocesses import ENVIRONMENT, ROOT, Forked
 
-LABELS = "import benchmarks.closed_form as c; c.STATES, c.OBJECTS, c.SEEN, c.LISTED, c.DIM = 8, 7, 24, 20, 16"
+LABELS = "m.STATES, m.OBJECTS, m.SEEN, m.LISTED, m.DIM = 8, 7, 24, 20, 16"
 IN_PROCESS = "m.apart = lambda module, part: {**m.PARTS[part](), 'peak_gib': 1.0}"
-MEMORY = "m.SIZES = {'small': (4, 2, 1)}; m.apart = lambda module, part: m.PARTS['memory']('30')"
+MEMORY = "m.SIZES = {'small': (4, 2, 1)}; m.apart = lambda module, part: m.peak_memory(30)"
 SMALLER = "from functools import partial; m.{0} = partial(m.{0}, layers=1, width=64)"
 COMMANDS = {  # name -> (arguments, changes of the module m before its main function runs)
     "answers": ("--run artifacts/own/duplex/0 --json", "m.IMAGES = 20"),
     "closed_form": ("--images 200 --val-images 60 --json", LABELS),
     "curve": ("--json", f"m.CLOSED, m.OPEN, m.SEEN, m.IMAGES = 900, 2000, 400, 300; {IN_PROCESS}"),
-    "depth": ("--depths 0,1 --batch 1 --images 2 --layers 2 --width 64 --json", ""),
+    "depth": ("--depths 0,1 --batch 1 --layers 2 --width 64 --json", ""),
     "extraction": ("--encoder small --workers 1 --json", MEMORY),
     "graph": ("--json", "m.DIM, b = 16, m.by_batch; m.by_batch = lambda: b((64,))"),
     "labelling": ("--seeds 2 --json", "m.FIRST, m.ADDED = 30, (5,)"),
     "new_words": ("--dataset own --methods duplex --json", ""),
-    "openworld": ("--rounds 1 --json", LABELS),
     "paper": ("--encoder ViT-S-32 --batch 1 --json", "m.PAPER = dict(list(m.PAPER.items())[:1])"),
     "pays": ("--datasets own --images 2 --shares 0.2 --json", ""),
-    "recognition": ("--run artifacts/own/duplex/0 --json", "m.PROCESSES = 1"),
-    "serving": ("--model artifacts/own/duplex/0 --json", "m.REQUESTS, m.PICTURES, m.ROUNDS = 20, 20, 1"),
+    "serving": ("--model artifacts/own/duplex/0 --json", "m.REQUESTS, m.ROUNDS = 20, 1"),
     "stream": ("--dataset own --methods duplex --seeds 0 --orders 1 --variants published --json", ""),
     "study": ("--dataset own --methods clip,linear --of clip --seeds 0 --folder runs --json", ""),
     "suspects": ("--json", "m.SEEDS = 1"),
@@ -49,11 +47,6 @@ def project(tmp_path_factory):
     folder = built_once(tmp_path_factory, "benchmarked", lambda folder: make_project(folder, [0], ["duplex"]))
     (folder / "artifacts" / "shapes").symlink_to("own")
     (folder / "pairs.txt").write_text("red star\nblue star\nred moon\n")
-    lists = folder / "splits" / "cgqa"
-    lists.mkdir(parents=True)
-    pairs = [f"s{number % 8} o{number % 7}\n" for number in range(40)]
-    for split, listed in {"train": pairs[:24], "val": pairs[20:30], "test": pairs[22:40]}.items():
-        (lists / f"{split}_pairs.txt").write_text("".join(listed))
     return folder
 
 
@@ -68,7 +61,6 @@ def run_command(name: str, words: str, changes: str) -> None:
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_named_command_runs(name, project):
     environment = {**ENVIRONMENT, "PYTHONPATH": str(ROOT), "PATH": f"{ROOT / '.venv/bin'}:{os.environ['PATH']}"}
-    environment["DUPLEX_SHARED"] = str(project) if name == "openworld" else ""  # with and without published lists
     process = Forked(run_command, name, *COMMANDS[name], cwd=project, env=environment)
     out, err = process.communicate()
     assert process.returncode == 0, err[-2000:]
