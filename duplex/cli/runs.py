@@ -112,7 +112,7 @@ def prepare(dataset: Dataset) -> None:
 def train(dataset: Dataset, method: Method = "duplex", seed: Seed = 0) -> None:
     """Train a method on cached features and write the checkpoint of its best epoch by validation AUC.
 
-    The same command resumes an interrupted training.
+    The same command resumes interrupted training.
     """
     from duplex.artifacts import ArtifactPaths
     from duplex.project.train import train_stage

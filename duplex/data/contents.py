@@ -267,8 +267,8 @@ def _without_new_words(
                 pairs, wanted = rest, wanted - 1
         if wanted:
             raise DuplexError(
-                f"{place}: {wanted} too few of its {len(words)} {noun} can be held out with all others still in "
-                f"training; lower unseen_{noun}"
+                f"{place}: holding out {wanted} more of its {len(words)} {noun} would leave other words without "
+                f"training images; lower unseen_{noun}"
             )
     return pairs
 

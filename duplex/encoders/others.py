@@ -68,7 +68,7 @@ class BlipFamily(EncoderFamily):
             size = {"image_size": config["vision_config"]["image_size"]}
             architecture = {"blip": config, "embed_dim": config["image_text_hidden_size"], "vision_cfg": size}
         except (KeyError, TypeError) as error:
-            raise DuplexError(f"{folder} is not of BLIP's retrieval model: it lacks {error}") from error
+            raise DuplexError(f"{folder} does not hold BLIP's retrieval model: it lacks {error}") from error
         preprocess = complete_preprocess({**options, "resize_mode": "squash"}, architecture)
         if is_local:  # the name must not depend on the folder's place
             name = BLIP_PREFIX + hashlib.sha256(json.dumps(architecture, sort_keys=True).encode()).hexdigest()[:12]

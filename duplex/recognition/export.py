@@ -242,7 +242,7 @@ def read_statistics(folder: Path) -> FittedStatistics:
     encoder = model.fields["encoder"]
     if code_changed(encoder):
         raise UsageError(
-            f"the code of {encoder['name']!r} has changed since {folder} was fitted, so new features do not add to its "
+            f"the code of {encoder['name']!r} has changed since {folder} was fitted, so new features do not fit its "
             "statistics; run `duplex fit` again with all images"
         )
     if not path.is_file():

@@ -113,9 +113,7 @@ class Dataset:
         if encoder is None and weights is not None:
             raise UsageError("weights are given without their encoder; give it as `encoder=`")
         if is_random(weights):
-            raise UsageError(
-                f"random weights ({weights!r}) did not make these features; give those that did, or no encoder"
-            )
+            raise UsageError(f"random weights ({weights!r}) did not make these features; leave `weights=` out")
         values = checked_features(features)
         try:
             rows = checked_table(table, len(values), pandas_index(features))
@@ -324,9 +322,7 @@ def _check_needs(data: Dataset, spec: MethodSpec, settings: Mapping[str, Any]) -
         raise UsageError(f"{spec.name} fine-tunes blocks of the image tower; load image files with `block_inputs=`")
     precision = settings.get("precision")
     if precision in ("bf16", "fp16") and not find_method(spec.kind).needs(spec.options) & {"text", "words"}:
-        raise UsageError(
-            f"precision is {precision}, which is that of the text tower, and {spec.name} uses none; leave it out"
-        )
+        raise UsageError(f"precision is for the text tower, which {spec.name} does not use; leave it out")
 
 
 def require_both_groups(inputs: RunInputs, split: str, name: str) -> None:

@@ -92,7 +92,7 @@ def test_a_word_whose_partner_has_no_other_pair_stays_in_training() -> None:
         frame = frame_of(grid)
         split = make_split(frame, SplitOptions(seed, unseen_states=0.3)).split
         assert "s2" in set(frame["state"][split == "train"])
-    with pytest.raises(DuplexError, match=r"1 too few of its 3 states can be held out .* lower unseen_states"):
+    with pytest.raises(DuplexError, match=r"holding out 1 more of its 3 states .* lower unseen_states"):
         make_split(frame_of(grid), SplitOptions(unseen_states=0.9))
 
 

@@ -237,7 +237,7 @@ def test_labels_that_read_alike_are_named(twin, capsys):
         ("kg_sp", {"optimiser": "adam", "sgd_momentum": 0.5}, "optimiser: adam has no sgd_momentum"),
         ("kg_sp", {"clip": 0.0}, "clip: .*greater than 0"),
         ("kg_sp", {"log": "wand"}, "unknown training.log 'wand'; known: dvclive, tensorboard, wandb, mlflow, none"),
-        ("kg_sp", {"precision": "bf16"}, "precision is bf16, which is that of the text tower, and kg_sp uses none"),
+        ("kg_sp", {"precision": "bf16"}, "precision is for the text tower, which kg_sp does not use"),
     ],
 )
 def test_wrong_settings_are_one_line(method, settings, message):
