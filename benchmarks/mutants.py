@@ -2,11 +2,12 @@
 
     python -m benchmarks.mutants duplex/labels.py --sample 50     # or: make mutants ARGS="..."
 
-A mutant is a module with one operator, number, condition or call changed. It is checked by the tests that mirror the
-module (`tests_of`), then by those that mirror the modules which import it, in a child process that was forked after the
-heavy imports and has the changed module in memory: no file changes, and most mutants take one or two seconds. A mutant
-whose tests all pass is printed as a survivor. Some survivors are equivalent to the original, so that no test can notice
-them; they count as survivors.
+A mutant is a module with one operator, number, condition or call changed. It is checked by the fast tests that run its
+line, in a child process that was forked after the heavy imports and has the changed module in memory: no file changes,
+and most mutants take a few seconds. Which tests run which line is found out by running the suite once under `coverage`
+(some ten minutes; kept in `.coverage.tests.json` until a module or a test is newer). A mutant whose tests all pass, or
+pass for `SECONDS`, is printed as a survivor. Some survivors are equivalent to the original, so that no test can notice
+them, and some are noticed by slow tests or by processes that tests start; all of them count as survivors.
 """
 
 from __future__ import annotations
@@ -17,19 +18,23 @@ import contextlib
 import gc
 import importlib.abc
 import importlib.util
+import json
 import os
 import random
 import signal
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
 from importlib.machinery import ModuleSpec
-from itertools import islice
+from itertools import accumulate, islice
 from pathlib import Path
 from types import ModuleType
+from typing import Any, NoReturn
+
+import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("data", "evaluation", "features", "methods", "training")  # those that compute results
@@ -46,6 +51,7 @@ SIZES = {
     "CELLS", "CHUNK", "IMAGES", "READ_EVERY", "ROWS", "STEP", "TABLE", "step",
 }  # fmt: skip
 POLL_SECONDS = 0.02  # between two looks at a child
+SECONDS = 60.0  # that the tests of one mutant take together, at most
 
 
 @dataclass(frozen=True)
@@ -53,7 +59,7 @@ class Mutant:
     """A module with one change."""
 
     module: str  # path
-    line: int
+    line: int  # the first of the changed statement
     before: str  # the first line of the changed statement
     after: str
     source: str
@@ -64,55 +70,105 @@ class Mutant:
 
 
 def modules() -> list[str]:
-    """The modules of the rooms that compute, and those beside the rooms, as far as tests mirror them."""
+    """The modules of the rooms that compute, and those beside the rooms."""
     paths = [
         *(ROOT / "duplex").glob("*.py"),
         *(path for room in ROOMS for path in (ROOT / "duplex" / room).rglob("*.py")),
     ]
-    names = sorted(path.relative_to(ROOT).as_posix() for path in paths if path.stem != "__init__")
-    return [name for name in names if tests_of(name)]
+    return sorted(path.relative_to(ROOT).as_posix() for path in paths if path.stem != "__init__")
 
 
-def tests_of(module: str) -> list[str]:
-    """The test files that mirror a module.
+@dataclass(frozen=True)
+class Runs:
+    """Which tests run which lines, and how long they take.
 
-    They are those of its folder whose name begins with its name or which import it or, with a registry in its folder,
-    every module through that. Without any, they are those of other folders that import it. Beside the rooms, where the
-    tests of whole pipelines are, the name alone counts.
+    A test is its node id. A fixture that several tests share is its file, because every test of the file may depend on
+    it.
     """
-    path, every = Path(module), _imports("tests/**/test_*.py")
-    name = module.removesuffix(".py").replace("/", ".")
-    own = [test for test in every if test.parent == ROOT / "tests" / path.parent.relative_to("duplex")]
-    importing = [test for test, imported in every.items() if name in imported]
-    mirrors = [test for test in own if test.stem.startswith(f"test_{path.stem}")]
-    if len(path.parts) > 2:
-        mirrors += [test for test in own if test in importing]
-        registry = f"{name.rpartition('.')[0]}.registry"
-        mirrors = [*(mirrors or importing), *(test for test in own if registry in every[test])]
-    return [test.relative_to(ROOT).as_posix() for test in dict.fromkeys(mirrors)]
+
+    seconds: dict[str, float]
+    lines: dict[str, dict[str, list[str]]]  # module -> line -> tests
+
+    def tests_of(self, mutant: Mutant) -> list[str]:
+        """The tests that may notice a mutant, those of the module's own test files first, then the fast ones.
+
+        A line that only the import runs may matter to every test of the module. Tests that together take longer than
+        `SECONDS` are left out.
+        """
+        lines = self.lines.get(mutant.module, {})
+        tests = set(lines.get(str(mutant.line), ())) or {test for some in lines.values() for test in some}
+        own = f"test_{Path(mutant.module).stem}"
+        order = sorted(tests, key=lambda test: (not Path(test.split("::")[0]).name.startswith(own), self.seconds[test]))
+        total = accumulate(self.seconds[test] for test in order)
+        return [test for test, until in zip(order, total, strict=True) if until <= SECONDS]
 
 
-def tests_of_users(module: str) -> list[str]:
-    """The test files that mirror the modules of `ROOMS` which import a module, without those that mirror itself."""
-    name, tests = module.removesuffix(".py").replace("/", "."), []
-    for room in ROOMS:
-        users = [path for path, imported in _imports(f"duplex/{room}/*.py").items() if name in imported]
-        tests += [test for path in users for test in tests_of(path.relative_to(ROOT).as_posix())]
-    return [test for test in dict.fromkeys(tests) if test not in tests_of(module)]
+class _Contexts:
+    """A pytest plugin that tells `coverage` which test or shared fixture runs, and measures the tests that pass."""
+
+    def __init__(self, coverage: Any) -> None:
+        self.coverage = coverage
+        self.seconds: dict[str, float] = defaultdict(float)
+        self.without: set[str] = set()  # skipped tests, those that fail beside `coverage`, and their files
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        began = time.monotonic()
+        self.coverage.switch_context(item.nodeid)
+        result = yield
+        self.seconds[item.nodeid] += time.monotonic() - began
+        self.seconds[item.nodeid.split("::")[0]] += time.monotonic() - began
+        return result
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if not report.passed:
+            self.without |= {report.nodeid, report.nodeid.split("::")[0]}
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef: Any, request: Any) -> Iterator[None]:
+        if fixturedef.scope == "function":
+            return (yield)
+        node = request._pyfuncitem.nodeid
+        self.coverage.switch_context(node.split("::")[0])
+        try:
+            return (yield)
+        finally:
+            self.coverage.switch_context(node)
 
 
-@cache
-def _imports(pattern: str) -> dict[Path, set[str]]:
-    """What each file of a pattern imports: modules, and names in modules, which may be modules too."""
-    found = {}
-    for path in sorted(ROOT.glob(pattern)):
-        nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
-        imported = {name.name for node in nodes if isinstance(node, ast.Import) for name in node.names}
-        for node in nodes:
-            if isinstance(node, ast.ImportFrom) and node.module:
-                imported |= {node.module, *(f"{node.module}.{name.name}" for name in node.names)}
-        found[path] = imported
-    return found
+def runs() -> Runs:
+    """Read `.coverage.tests.json`; write it first if it is missing or older than a module or a test."""
+    path = ROOT / ".coverage.tests.json"
+    sources = [source for folder in ("duplex", "tests") for source in (ROOT / folder).rglob("*.py")]
+    if not path.exists() or path.stat().st_mtime < max(source.stat().st_mtime for source in sources):
+        print("finding out which tests run which line", file=sys.stderr, flush=True)
+        process = os.fork()
+        if process == 0:
+            _collect(path)
+        if os.waitpid(process, 0)[1] != 0:
+            sys.exit("The suite did not run.")
+    return Runs(**json.loads(path.read_text(encoding="utf-8")))
+
+
+def _collect(path: Path) -> NoReturn:
+    import coverage
+
+    code: int = 3
+    with contextlib.suppress(Exception):
+        measured = coverage.Coverage(data_file=None, include=[f"{ROOT}/duplex/*"])
+        contexts = _Contexts(measured)
+        measured.start()
+        pytest.main(["-q", "-p", "no:cacheprovider", "-p", "_hypothesis_pytestplugin"], [contexts])
+        measured.stop()
+        data = measured.get_data()
+        lines: dict[str, dict[str, list[str]]] = {}
+        for file in data.measured_files():
+            tests_of_line = lines[Path(file).relative_to(ROOT).as_posix()] = {}
+            for line, tests in data.contexts_by_lineno(file).items():
+                tests_of_line[str(line)] = sorted({*tests} - {""} - contexts.without)
+        path.write_text(json.dumps({"seconds": contexts.seconds, "lines": lines}), encoding="utf-8")
+        code = 0
+    os._exit(code)
 
 
 def mutants(path: Path, order: random.Random | None = None) -> Iterator[Mutant]:
@@ -263,7 +319,6 @@ def _run_tests(mutant: Mutant, tests: Sequence[str]) -> None:
     with tempfile.TemporaryDirectory() as scratch, contextlib.suppress(BaseException):
         os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = scratch
         sys.meta_path.insert(0, _MutantImporter(mutant))
-        import pytest
         from hypothesis import Phase, settings
 
         settings.register_profile("mutants", phases=(Phase.explicit, Phase.generate))  # nobody reads a smaller failure
@@ -272,22 +327,21 @@ def _run_tests(mutant: Mutant, tests: Sequence[str]) -> None:
         plugins = ["-p", "no:cacheprovider", "-p", "_hypothesis_pytestplugin"]
         options = ["-x", "-q", *plugins, "--hypothesis-seed=0", f"--basetemp={scratch}/t"]
         code = int(pytest.main([*options, *tests]))
-        code = 0 if code == pytest.ExitCode.NO_TESTS_COLLECTED else code  # all of them are slow ones
     os._exit(code)
 
 
-def survey(chosen_modules: list[str], sample: int, seed: int) -> float:
+def survey(chosen_modules: list[str], found: Runs, sample: int, seed: int) -> float:
     """Print the survivors among at most `sample` random mutants per module; the result is the share that was killed."""
     drawn = survived = 0
     for module in chosen_modules:
         order = mutants(ROOT / module, random.Random(seed) if sample else None)
         chosen = sorted(islice(order, sample or None), key=lambda mutant: mutant.line)
-        unchanged = Mutant(module, 0, "", "", (ROOT / module).read_text(encoding="utf-8"))
-        steps = [tuple(tests) for tests in (tests_of(module), tests_of_users(module)) if tests]
         for mutant in chosen:
-            if not any(killed(mutant, tests, _limit(unchanged, tests)) for tests in steps):
+            tests = found.tests_of(mutant)
+            limit = 20 + 5 * sum(found.seconds[test] for test in tests)
+            if not tests or not killed(mutant, tests, limit):
                 survived += 1
-                print(f"line {mutant.line}, {mutant.name}", flush=True)
+                print(f"line {mutant.line}, {mutant.name} ({len(tests)} tests)", flush=True)
         drawn += len(chosen)
         counts = f"{drawn - survived} killed, {survived} survived"
         print(f"{module}: {len(chosen)} mutants; of {drawn} {counts}", file=sys.stderr, flush=True)
@@ -296,21 +350,14 @@ def survey(chosen_modules: list[str], sample: int, seed: int) -> float:
     return share
 
 
-@cache
-def _limit(unchanged: Mutant, tests: tuple[str, ...]) -> float:
-    """The seconds that tests of a mutant may take; exits if they fail without any change."""
-    began = time.monotonic()
-    if killed(unchanged, tests, 600):
-        sys.exit(f"{unchanged.module}: its tests fail without any change: {' '.join(tests)}")
-    return 10 + 5 * (time.monotonic() - began)
-
-
 def _import_heavy() -> None:
     """Import once what every child needs and no mutant changes."""
-    for name in ("torch", "pandas", "h5py", "hypothesis", "pytest", "PIL.Image", "typer", "pydantic", "rich.progress",
+    for name in ("torch", "pandas", "h5py", "hypothesis", "PIL.Image", "typer", "pydantic", "rich.progress",
                  "duplex.encoders.open_clip", "safetensors.torch", "huggingface_hub", "ruamel.yaml",
                  "_hypothesis_pytestplugin", "numpy.testing", "torch.utils.data"):  # fmt: skip
         importlib.import_module(name)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "duplex"]:
+        del sys.modules[name]  # which open_clip cannot be imported without, but which are changed
     gc.freeze()  # children need not collect what exists already
 
 
@@ -329,7 +376,7 @@ def main() -> None:
     _import_heavy()
     with tempfile.TemporaryDirectory() as compiled:  # compiled modules, shared by all children
         sys.pycache_prefix, sys.dont_write_bytecode = compiled, False
-        share = survey(args.modules, args.sample, args.seed)
+        share = survey(args.modules, runs(), args.sample, args.seed)
     sys.exit(share < args.at_least)
 
 

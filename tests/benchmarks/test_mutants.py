@@ -43,3 +43,15 @@ def test_every_operator_number_condition_and_call_is_changed(module):
         ("if a < b:", "if True:"),
         ("return -sum(values)", "return +sum(values)"),
     }
+
+
+def test_a_mutant_is_checked_by_the_tests_that_run_its_line():
+    found = tool.Runs(
+        seconds={"tests/test_two.py::a": 1.0, "tests/test_one.py::b": 2.0, "tests/test_two.py::c": tool.SECONDS},
+        lines={"duplex/one.py": {"3": ["tests/test_two.py::a", "tests/test_one.py::b"], "4": ["tests/test_two.py::c"]}},
+    )
+    chosen = {line: found.tests_of(tool.Mutant("duplex/one.py", line, "", "", "")) for line in (3, 4, 1)}
+    assert chosen[3] == ["tests/test_one.py::b", "tests/test_two.py::a"]  # its own file first
+    assert chosen[4] == ["tests/test_two.py::c"]
+    assert chosen[1] == chosen[3]  # run by the import: every test of the module, as long as time is left
+    assert found.tests_of(tool.Mutant("duplex/two.py", 1, "", "", "")) == []

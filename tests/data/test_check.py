@@ -85,7 +85,8 @@ def test_labels_with_equal_prompts_are_a_problem(tmp_path: Path) -> None:
     pairs = [("Red", "caf\u00e9"), ("red", "cafe\u0301"), ("old", "bar")]
     manifest = frame([(f"{i}.png", state, thing, "train") for i, (state, thing) in enumerate(pairs)])
     findings = found(LabelledImages(manifest, labels_of(manifest)), tmp_path)
-    assert findings["states read like another in a prompt"].examples == ("Red", "red")
+    states = findings["states read like another in a prompt"]
+    assert states.problem and states.examples == ("Red", "red")
     assert findings["objects read like another in a prompt"].count == 2
 
 

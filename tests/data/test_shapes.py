@@ -14,6 +14,11 @@ from duplex.errors import DuplexError
 from tests.data.test_split import pairs_of
 
 seeds = st.integers(0, 2**32)
+MEANS = {  # of drawn images, in grey levels
+    "red": 80.632, "green": 80.394, "blue": 73.719, "yellow": 87.923, "dark": 25.735, "faded": 57.401,
+    "striped": 68.231, "dotted": 77.265, "checkered": 67.336, "hollow": 82.082, "blurry": 60.945, "tiny": 93.693,
+    "broken": 38.692, "glossy": 88.163, "furry": 83.428, "melted": 83.571,
+}  # fmt: skip
 
 
 def png(image: Image.Image) -> bytes:
@@ -69,6 +74,20 @@ def test_an_image_depends_on_seed_and_name_alone(state, kind, number, seed):
     assert png(draw(name, seed)) == first
     assert png(draw(name, seed + 1)) != first
     assert png(draw(f"{state}_{kind}/{number + 1:04d}.png", seed)) != first
+
+
+def test_images_are_drawn_as_those_of_the_published_tables():
+    """Changed drawings would be another benchmark: the mean of all pixels, of three images a state."""
+    means = {
+        state: np.mean(
+            [
+                np.asarray(draw(f"{state}_{OBJECTS[(place + turn) % len(OBJECTS)]}/{turn:04d}.png"), np.float64)
+                for turn in (1, 2, 3)
+            ]
+        )
+        for place, state in enumerate(STATES)
+    }
+    assert means == pytest.approx(MEANS, abs=0.01)
 
 
 @pytest.mark.parametrize("name", ["red_dog/0001.png", "wet_star/0001.png", "0001.png", "redstar/0001.png"])
