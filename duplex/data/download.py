@@ -66,10 +66,16 @@ class Benchmark:
     archives: tuple[BenchmarkArchive, ...]
     terms: str
     citation: str
+    page: str = ""  # web page of a data set without archives
 
 
 BENCHMARKS = {
-    name: Benchmark(tuple(BenchmarkArchive(**each) for each in record["archives"]), record["terms"], record["citation"])
+    name: Benchmark(
+        tuple(BenchmarkArchive(**each) for each in record.get("archives", ())),
+        record["terms"],
+        record["citation"],
+        record.get("page", ""),
+    )
     for name, record in read_benchmarks().items()
 }
 
@@ -179,6 +185,11 @@ def _is_regular(info: zipfile.ZipInfo) -> bool:
 def download(name: str, root: Path, report: Callable[[str], None]) -> None:
     """Download and unpack the missing parts of a published data set; `report` is called with lines on the progress."""
     benchmark = BENCHMARKS[require(name, BENCHMARKS, "benchmark")]
+    if benchmark.page:
+        raise UsageError(
+            f"{name} cannot be downloaded by a program; get it by hand from {benchmark.page} ({benchmark.terms}), put "
+            f"its images, metadata and pair lists into {root}, and run `duplex data add {name} {root}`"
+        )
     report(f"{name}: {benchmark.terms}\ncite: {benchmark.citation}")
     for archive in benchmark.archives:
         download_archive(archive, root, report)

@@ -222,7 +222,8 @@ def read_pair_list(path: Path) -> list[Pair]:
     """Read a (state, object) from each line that is not blank; raises DuplexError for a line that is not two words."""
     pairs: list[Pair] = []
     for number, line in enumerate(read_lines(path), 1):
-        words = re.split(r"[ \t]+", line.strip(" \t"))
+        joined = line.count("+") == 1  # as in VAW-CZSL, whose words may have spaces
+        words = re.split(r"[ \t]*\+[ \t]*" if joined else r"[ \t]+", line.strip(" \t"))
         if words == [""]:
             continue
         if len(words) != 2:

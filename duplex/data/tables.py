@@ -490,8 +490,12 @@ def published_differences(name: str, stats: DatasetStatistics) -> list[str]:
     rows: list[tuple[str, int | None, int]] = [("states", stats.states, published["states"])]
     rows.append(("objects", stats.objects, published["objects"]))
     for split, counts in stats.splits.items():
-        seen, unseen, images = published[split]
+        seen, unseen, images = published.get(split, (None, None, None))
         rows.append((f"{split} seen pairs", counts.seen, seen))
         rows.append((f"{split} unseen pairs", counts.unseen, unseen))
         rows.append((f"{split} images", counts.images, images))
-    return [f"{what}: {count:,}, published {known:,}" for what, count, known in rows if count not in (None, known)]
+    return [
+        f"{what}: {count:,}, published {known:,}"
+        for what, count, known in rows
+        if None not in (count, known) and count != known
+    ]

@@ -217,8 +217,9 @@ def counts_of(statistics: Tree | None) -> Tree | None:
 
 
 def benchmark_of(counts: Tree | None) -> str | None:
-    """The published benchmark with exactly these counts; None if there is none."""
-    return next((str(name) for name, known in read_benchmarks().items() if known["counts"] == counts), None)
+    """The paper's benchmark with exactly these counts; None if there is none."""
+    known = {name: each["counts"] for name, each in read_benchmarks().items() if "archives" in each}
+    return next((str(name) for name, each in known.items() if each == counts), None)
 
 
 def backbone_of(encoder: str) -> str | None:

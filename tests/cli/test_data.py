@@ -112,6 +112,7 @@ def test_an_interrupted_download_is_continued_and_the_result_loads(project, comm
         (["stats", "nope"], 2, "no data set 'nope'"),
         (["stats", "cgqa"], 2, "not a folder"),
         (["download", "imagenet"], 2, "unknown benchmark"),
+        (["download", "vaw-czsl"], 2, "get it by hand from https://drive.google.com"),
         (["add", "x", "nowhere"], 2, "nowhere"),
         (["add", "x", ".", "--val-unseen", "0.9"], 2, "a sum below 1"),
         (["remove", "shapes"], 2, "shapes is an entry of `datasets:` in params.yaml"),

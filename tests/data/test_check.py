@@ -115,7 +115,8 @@ def test_published_statistics_hold_for_the_real_pair_lists() -> None:
     shared = os.environ.get("DUPLEX_SHARED")
     if not shared:
         pytest.skip("DUPLEX_SHARED does not name the folder with the real pair lists")
-    for name, benchmark in read_benchmarks().items():
+    for name in ("mit-states", "ut-zappos", "cgqa"):
+        benchmark = read_benchmarks()[name]
         pairs, _ = read_pair_lists(Path(shared) / "splits" / name)
         counted = count_dataset(LabelSpace.from_pairs(pairs))
         assert published_differences(name, counted) == []
@@ -129,6 +130,9 @@ def test_counts_are_compared_with_published_ones_of_known_data_sets(tmp_path: Pa
     counted = count_dataset(dataset.labels, dataset.manifest)
     assert "train images: 24, published 26,920" in published_differences("cgqa", counted)
     assert published_differences("my-data", counted) == []
+    assert published_differences("ao-clevr", counted) == ["states: 4, published 8", "objects: 4, published 3"]
+    known = published_differences("vaw-czsl", counted)
+    assert known[2:] == ["train seen pairs: 12, published 11,175"], "no number of images is known"
 
 
 def test_statistics_row_and_shares() -> None:

@@ -62,6 +62,19 @@ def test_folders_with_underscores_are_found(tmp_path: Path) -> None:
     assert load_czsl(tmp_path).manifest["image"].tolist() == ["images/old_car/x y.jpg"]
 
 
+def test_pair_lists_may_join_words_with_a_plus(tmp_path: Path) -> None:
+    listed = [("1.jpg", "light brown", "dining table", "train"), ("2.jpg", "wet", "dining table", "test")]
+    records = [record(f"crops/{image}", *rest) for image, *rest in listed]
+    small(tmp_path, [*records, record("crops/3.jpg", "light brown", "dining table", "val")])
+    for split, pairs in {"train": "light brown+dining table", "val": "light brown + dining table"}.items():
+        (tmp_path / f"compositional-split-natural/{split}_pairs.txt").write_text(f"{pairs}\n")
+    (tmp_path / "compositional-split-natural/test_pairs.txt").write_text("wet+dining table\n")
+    dataset = load_czsl(tmp_path)
+    assert dataset.labels.pairs["train"] == dataset.labels.pairs["val"] != dataset.labels.pairs["test"]
+    assert sorted(dataset.labels.states) == ["light brown", "wet"] and dataset.labels.objects == ("dining table",)
+    assert list(dataset.manifest["state"]) == ["light brown", "wet", "light brown"] and not dataset.notes
+
+
 def test_missing_images_keep_the_path_of_the_metadata(tmp_path: Path) -> None:
     small(tmp_path, [record("red_car/Grün-1.2.jpg"), record("./a//b.jpg", _image="brand/b.jpg")])
     assert load_czsl(tmp_path).manifest["image"].tolist() == ["images/red_car/Grün-1.2.jpg", "images/a/b.jpg"]
