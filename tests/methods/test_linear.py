@@ -86,12 +86,12 @@ def test_a_state_without_images_has_no_probability():
     assert p[:, LABELS.state_of(OPEN) == 1].max() < 1e-6
 
 
-def test_one_state_or_object_is_refused():
-    pairs = {"train": [("red", "star"), ("red", "moon")]}
-    labels = LabelSpace.from_pairs(pairs)
+@pytest.mark.parametrize(("other", "alone"), [(("red", "moon"), "states"), (("blue", "star"), "objects")])
+def test_one_state_or_object_is_refused(other, alone):
+    labels = LabelSpace.from_pairs({"train": [("red", "star"), other]})
     train = Batch({"cls": TEST[:6]}, torch.tensor([0, 1, 0, 1, 0, 1]))
     method = Linear(replace(CONTEXT, labels=labels, words=None), LinearOptions())
-    with pytest.raises(UsageError, match="two or more states"):
+    with pytest.raises(UsageError, match=f"two or more {alone}"):
         method.start(train)
     Linear(replace(CONTEXT, labels=labels, words=None), LinearOptions(over="pairs")).start(train)
 
