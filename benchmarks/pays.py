@@ -4,7 +4,9 @@
 
 For each data set, whose images are in the cache, a share of its pairs is drawn by seed as unseen pairs, half of them
 for validation and half for test; validation has 10 % and test 20 % of each seen pair's images, and training at most
-`--images` of the rest a pair (0: all). Each method is trained once (`dual` with the data set's training options).
+`--images` of the rest a pair (0: all). Each method is trained once (`dual` with the data set's training options). The
+column `fine-tuned` trains four blocks of the image tower, with `dual` or, without a text tower, the closed form; the
+encoder's entry needs `block_inputs`.
 
 A cell is the accuracy in percent on test images of seen / unseen pairs, among seen pairs and those of the test images,
 at the bias with the best harmonic mean on validation images. Methods that cannot run on an encoder have no numbers.
@@ -12,6 +14,7 @@ at the bias with the best harmonic mean on validation images. Methods that canno
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +28,24 @@ from duplex.artifacts import ArtifactPaths
 from duplex.config.params import Params, load_params
 from duplex.data.tables import from_rows, read_manifest
 from duplex.errors import UsageError
+from duplex.labels import Ints
 from duplex.options import SplitOptions
 from duplex.training.fit import Dataset
 
 METHODS = {"pair classifier": "linear_pairs", "probes": "linear", "closed form": "closed_form_visual", "dual": "dual"}
+FINETUNED = "fine-tuned"
+BLOCKS = {"finetune": {"blocks": 4, "adapter": "full", "learning_rate": 3e-4}, "epochs": 6, "schedule": "cosine"}
+
+
+@dataclass(frozen=True)
+class SomeRows:
+    """Some rows of a feature cache, as a data set's features."""
+
+    path: Path
+    rows: Ints
+
+    def require(self) -> tuple[Path, Ints]:
+        return self.path, self.rows
 
 
 def few_shot(rows: pd.DataFrame, share: float, most: int, seed: int) -> pd.DataFrame:
@@ -41,15 +58,24 @@ def few_shot(rows: pd.DataFrame, share: float, most: int, seed: int) -> pd.DataF
     return split[~train | (place < most) | (most == 0)]
 
 
-def accuracies(params: Params, dataset: str, method: str, rows: pd.DataFrame, features: np.ndarray) -> tuple[Any, Any]:
+def accuracies(
+    params: Params, dataset: str, column: str, rows: pd.DataFrame, features: np.ndarray, places: Ints
+) -> tuple[Any, Any]:
     """Accuracy on test images of seen and of unseen pairs, at validation's bias; None where a method cannot run."""
     encoder = params.dataset(dataset).encoder
-    names = {} if encoder.name.startswith("timm:") else {"encoder": encoder.name, "weights": encoder.weights}
-    data = Dataset.from_arrays(features, rows.reset_index(drop=True), device="cpu", name=dataset, **names)
+    has_text = not encoder.name.startswith("timm:")
+    names = {"encoder": encoder.name, "weights": encoder.weights} if has_text else {}
+    data = Dataset.from_arrays(features[places], rows.reset_index(drop=True), device="cpu", name=dataset, **names)
+    settings = params.datasets[dataset].training.to_dict()
+    method = METHODS.get(column) or METHODS["dual" if has_text else "closed form"]
+    if column == FINETUNED:
+        cached: Any = SomeRows(ArtifactPaths().features(dataset), places)
+        data = Dataset(dataset, replace(data._data, features=cached, encoder=encoder, skip_frozen_blocks=True))
+        settings |= BLOCKS
     try:
-        run = duplex.fit(data, method, **params.datasets[dataset].training.to_dict())
+        run = duplex.fit(data, method, **settings)
     except UsageError as error:
-        say(f"{dataset}, {method}: {error}")
+        say(f"{dataset}, {column}: {error}")
         return None, None
     metrics = duplex.evaluate(run, data).metrics
     return metrics["seen_at_val_bias"], metrics["unseen_at_val_bias"]
@@ -60,6 +86,7 @@ def main() -> None:
     parser.add_argument("--datasets", default="shapes")
     parser.add_argument("--images", default="0,20,5,2", help="largest numbers of training images a pair; 0: all")
     parser.add_argument("--shares", default="0.1,0.3,0.5", help="shares of pairs that are unseen")
+    parser.add_argument("--columns", default=",".join([*METHODS, FINETUNED]))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--csv", type=Path, help="write the table to this file, row by row")
     wanted = parser.parse_args()
@@ -71,8 +98,8 @@ def main() -> None:
             rows = few_shot(manifest[["image", "state", "object"]], share, most, wanted.seed)
             cells = {"encoder": params.dataset(dataset).encoder.name, "images a pair": str(most or "all")}
             cells |= {"unseen pairs": f"{share:.0%}"}
-            for name, method in METHODS.items():
-                found = accuracies(params, dataset, method, rows, features[place[rows["image"]].to_numpy()])
+            for name in wanted.columns.split(","):
+                found = accuracies(params, dataset, name, rows, features, place[rows["image"]].to_numpy())
                 cells[name] = "" if found[0] is None else f"{found[0]:.1f} / {found[1]:.1f}"
             say(str(cells))
             table.append(cells)
