@@ -2,7 +2,7 @@ import numpy as np
 import torch
 
 from duplex.methods.kg_sp import KgSp
-from tests.methods.field import LABELS, M, N, batch, build, check_losses, scores, targets
+from tests.methods.field import LABELS, M, N, batch, build, check_losses, scores, targets, words
 from tests.methods.loops import close, cross_entropy, mlp, softmax, unit
 
 
@@ -31,3 +31,24 @@ def test_losses_of_partial_labels_by_loops():
     alone = batch(4, compositions=np.full(4, -2))
     losses = method.losses(alone, ())
     assert losses["object"].item() == 0 and not torch.autograd.grad(losses["object"], method.objects[0].weight)[0].any()
+
+
+def test_pseudo_losses_of_partial_labels_by_loops():
+    """Images 0 and 2 have a state alone, image 3 has an object alone."""
+    own = np.array([-2, 4, -4, -1 - M - 2])
+    method, images, vectors = build(KgSp, width=5, pseudo_labels=True), batch(4, compositions=own), words()
+    cosines = [[max(0.0, float(unit(s) @ unit(o))) for o in vectors.objects] for s in vectors.states]
+    states, objects = ([mlp(part, unit(z)) for z in images.cls] for part in (method.states, method.objects))
+    torch.manual_seed(3)
+    g, h = (-torch.empty(4, count, dtype=torch.float64).exponential_().log() for count in (M, N))
+    state = max(range(M), key=lambda m: cosines[m][2] * float(states[3][m]) + float(g[3, m]))
+    drawn = [
+        max(range(N), key=lambda n: cosines[m][n] * float(objects[i][n]) + float(h[i, n])) for i, m in ((0, 1), (2, 3))
+    ]
+    expected = {"state": cross_entropy(states[:3], [1, 1, 3]), "object": cross_entropy(objects[1::2], [1, 2])}
+    expected |= {"pseudo_state": cross_entropy(states[3:], [state])}
+    expected |= {"pseudo_object": cross_entropy(objects[:3:2], drawn)}
+    torch.manual_seed(3)
+    check_losses(method, images, **expected)
+    whole = method.losses(batch(4), ())
+    assert whole["pseudo_state"].item() == whole["pseudo_object"].item() == 0

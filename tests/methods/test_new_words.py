@@ -1,11 +1,12 @@
 """States and objects without training images: which methods score them, and that added words have the same scores."""
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
 
+from duplex.errors import UsageError
 from duplex.labels import LabelSpace
 from duplex.methods import portable
 from duplex.methods.closed_form import ClosedFormMethod, ClosedFormOptions
@@ -13,6 +14,8 @@ from duplex.methods.paths import Paths
 from duplex.methods.prompt_method import PromptOptions
 from duplex.methods.registry import find_method
 from duplex.recognition.answers import trained_words, with_rows
+from duplex.training.inputs import RunInputs
+from duplex.training.run import initialised_method
 from tests.methods.world import OBJECTS, STATES, batch_of, features, small_context, small_tower
 
 TRAIN = [("red", "circle"), ("red", "heart"), ("striped", "circle"), ("striped", "heart"), ("striped", "star")]
@@ -36,13 +39,21 @@ def labels_with(new: list[tuple[str, str]]) -> LabelSpace:
         ("closed_form", {"inference": ("gaussian",), "losses": ()}, False),
         ("closed_form", {"inference": ("gaussian",), "losses": (), "interactions": None}, True),
         ("linear", {}, False),
-        ("kg_sp", {}, False),
+        ("kg_sp", {"pseudo_labels": True}, False),
         ("ivr", {}, False),
     ],
 )
 def test_kinds_say_whether_they_score_new_words(kind: str, options: dict[str, Any], able: bool) -> None:
     method = find_method(kind)
     assert method.scores_new_words(method.Options(**options)) is able
+
+
+@pytest.mark.parametrize("kind", ["linear", "kg_sp"])
+def test_kinds_that_cannot_are_refused_before_training(kind: str) -> None:
+    context, options, unread = small_context(labels_with(NEW)), find_method(kind).Options(), cast(RunInputs, None)
+    with pytest.raises(UsageError, match=f"{kind} .* no training images of hollow; choose a method") as refused:
+        initialised_method(kind, options, context, unread, 0, torch.device("cpu"))
+    assert "\n" not in str(refused.value)
 
 
 def test_a_product_scores_new_words_if_each_member_does() -> None:
