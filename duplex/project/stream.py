@@ -37,11 +37,18 @@ class StreamTask(scoring.ScoringTask):
     batch: int = 1
 
     def blocks(self, inputs: Inputs) -> Iterator[tuple[Any, Tensor]]:
-        batches = torch.from_numpy(self.order).split(self.batch)
-        stream: Any = ({name: values[rows] for name, values in inputs.items()} for rows in batches)
-        for rows, scores in zip_longest(batches, self.scorer(stream)):
+        batches, read = torch.from_numpy(self.order).split(self.batch), []
+
+        def stream() -> Iterator[Inputs]:
+            for rows in batches:
+                read.append(rows)
+                yield {name: values[rows] for name, values in inputs.items()}
+
+        for place, (rows, scores) in enumerate(zip_longest(batches, self.scorer(stream()))):  # type: ignore[arg-type]
             if rows is None or scores is None:
                 raise DuplexError(f"{self.name} must yield one tensor of scores for each of the {len(batches)} batches")
+            if len(read) != place + 1:
+                raise DuplexError(f"{self.name} must yield the scores of a batch before it reads the next one")
             yield rows.numpy(), scoring.checked_scores(self.name, scores, len(rows), len(self.candidates))
 
 

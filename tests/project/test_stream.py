@@ -23,8 +23,10 @@ from duplex.training.inputs import InputsCache
 QUICK = {"learning_rate": 1e-2, "alpha": 1.0, "contrast": 1.0, "theta": 1.0, "warm": False}
 
 
+CLASSES = ("Prior", "Forgetful", "Hasty", "Short")
 PLUG_IN = '''
 from dataclasses import dataclass
+from itertools import islice
 
 import torch
 
@@ -54,18 +56,30 @@ class Prior(StreamAdapter):
 
 class Forgetful(StreamAdapter):
     def scores(self, stream):
-        for inputs in list(stream)[1:]:
+        for inputs in islice(stream, 3):
             yield self.run.scorer(inputs)
+
+
+class Hasty(StreamAdapter):
+    def scores(self, stream):
+        for inputs in list(stream):
+            yield self.run.scorer(inputs)
+
+
+class Short(StreamAdapter):
+    def scores(self, stream):
+        for inputs in stream:
+            yield self.run.scorer(inputs)[1:]
 '''
 
 
 @pytest.fixture
 def trained(project, params, monkeypatch):
-    """The project with a trained run of csp, and entry points of two adapters."""
+    """The project with a trained run of csp, and entry points of four adapters."""
     points = plugins.entry_points
 
     def extended(group: str, **more):
-        own = [EntryPoint(name.lower(), f"stream_plug_in:{name}", group) for name in ("Prior", "Forgetful")]
+        own = [EntryPoint(name.lower(), f"stream_plug_in:{name}", group) for name in CLASSES]
         found = own if group == "duplex.stream_adapters" else []
         return [*points(group=group, **more), *(point for point in found if more.get("name", point.name) == point.name)]
 
@@ -157,11 +171,17 @@ def test_validation_chooses_among_the_values_of_a_list(trained):
         adapted(with_stream(trained, adapter="prior", options={"power": "x"}))
 
 
-def test_an_adapter_that_returns_another_number_of_images_is_named(trained):
-    with pytest.raises(DuplexError, match="forgetful must yield one tensor"):
-        adapted(with_stream(trained, adapter="forgetful"))
-    with pytest.raises(UsageError, match="unknown stream adapter 'no'; known: forgetful, prior, tomcat"):
-        adapted(with_stream(trained, adapter="no"))
+def test_adapters_that_break_the_protocol_are_named_in_one_line(trained):
+    says = {
+        "forgetful": "forgetful must yield one tensor of scores for each of the",
+        "hasty": "hasty must yield the scores of a batch before it reads the next one",
+        "short": r"short scored images with a tensor \[2, \d+\] of torch.float32; expected float32 of shape \[3, \d+\]",
+        "no": "unknown stream adapter 'no'; known: forgetful, hasty, prior, short, tomcat",
+    }
+    for adapter, message in says.items():
+        with pytest.raises(DuplexError, match=message) as refused:
+            adapted(with_stream(trained, adapter=adapter, batch=3))
+        assert "\n" not in str(refused.value)
 
 
 def test_a_plug_in_runs_through_evaluate_report_and_compare(trained, project, command):
