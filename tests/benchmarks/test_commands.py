@@ -12,6 +12,7 @@ from tests.projects import built_once, make_project
 from tests.subprocesses import ENVIRONMENT, ROOT, Forked
 
 LABELS = "m.STATES, m.OBJECTS, m.SEEN, m.LISTED, m.DIM = 8, 7, 24, 20, 16"
+AT_CGQA = f"import benchmarks.closed_form as c; {LABELS.replace('m.', 'c.')}"
 IN_PROCESS = "m.apart = lambda module, part: {**m.PARTS[part](), 'peak_gib': 1.0}"
 MEMORY = "m.SIZES = {'small': (4, 2, 1)}; m.apart = lambda module, part: m.peak_memory(30)"
 SMALLER = "from functools import partial; m.{0} = partial(m.{0}, layers=1, width=64)"
@@ -27,7 +28,7 @@ COMMANDS = {  # name -> (arguments, changes of the module m before its main func
     "paper": ("--encoder ViT-S-32 --batch 1 --json", "m.PAPER = dict(list(m.PAPER.items())[:1])"),
     "pays": ("--datasets own --images 2 --shares 0.2 --json", ""),
     "serving": ("--model artifacts/own/duplex/0 --json", "m.REQUESTS, m.ROUNDS = 20, 1"),
-    "stream": ("--dataset own --methods duplex --seeds 0 --orders 1 --variants published --json", ""),
+    "stream": ("--datasets own --methods duplex --seeds 0 --orders 1 --json", f"{AT_CGQA}; m.at_cgqa()"),
     "study": ("--dataset own --methods clip,linear --of clip --seeds 0 --folder runs --json", ""),
     "suspects": ("--json", "m.SEEDS = 1"),
     "tables": ("--json", ""),
