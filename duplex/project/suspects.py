@@ -30,7 +30,7 @@ from duplex.data.images import ImageTree, thumbnail
 from duplex.data.sources import detect_source, read_folder
 from duplex.data.tables import complete_rows, read_manifest, read_table
 from duplex.errors import DuplexError, UsageError
-from duplex.evaluation.retrieval import most_similar
+from duplex.evaluation.vectors import most_similar
 from duplex.features.extract import encode_shared, find_encoded, user_cache
 from duplex.features.file import ROOT, Features, read_features
 from duplex.features.tokens import read_tokens

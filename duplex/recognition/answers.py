@@ -32,7 +32,7 @@ from duplex.encoders.base import TextTower
 from duplex.errors import UsageError, as_usage_error, require_whole
 from duplex.evaluation.accumulate import Floats
 from duplex.evaluation.probabilities import AnsweredImages, Confidence, log_probabilities
-from duplex.evaluation.retrieval import most_similar
+from duplex.evaluation.vectors import most_similar
 from duplex.features.tokens import Examples
 from duplex.labels import Bools, Ints, LabelSpace, World, prompt_name
 from duplex.methods import portable, score_formula

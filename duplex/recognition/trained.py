@@ -22,7 +22,7 @@ from duplex.encoders.base import Encoder, family_code, load_encoder
 from duplex.encoders.image_blocks import block_input_shape, cached_blocks
 from duplex.errors import UsageError, as_usage_error, shown
 from duplex.evaluation.probabilities import Confidence
-from duplex.evaluation.word_vectors import read_word_vectors
+from duplex.evaluation.vectors import read_word_vectors
 from duplex.features.encode import OutputSpec
 from duplex.features.file import IMPORTED
 from duplex.labels import LabelSpace, World

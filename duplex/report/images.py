@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from duplex.data.images import file_of, thumbnail
 from duplex.errors import UsageError
 from duplex.evaluation.accumulate import Floats
-from duplex.evaluation.retrieval import nearest, precision
+from duplex.evaluation.vectors import nearest, precision
 from duplex.features.tokens import Examples
 from duplex.labels import Bools, Ints, LabelSpace
 from duplex.methods.base import Inspectable

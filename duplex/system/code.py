@@ -24,7 +24,7 @@ STAGES: dict[str, tuple[str, ...]] = {  # stage -> modules, or folders of module
     "train": (
         *("labels", "options", "training", "features/file", "features/tokens", "system/threads"),
         *("encoders/base", "encoders/image_blocks", "encoders/prompt_tree", "encoders/text"),
-        *("evaluation/accumulate", "evaluation/probabilities", "evaluation/feasibility", "evaluation/word_vectors"),
+        *("evaluation/accumulate", "evaluation/probabilities", "evaluation/feasibility", "evaluation/vectors"),
         *("methods/base", "methods/finetuned", "methods/augmentation"),
     ),
     "evaluate": ("training/run", "training/scoring", "training/inputs", "evaluation", "methods/base"),

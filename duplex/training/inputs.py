@@ -82,7 +82,7 @@ class RunInputs:
     def words(self) -> PrimitiveVectors | None:
         """Word vectors of all states and objects, from the GloVe file or else the text tower; None without either."""
         if self.glove is not None:
-            from duplex.evaluation.word_vectors import read_word_vectors
+            from duplex.evaluation.vectors import read_word_vectors
 
             table = read_word_vectors(self.glove, [*self.labels.states, *self.labels.objects])
             if table.missing:

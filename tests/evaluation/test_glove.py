@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from duplex.errors import DuplexError
-from duplex.evaluation.word_vectors import read_word_vectors
+from duplex.evaluation.vectors import read_word_vectors
 
 GLOVE = "the 0 0 0\nfaux 1 0 0\nfur 0 1 0\nmid 0 0 2\ncalf 0 0 4\ndry-erase 5 5 5\nboard 1 1 1\nçava 9 9 9\n"
 

@@ -3,8 +3,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from duplex.evaluation import retrieval
-from duplex.evaluation.retrieval import nearest, precision
+from duplex.evaluation import vectors
+from duplex.evaluation.vectors import nearest, precision
 
 SMALL = st.integers(-2, 2).map(float)  # small whole numbers: cosines tie often
 
@@ -35,7 +35,7 @@ def test_equal_cosines_keep_the_order_of_rows_at_any_block_size(monkeypatch):
     queries = np.array([[1.0, 0.0], [0.0, 5.0]])
     rows, _ = nearest(queries, gallery, 2)
     assert rows.tolist() == [[1, 2], [0, 1]]
-    monkeypatch.setattr(retrieval, "BLOCK", 1)
+    monkeypatch.setattr(vectors, "BLOCK", 1)
     assert nearest(queries, gallery, 2)[0].tolist() == rows.tolist()
 
 
@@ -47,7 +47,7 @@ def test_an_empty_gallery_gives_empty_results():
 
 
 def test_unit_rows_have_length_one_and_zeros_stay_zero():
-    found = retrieval.unit(np.array([[3, 4], [0, 0], [1e-150, 0], [0.1, 0.0]]))
+    found = vectors.unit(np.array([[3, 4], [0, 0], [1e-150, 0], [0.1, 0.0]]))
     assert found.tolist() == [[0.6, 0.8], [0, 0], [1, 0], [1, 0]]
 
 

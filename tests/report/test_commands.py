@@ -10,7 +10,7 @@ from duplex.artifacts import ArtifactPaths
 from duplex.config.params import ReportParams
 from duplex.errors import UsageError
 from duplex.evaluation.intervals import NAMES
-from duplex.evaluation.retrieval import nearest
+from duplex.evaluation.vectors import nearest
 from duplex.labels import LabelSpace
 from duplex.project import report, runs, stamps
 from duplex.report.blocks import Note
