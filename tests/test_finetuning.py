@@ -26,7 +26,7 @@ from duplex.training import inputs as inputs_module
 from duplex.training.checkpoint import load_checkpoint, read_record
 from duplex.training.inputs import InputRequest, InputsCache, RunInputs, load_inputs
 from duplex.training.run import initialised_method
-from tests.projects import edited_params, encoded_project, kill_and_resume_training
+from tests.projects import encoded_project, kill_and_resume_training
 from tests.recognition.serving import RunningServer
 from tests.subprocesses import start_duplex
 
@@ -210,22 +210,6 @@ def test_too_few_block_inputs_are_reported_with_the_command_to_run(project) -> N
         UsageError, match=r"finetune\.blocks is 3 and .* holds the inputs of 2 blocks; .*`duplex extract --dataset own`"
     ):
         train_stage(project.params(), "own", "deeper", 0, project.paths)
-
-
-@pytest.mark.parametrize(
-    ("finetune", "message"),
-    [
-        ({"adapter": "lora"}, r"methods\.deep\.finetune\.blocks: missing"),
-        ({"blocks": 1, "adapter": "full", "width": 4}, r"adapter: full has no width"),
-        ({"block": 1}, r"methods\.deep\.finetune\.block: unknown key; known: blocks, adapter"),
-        (3, r"methods\.deep\.finetune: expected a table .*it is 3"),
-    ],
-)
-def test_an_invalid_finetune_entry_is_reported(project, tmp_path: Path, finetune, message) -> None:
-    with edited_params(project.folder / "params.yaml", tmp_path / "params.yaml") as record:
-        record["methods"]["deep"] = {"extends": "cso", "finetune": finetune}
-    with pytest.raises(UsageError, match=message):
-        load_params(tmp_path / "params.yaml").check_entries()
 
 
 @pytest.mark.slow

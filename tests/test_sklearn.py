@@ -161,20 +161,6 @@ def test_wrong_parameters_are_one_line(parameters, message):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"y": drawn()[1][:5]}, "inconsistent numbers of samples"),
-        ({"y": np.column_stack([drawn()[1], drawn()[1]])}, "y: the labels have 4 columns; expected two"),
-        ({"X": np.full((80, 6), np.nan)}, "contains NaN"),
-    ],
-)
-def test_wrong_images_are_refused(change, message):
-    X, y = drawn()
-    with pytest.raises(ValueError, match=message):
-        CompositionClassifier().partial_fit(**{"X": X, "y": y, **change})
-
-
 def test_features_without_differences_leave_the_numbers_of_images_to_decide():
     X, y = drawn()
     pairs, counts = np.unique(y, axis=0, return_counts=True)

@@ -104,20 +104,3 @@ def test_a_violation_is_reported_in_one_line(message):
     with pytest.raises(MethodFault, match=message) as caught:
         check_method(type("Faulty", (Probe,), FAULTS[message]))
     assert "\n" not in str(caught.value)
-
-
-class SetsTheDefaultType(Probe):
-    def __init__(self, context, options):
-        super().__init__(context, options)
-        torch.set_default_dtype(torch.float32)
-
-
-def test_modes_of_the_caller_change_no_check_and_are_restored():
-    before, dtype = torch.get_default_dtype(), torch.float64
-    try:
-        torch.set_default_dtype(dtype)
-        with torch.inference_mode(), torch.device("meta"):
-            check_method(SetsTheDefaultType)
-        assert torch.get_default_dtype() is dtype
-    finally:
-        torch.set_default_dtype(before)

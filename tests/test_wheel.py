@@ -5,7 +5,6 @@ import json
 import os
 import re
 import zipfile
-from email import message_from_string
 from importlib.metadata import PathDistribution, distribution, version
 from pathlib import Path
 
@@ -78,14 +77,3 @@ def test_the_bill_of_materials_lists_what_is_installed(wheel: Path, monkeypatch:
     refs = {part["bom-ref"] for part in (root, *record["components"])}
     assert set(edges) == refs and {ref for named in edges.values() for ref in named} == refs - {root["bom-ref"]}
     assert f"pkg:pypi/torch@{versions['torch']}" in edges[root["bom-ref"]]
-
-
-def test_licences_are_read_from_each_form_of_metadata() -> None:
-    forms = {
-        "License-Expression: MIT": [{"expression": "MIT"}],
-        "Classifier: License :: OSI Approved :: MIT License": [{"license": {"name": "MIT License"}}],
-        "License: BSD-3-Clause": [{"license": {"name": "BSD-3-Clause"}}],
-        "License: " + "x" * 101: [],
-        "Name: none": [],
-    }
-    assert {text: materials.licenses(message_from_string(text)) for text in forms} == forms

@@ -105,7 +105,6 @@ def test_missing_runs_and_unknown_names_are_reported_in_one_line(margins, words,
     ("change", "message"),
     [
         (lambda table: table.assign(label="NA 2"), "have different images"),
-        (lambda table: table.assign(seen=1), "have different images"),
         (lambda table: table.assign(row=np.arange(IMAGES) + 1), "have different images"),
         (lambda table: table[:-1], "have different images"),
     ],

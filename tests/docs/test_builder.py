@@ -11,11 +11,9 @@ from typer.main import get_command
 pytest.importorskip("mkdocs_jupyter", reason="needs the extra docs (`make docs` installs it)")
 pytest.importorskip("mkdocstrings", reason="needs the extra docs (`make docs` installs it)")
 
-import nbformat
 
 from docs.builder.commands import commands_page
 from docs.builder.examples import read_examples
-from docs.builder.notebooks import run
 from docs.builder.pages import api_pages, methods_page, page_text
 from docs.builder.parameters import with_section
 from docs.builder.public_names import names_on_page, undocumented
@@ -118,15 +116,3 @@ def test_a_citation_a_kind_and_a_quoted_row_without_an_entry_are_named() -> None
     assert "docs/methods.md: no entry troika" in missing
     assert "pyproject.toml: kind troika has no entry" in missing
     assert "duplex/report/quoted.yaml: Troika has no entry" in missing
-
-
-@pytest.mark.slow
-def test_a_notebook_that_fails_is_one_line(tmp_path: Path) -> None:
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("print(1)\n1 / 0")])
-    path = tmp_path / "broken.ipynb"
-    nbformat.write(notebook, path)
-    with pytest.raises(ValueError, match=r"^examples/broken\.ipynb: ZeroDivisionError: division by zero$"):
-        run(path)
-    notebook.cells[0].source = "print(1)"
-    nbformat.write(notebook, path)
-    assert nbformat.reads(run(path), as_version=4).cells[0].outputs[0]["text"] == "1\n"

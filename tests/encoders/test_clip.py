@@ -17,28 +17,13 @@ from duplex.encoders.open_clip import (
     image_transform_v2,
     open_clip,
 )
-from duplex.errors import DuplexError, UsageError
+from duplex.errors import DuplexError
 from tests.encoders.small import noise_image, write_folder
 
 
 @pytest.fixture(scope="module")
 def name(tmp_path_factory: pytest.TempPathFactory) -> str:
     return write_folder(tmp_path_factory.mktemp("encoder"))
-
-
-@pytest.mark.parametrize(
-    "pixels",
-    [
-        torch.zeros(2, 3, 16, 16, dtype=torch.uint8),
-        torch.zeros(2, 1, 32, 32, dtype=torch.uint8),
-        torch.zeros(2, 3, 32, 32),
-    ],
-)
-def test_pixels_of_another_shape_or_type_are_refused(name: str, pixels: torch.Tensor) -> None:
-    encoder = load_encoder(name, towers="image")
-    for encode in (encoder.encode_images, encoder.encode_patches):
-        with pytest.raises(UsageError, match=r"expects \[B, 3, 32, 32\] uint8"):
-            encode(pixels)
 
 
 @settings(max_examples=25, deadline=None)

@@ -1,12 +1,10 @@
 """Methods of careless authors: side effects change no result, wrong scores are refused; methods may remember images."""
 
-import random
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 import duplex
 from duplex.errors import DuplexError
@@ -64,24 +62,6 @@ def test_a_scorer_that_writes_into_the_candidates_changes_no_result() -> None:
     assert careless.record.calibration == plain.record.calibration
     assert careless.record.confidence == plain.record.confidence
     check_method(type("Careless", (Probe,), {"scorer": scorer}))
-
-
-SIDE_EFFECTS: dict[str, Any] = {
-    "reseeds": lambda *_: (torch.manual_seed(1), np.random.seed(1), random.seed(1)),
-    "writes into its batch": lambda batch: batch.cls.zero_(),
-}
-
-
-@pytest.mark.parametrize("effect", SIDE_EFFECTS)
-def test_side_effects_of_a_loss_change_no_result(effect: str) -> None:
-    def losses(self: Probe, batch: Batch, inputs: Any) -> dict[str, Tensor]:
-        terms = Probe.losses(self, Batch({"cls": batch.cls.clone()}, batch.compositions), inputs)
-        SIDE_EFFECTS[effect](batch)
-        return terms
-
-    careless_kind = type("Careless", (Probe,), {"losses": losses})
-    plain, careless = (fit(kind).method.state_dict() for kind in (Probe, careless_kind))
-    assert all(torch.equal(plain[name], careless[name]) for name in plain)
 
 
 def test_a_batch_knows_its_places_among_the_training_images() -> None:

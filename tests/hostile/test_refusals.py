@@ -6,13 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
-from duplex.errors import DuplexError
 from duplex.recognition import recognizer
 from duplex.system.entry import escape_unprintable
-from duplex.system.files import replace_folder, write_tensors
-from tests.hostile.conftest import Command, files, full_disk
+from tests.hostile.conftest import Command, files
 
 
 @pytest.mark.parametrize("words", ["extract -d pics --out P", "score P", "predict f.npy --out P", "data add own P"])
@@ -33,23 +30,6 @@ def test_linked_folders_are_counted_and_hidden_files_ignored(tmp_path: Path) -> 
     listed = recognizer.list_images([str(tmp_path / "pics")], io.StringIO(), log.append)
     assert listed == [tmp_path / "pics" / "a.jpg"]
     assert log == ["1 file skipped: 1 links out of the folder"]
-
-
-def test_a_full_disk_leaves_no_half_made_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    with (
-        full_disk(),
-        pytest.raises(DuplexError, match="cannot be written: File too large"),
-        replace_folder(tmp_path / "new") as folder,
-    ):
-        write_tensors(folder / "a.safetensors", {"a": torch.zeros(1000)})
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_full_disk_leaves_no_list_of_suspects_without_its_page(ranked: Path, command: Command) -> None:
-    with full_disk(500):  # enough for the list, not for the page
-        result = command("suspects", "pics")
-    assert result.refused("suspects.html cannot be written: File too large") and not files(ranked)
 
 
 def test_names_of_files_do_not_steer_the_terminal(pics: Path, command: Command) -> None:

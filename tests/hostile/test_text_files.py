@@ -20,13 +20,10 @@ from tests.hostile.conftest import Command
 YAMLS = {
     "a recursive list": lambda text: text + "x: &x [*x]\n",
     "deep lists": lambda text: text + "x: " + "[" * 3000 + "]" * 3000,
-    "5,000 digits": lambda text: text.replace("seed: 7", "seed: " + "9" * 5000),
     "a code tag": lambda text: text + "x: !!python/object/apply:os.system [ls]\n",
     "a month 99": lambda text: text + "x: 9999-99-99\n",
-    "a date as a key": lambda text: text + "2024-05-01: 1\n",
     "half a character": lambda text: text.replace("device: auto", 'device: "\\ud800"'),
     "two documents": lambda text: text + "---\na: 1\n",
-    "no text": lambda text: "\0" + text,
 }
 
 
@@ -41,9 +38,7 @@ def test_what_is_not_plain_yaml_is_refused(project: Path, command: Command, name
     [
         ("../secret.jpg,red,star,train", "leaves the data root"),
         ("/etc/passwd,red,star,train", "is absolute"),
-        ("./a.jpg,red,star,train", "has `.` or empty parts"),
         ("a.jpg,red,star", "has 3 cells"),
-        ("a.jpg,red,star,holdout", "is not one of train, val, test"),
         ("a.jpg,,star,val", "state is empty"),
         ('"a.jpg,red,star,train', "is not a manifest"),
         ("a\x00.jpg,red,star,train", "zero byte"),

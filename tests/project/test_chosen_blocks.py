@@ -102,17 +102,6 @@ def test_without_time_nothing_is_fine_tuned(params, folder, monkeypatch, capsys)
     assert "fine-tuning takes at least" in capsys.readouterr().err
 
 
-def test_a_cache_without_block_inputs_is_refused_in_one_line(tmp_path):
-    def rows(record: dict) -> None:
-        record["methods"]["auto"] = {"extends": "dual", "finetune": "auto"}
-        record["methods"]["visual"] = {"extends": "closed_form_visual", "finetune": "auto"}
-
-    params, paths = encoded_project(tmp_path, ["auto"], scale=0.05, changes=rows)
-    with pytest.raises(UsageError, match="holds no block inputs") as caught:
-        train_stage(params, "own", "auto", 0, paths)
-    assert "\n" not in str(caught.value)
-
-
 @pytest.mark.parametrize(
     ("base", "changes", "expected"),
     [

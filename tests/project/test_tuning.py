@@ -159,10 +159,8 @@ def test_the_best_settings_are_written_where_asked(project):
     ("words", "message"),
     [
         (["--grid", "learning_rate"], "--grid is 'learning_rate'; expected a setting and its values"),
-        (["--grid", "learning_rate="], "--grid is 'learning_rate='"),
         (["--grid", "learning_rate=[1"], r"--grid is 'learning_rate=\[1'"),
         (["--grid", "epochs=1", "--grid", "epochs=2"], "has epochs twice"),
-        (["--grid", "epochs=1,1"], "epochs.*twice|twice.*epochs"),
         (["--grid", "epoch=1"], "unknown setting of training or of csp 'epoch'"),
         (["--grid", "learning_rate=high"], "learning_rate.*'high'"),
         (["--grid", "epochs=1", "--methods", "cspp"], "unknown method 'cspp'"),

@@ -61,13 +61,6 @@ def test_without_any_encoder_one_line_says_what_to_do(offers, tmp_path):
     assert "1.0 GB to download" in reason
 
 
-def test_words_that_the_encoder_lacks_are_named(tmp_path):
-    draw_folder(tmp_path / "shop", images=4)
-    (tmp_path / "shop" / "red").rename(tmp_path / "shop" / "rusty")
-    with pytest.raises(UsageError, match="does not know the words rusty"):
-        fit.fit_folder(tmp_path / "shop", tmp_path / "model", encoder="tiny", say=lambda _: None)
-
-
 @pytest.mark.parametrize(
     ("encoder", "weights", "message"),
     [(None, "openai", "--weights is 'openai' without --encoder; give the encoder"),

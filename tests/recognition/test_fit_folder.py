@@ -98,27 +98,6 @@ def test_a_fit_killed_at_each_stage_ends_in_the_bytes_of_an_undisturbed_one(fitt
     assert (out / "README.md").read_text() == (model / "README.md").read_text()
 
 
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        *(("result.json", b""), ("result.json", b"[]"), ("result.json", b"[" * 100_000)),
-        *((SCHEDULE, b"{}"), ("margins.npz", b"PK"), ("margins.npz", None)),
-        *(("checkpoint.safetensors", b"no tensors"), ("checkpoint.safetensors", None)),
-    ],
-)
-def test_a_damaged_file_of_a_recipe_is_one_line_that_says_what_to_delete(fitted, drawn, tmp_path, name, content):
-    model, _ = fitted
-    out = tmp_path / "model"
-    shutil.copytree(fit.cache_beside(model), fit.cache_beside(out))
-    for path in fit.cache_beside(out).glob(f"recipes-*/**/{name}"):
-        path.unlink()
-        if content is not None:
-            path.write_bytes(content)
-    with pytest.raises(DuplexError, match=r"has a damaged file .*; delete the folder and run the same command again"):
-        fit.fit_folder(drawn, out, encoder="tiny", say=lambda _: None)
-    assert not out.exists()
-
-
 def test_an_update_that_ends_during_a_fit_is_kept(fitted, drawn, tmp_path, monkeypatch):
     model, _ = fitted
     out = Path(shutil.copytree(model, tmp_path / "model"))
@@ -231,7 +210,6 @@ def test_a_folder_of_other_files_is_refused_before_any_work(tmp_path, drawn):
 
 
 def test_a_full_disk_is_one_line_and_leaves_no_model(tmp_path, drawn, monkeypatch, capsys):
-    from duplex.errors import DuplexError
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr("duplex.features.file.shutil.disk_usage", lambda _: type("", (), {"free": 1000})())

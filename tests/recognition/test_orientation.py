@@ -12,7 +12,6 @@ from duplex import Recognizer, read_features
 from duplex.data.images import thumbnail
 from duplex.features.extract import extract
 from duplex.recognition.recognizer import open_image
-from tests.recognition.serving import RunningServer
 
 STORED = {  # orientation -> how the pixels of an upright image are stored
     1: None, 2: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE_180, 4: Image.Transpose.FLIP_TOP_BOTTOM,
@@ -48,13 +47,6 @@ def test_recognition_gives_the_same_answers(trained, turned: list[Path]) -> None
     assert [answer.best.name for answer in answers] == [expected.best.name] * 8
     assert [answer.best.score for answer in answers] == pytest.approx([expected.best.score] * 8, abs=5e-3)
     assert np.asarray(Image.open(turned[5])).shape != np.asarray(open_image(turned[5])).shape  # stored turned
-
-
-def test_the_server_gives_the_same_answers(server: RunningServer, turned: list[Path]) -> None:
-    status, reply = server.predict(*((path.name, path.read_bytes()) for path in turned))
-    best = [answer["top"][0] for answer in reply["answers"]]
-    assert status == 200 and len({(top["state"], top["object"]) for top in best}) == 1
-    assert [top["score"] for top in best] == pytest.approx([best[0]["score"]] * 8, abs=5e-3)
 
 
 def test_the_script_of_an_export_reads_the_same_pixels(trained, turned: list[Path]) -> None:

@@ -1,7 +1,5 @@
 """The server with programs, hostile clients and slow connections."""
 
-import asyncio
-import errno
 import io
 import json
 import os
@@ -13,7 +11,6 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from tempfile import SpooledTemporaryFile
 
 import h5py
 import numpy as np
@@ -22,13 +19,9 @@ from PIL import Image
 
 pytest.importorskip("fastapi")
 
-from starlette.exceptions import HTTPException
-from starlette.requests import Request
 
 from duplex import Recognizer
 from duplex.cli.model import _training_images
-from duplex.recognition import Limits
-from duplex.recognition.serve import _uploaded_files
 from tests.features.test_image_files import bomb
 from tests.recognition.serving import BOUNDARY, RunningServer, form, form_headers
 
@@ -101,25 +94,6 @@ def test_images_and_options_that_would_be_ignored_are_refused(trained, server):
         assert answered == status and words in json.loads(reply)["error"], (path, reply)
     upper = {"Content-Type": f"Multipart/Form-Data; boundary={BOUNDARY}"}
     assert server.ask("POST", "/predict?top=1", good, upper)[0] == 200
-
-
-def test_an_upload_without_space_on_disk_is_the_servers_fault(trained, monkeypatch):
-    class FullDisk(SpooledTemporaryFile):
-        def write(self, data):
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-    async def receive():
-        return {"type": "http.request", "body": form(("a.png", data_of(trained)))}
-
-    async def upload():
-        kind = form_headers()["Content-Type"].encode()
-        async with _uploaded_files(Request({"type": "http", "headers": [(b"content-type", kind)]}, receive), Limits()):
-            pass
-
-    monkeypatch.setattr("starlette.formparsers.SpooledTemporaryFile", FullDisk)
-    with pytest.raises(HTTPException, match="No space left") as caught:
-        asyncio.run(upload())
-    assert caught.value.status_code == 503
 
 
 def posted(body: bytes, *, length: int | None = None, kind: str = f"multipart/form-data; boundary={BOUNDARY}") -> bytes:

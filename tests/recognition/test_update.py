@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
-from safetensors.torch import load_file, save_file
 
 from duplex import Recognizer
 from duplex.encoders.base import load_encoder
@@ -176,13 +175,6 @@ def test_only_images_enter_the_distance_from_known_ones(model, further, tmp_path
     assert all(nearer)
 
 
-def test_an_image_of_the_fit_is_not_counted_twice(model, drawn, tmp_path):
-    """A user who adds new images to the same folder would otherwise double the old ones."""
-    with pytest.raises(UsageError, match=r"are in the model already, first .*; leave them out"):
-        update_model(model, drawn, tmp_path / "out", say=lambda _: None)
-    assert list(tmp_path.iterdir()) == []
-
-
 def saved_again(images: Path, copies: Path) -> Path:
     """Return the folder `copies` with lossless copies of images, of other bytes and equal pixels."""
     for path in images.rglob("*.*"):
@@ -334,31 +326,9 @@ def test_an_export_does_not_replace_a_model(model, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "expected"),
-    [
-        ("fit.json", "{}", "is damaged or of another version"),
-        ("note.txt", "mine", "holds files that are not a model's"),
-    ],
-)
-def test_a_spoiled_model_is_refused_before_images_are_encoded(
-    model, further, tmp_path, monkeypatch, name, content, expected
-):
-    def encode(*_: object, **__: object) -> None:
-        raise AssertionError
-
-    monkeypatch.setattr("duplex.recognition.update.encode_files", encode)
-    place = shutil.copytree(model, tmp_path / "model")
-    (place / name).write_text(content)
-    with pytest.raises(UsageError, match=expected):
-        update_model(place, further, place, say=lambda _: None)
-
-
-@pytest.mark.parametrize(
     ("case", "expected"),
     [
         ("run", "only models of `duplex fit` can be updated"),
-        ("version", "this version reads format"),
-        ("statistics", "is damaged"),
         ("unreadable", "cannot be used"),
         ("words", "does not know the words rusty"),
     ],
@@ -367,12 +337,6 @@ def test_what_cannot_be_updated_is_one_line_and_leaves_nothing(model, further, t
     place = shutil.copytree(model, tmp_path / "model")
     if case == "run":
         (place / STATISTICS).unlink()
-    elif case == "version":
-        save_file(load_file(place / "model.safetensors"), place / "model.safetensors", {"duplex": '{"format": 2}'})
-    elif case == "statistics":
-        data = bytearray((place / STATISTICS).read_bytes())
-        data[-1] ^= 1
-        (place / STATISTICS).write_bytes(data)
     elif case == "unreadable":
         (further / "red" / "star" / "bad.png").write_bytes(b"no image")
     else:

@@ -51,7 +51,6 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("data/shapes", {"draw"}),
         ("features/extract", {"extract"}),
         ("encoders/open_clip", {"extract", *TRAIN, "evaluate duplex"}),
-        ("encoders/others", set()),
         ("training/loop", TRAIN),
         ("training/scoring", {*TRAIN, "evaluate duplex"}),
         ("methods/base", {*TRAIN, "evaluate duplex", "report"}),
@@ -62,14 +61,12 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
             {"train duplex", "train prompt_method", "evaluate duplex", "report"},
         ),  # which duplex extends
         ("methods/closed_form", {"train closed_form", "report"}),
-        ("methods/troika", set()),
         ("methods/codebook", {*TRAIN, "evaluate duplex", "report"}),
         ("evaluation/accumulate", {*TRAIN, "evaluate duplex"}),
         ("evaluation/metrics", {"evaluate duplex"}),
         ("report/tables", {"report"}),
         ("project/report", {"report"}),
         ("config/params", set()),
-        ("system/files", set()),
         ("cli/model", set()),
     ],
 )

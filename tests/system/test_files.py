@@ -127,21 +127,6 @@ def test_of_two_processes_that_write_one_folder_the_later_wins(tmp_path, monkeyp
     assert (names(path), names(tmp_path), len(came)) == (["ours"], ["plan"], rivals)
 
 
-def test_a_folder_that_cannot_be_moved_stays_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A mounted folder can be emptied, but not renamed nor removed."""
-    (tmp_path / "plan").mkdir()
-    (tmp_path / "plan" / "theirs").write_text("theirs")
-
-    def busy(*_: object) -> None:
-        raise OSError(errno.EBUSY, "Device or resource busy")
-
-    monkeypatch.setattr(Path, "rename", busy)
-    says = "plan cannot be written: Device or resource busy"
-    with pytest.raises(DuplexError, match=says), replace_folder(tmp_path / "plan") as scratch:
-        (scratch / "ours").write_text("ours")
-    assert (names(tmp_path / "plan"), names(tmp_path)) == (["theirs"], ["plan"])
-
-
 @pytest.mark.parametrize(
     ("error", "raised"),
     [(OSError(errno.ENOSPC, "full"), DuplexError), (KeyboardInterrupt(), KeyboardInterrupt)],

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from duplex.errors import DuplexError
-from duplex.system.processes import BrokenProcessPool, ProcessFailed, WorkerProcess
+from duplex.system.processes import BrokenProcessPool, WorkerProcess
 from tests.subprocesses import ENVIRONMENT
 from tests.waiting import has_ended, wait_until
 
@@ -69,20 +68,6 @@ def test_interrupts_do_not_reach_a_process(worker):
         os.kill(int(first), number)
     time.sleep(0.2)
     assert call(worker, None, "pid") == first
-
-
-def refuse() -> None:
-    raise DuplexError("no model here")
-
-
-def test_a_failure_to_create_the_object_is_reported_at_each_call():
-    worker = WorkerProcess(refuse)  # type: ignore[arg-type]
-    try:
-        for _ in range(2):
-            with pytest.raises(ProcessFailed, match=r"^a worker process could not start: no model here$"):
-                call(worker, None)
-    finally:
-        worker.kill()
 
 
 def test_a_busy_process_is_killed():

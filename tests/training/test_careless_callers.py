@@ -11,7 +11,6 @@ import torch
 
 import duplex
 from duplex.errors import UsageError
-from duplex.labels import LabelSpace
 from duplex.methods.kg_sp import KgSp
 from duplex.recognition.fit import read_labelled_folder
 from tests.recognition.drawn_folder import draw_folder
@@ -171,15 +170,6 @@ def test_features_without_a_direction_are_refused(row, problem):
     features[4] = row
     with pytest.raises(UsageError, match=f"{problem}.* in 1 of 33 rows, first in row 4"):
         small(features=features)
-
-
-def test_results_and_label_files_are_ordinary_objects(tmp_path):
-    data = small(device=torch.device("cpu"))
-    result = duplex.evaluate(duplex.fit(data, "kg_sp", epochs=1), data)
-    copy = pickle.loads(pickle.dumps(result))
-    assert result in [copy, result] and copy not in [result] and len({result, copy}) == 2
-    data.labels.save(str(tmp_path / "labels.json"))
-    assert LabelSpace.load(str(tmp_path / "labels.json")) == data.labels
 
 
 def test_a_data_set_is_pickled_after_a_fit_with_prompts_too():

@@ -128,12 +128,8 @@ def test_another_package_registers_a_log(monkeypatch, tmp_path):
         open_log("mind", tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("name", "module"),
-    [("dvclive", "dvclive"), ("tensorboard", "torch.utils.tensorboard"), ("wandb", "wandb"), ("mlflow", "mlflow")],
-)
-def test_a_missing_package_is_one_line_with_the_command_that_installs_it(monkeypatch, tmp_path, name, module):
-    monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(DuplexError, match=rf"training.log is {name}.*pip install 'duplex-czsl\[{name}\]'") as caught:
-        open_log(name, tmp_path / "log")
+def test_a_missing_package_is_one_line_with_the_command_that_installs_it(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(DuplexError, match=r"training.log is wandb.*pip install 'duplex-czsl\[wandb\]'") as caught:
+        open_log("wandb", tmp_path / "log")
     assert "\n" not in str(caught.value)
