@@ -5,8 +5,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from duplex.encoders.base import encoder_identity, load_encoder
+from duplex.encoders.image_blocks import last_blocks
 from duplex.encoders.open_clip import timm
 from duplex.errors import DuplexError, UsageError
+from duplex.training.trials import finetunable_blocks
 from tests.encoders.small import noise_image
 
 NAME = "timm:test_resnet"
@@ -87,3 +89,12 @@ def test_weights_of_a_wider_model_are_refused(weights, tmp_path):
     save_file(state, tmp_path / "wide.safetensors")
     with pytest.raises(DuplexError, match=r"has no 'conv1\.0\.weight' of the expected shape"):
         load_encoder(NAME, str(tmp_path / "wide.safetensors"), towers="image")
+
+
+def test_a_model_that_cannot_be_cut_is_refused_in_one_line(tmp_path):
+    uncut = load_encoder("timm:test_nfnet", "random:0", towers="image")
+    reason = "encoder 'timm:test_nfnet' has no blocks of a known kind in its image tower"
+    with pytest.raises(UsageError, match=f"{reason}; leave finetune out, and set block_inputs to 0$"):
+        last_blocks(uncut, 1)
+    room = finetunable_blocks(uncut, 10, tmp_path)  # `duplex fit` goes on without blocks, and says why
+    assert (room.depth, room.reason) == (0, reason)
