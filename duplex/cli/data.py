@@ -204,7 +204,7 @@ def add(
     if unsupported:
         needs = f"{', '.join(unsupported)}, which need the encoder that made the features, or patch tokens"
         other = f"; `duplex sweep --datasets {name} --methods {supported[0]}` trains another" if supported else ""
-        log(f"{name} is not in run.datasets: run.methods has {needs}{other}")
+        log(f"{name} was not added to run.datasets, because run.methods has {needs}{other}")
 
 
 def _load_own(

@@ -470,9 +470,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
     except (YAMLError, ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
-        raise UsageError(
-            f"{path} is not YAML of tables, lists, text and numbers: {' '.join(str(error).split())}"
-        ) from error
+        raise UsageError(f"{path} cannot be read as YAML: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict):
         raise UsageError(f"{path} is {shown(content)}; expected a table of keys and values")
     return content

@@ -30,7 +30,7 @@ YAMLS = {
 @pytest.mark.parametrize("name", YAMLS)
 def test_what_is_not_plain_yaml_is_refused(project: Path, command: Command, name: str) -> None:
     Path("params.yaml").write_text(YAMLS[name](Path("params.yaml").read_text()))
-    assert command("params", "--check").refused("params.yaml is not YAML")
+    assert command("params", "--check").refused("params.yaml cannot be read as YAML")
 
 
 @pytest.mark.parametrize(
