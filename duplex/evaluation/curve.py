@@ -128,7 +128,7 @@ class Curve:
             seen, unseen = np.nan_to_num(self.seen_accuracies), np.nan_to_num(self.unseen_accuracies)
             travelled = unseen - seen  # rises along the curve
             marks = np.searchsorted(travelled, np.linspace(travelled[0], travelled[-1], max(limit - 2, 2)))
-            best = 0 if np.isnan(self.harmonic).all() else int(np.nanargmax(self.harmonic))
+            best = int(np.argmax(np.nan_to_num(self.harmonic)))
             points = np.unique(np.r_[marks, best])  # marks begin and end with the curve
         import pandas as pd
 

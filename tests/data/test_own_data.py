@@ -2,6 +2,7 @@
 
 import csv
 import io
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -215,6 +216,8 @@ def test_a_split_word_beside_other_labels_is_a_label(tmp_path: Path) -> None:
         (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / "x.png").touch()
     assert len(read_folder(tmp_path)[0]) == 3
+    shutil.rmtree(tmp_path / "red")
+    assert read_folder(tmp_path)[0]["state"].tolist() == ["test"]  # of one state there are no splits
 
 
 def test_files_that_are_no_images_are_counted_wherever_a_folder_is_read(tmp_path: Path) -> None:

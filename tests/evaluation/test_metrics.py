@@ -12,6 +12,7 @@ from duplex.evaluation.metrics import (
     MISSING,
     Metrics,
     group_table,
+    headline,
     interval_text,
     measure,
     vocabulary_accuracies,
@@ -127,3 +128,11 @@ def test_one_image_is_all_of_them() -> None:
 def test_an_interval_is_two_numbers_or_a_dash() -> None:
     assert interval_text({"auc_low": 6.06, "auc_high": 7.84}) == "6.1–7.8"
     assert interval_text({"auc_low": 6.06}) == MISSING == interval_text({"auc_high": 7.84})
+
+
+def test_a_headline_has_the_interval_and_the_open_worlds_number_where_they_are_known() -> None:
+    values = {"seen": 41.3, "unseen": 20.0, "hm": 18.2, "auc": 6.9}
+    assert headline(values).endswith("AUC 6.90")
+    values |= {"auc_low": 6.1, "auc_high": 7.8}
+    assert headline(values).endswith("AUC 6.90 [6.10, 7.80]")
+    assert headline(values | {"auc_all": 7.1}).endswith("AUC 6.90 [6.10, 7.80]  all pairs 7.10")
