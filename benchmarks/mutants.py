@@ -155,7 +155,7 @@ def _collect(path: Path) -> NoReturn:
 
     code: int = 3
     with contextlib.suppress(Exception):
-        measured = coverage.Coverage(data_file=None, include=[f"{ROOT}/duplex/*"])
+        measured = coverage.Coverage(data_file=None, config_file=False, include=[f"{ROOT}/duplex/*"])
         contexts = _Contexts(measured)
         measured.start()
         pytest.main(["-q", "-p", "no:cacheprovider", "-p", "_hypothesis_pytestplugin"], [contexts])
@@ -198,14 +198,20 @@ def mutants(path: Path, order: random.Random | None = None) -> Iterator[Mutant]:
 
 
 def _without_effect(tree: ast.AST) -> Iterator[ast.AST]:
-    """Yield nodes without effect: annotations, imports for type checking, `strict=` of `zip`, assertions, and the
-    sign of `dim=-1`."""
+    """Yield nodes without effect: annotations, imports for type checking, assertions, `strict=` of `zip`, the sign of
+    `dim=-1`, the parser of YAML, and what follows from sizes of blocks."""
     for node in ast.walk(tree):
         said = getattr(node, "annotation", None) or getattr(node, "returns", None)
         yield from ast.walk(said) if said is not None else ()
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
             yield node
-        if isinstance(node, ast.keyword) and (node.arg == "strict" or ast.unparse(node) in ("dim=-1", "axis=-1")):
+        if isinstance(node, ast.Assert):
+            yield from ast.walk(node)
+        if isinstance(node, ast.BinOp) and ast.unparse(node.left) in SIZES:
+            yield from ast.walk(node)
+        if isinstance(node, ast.keyword) and (
+            node.arg in ("strict", "pure") or ast.unparse(node) in ("dim=-1", "axis=-1")
+        ):
             yield node.value
         if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("softmax", "logsumexp")):
             yield from (argument for argument in node.args if ast.unparse(argument) == "-1")

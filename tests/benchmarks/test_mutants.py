@@ -14,6 +14,8 @@ TWICE: int = 2
 def total(values, strict=False):
     if len(values) > LEAST:
         values.sort()
+    assert strict is not None
+    rows = BLOCK // 2
     for a, b in zip(values, values, strict=True):
         if a < b:
             raise ValueError(f"{1 + 1} is wrong")
