@@ -158,7 +158,7 @@ def _collect(path: Path) -> NoReturn:
         measured = coverage.Coverage(data_file=None, config_file=False, include=[f"{ROOT}/duplex/*"])
         contexts = _Contexts(measured)
         measured.start()
-        pytest.main(["-q", "-p", "no:cacheprovider", "-p", "_hypothesis_pytestplugin"], [contexts])
+        done = pytest.main(["-q", "-p", "no:cacheprovider", "-p", "_hypothesis_pytestplugin"], [contexts])
         measured.stop()
         data = measured.get_data()
         lines: dict[str, dict[str, list[str]]] = {}
@@ -166,8 +166,9 @@ def _collect(path: Path) -> NoReturn:
             tests_of_line = lines[Path(file).relative_to(ROOT).as_posix()] = {}
             for line, tests in data.contexts_by_lineno(file).items():
                 tests_of_line[str(line)] = sorted({*tests} - {""} - contexts.without)
-        path.write_text(json.dumps({"seconds": contexts.seconds, "lines": lines}), encoding="utf-8")
-        code = 0
+        if done in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+            path.write_text(json.dumps({"seconds": contexts.seconds, "lines": lines}), encoding="utf-8")
+            code = 0
     os._exit(code)
 
 
