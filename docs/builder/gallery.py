@@ -26,9 +26,9 @@ def names() -> list[str]:
     return SHOWN.findall((ROOT / "docs/gallery.md").read_text(encoding="utf-8"))
 
 
-def run(name: str, folder: Path) -> str:
-    """What an example prints when it runs in a folder; raises `CalledProcessError` if it fails."""
-    environment = {
+def environment(folder: Path) -> dict[str, str]:
+    """The environment of examples that run in a folder."""
+    return {
         **os.environ,
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "XDG_CACHE_HOME": str(folder / ".cache"),
@@ -36,8 +36,12 @@ def run(name: str, folder: Path) -> str:
         "OMP_NUM_THREADS": "1",
         "MPLBACKEND": "Agg",
     }
-    script = [sys.executable, str(SCRIPTS / f"{name}.py")]
-    return subprocess.run(script, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout
+
+
+def run(name: str, folder: Path) -> str:
+    """What an example prints when it runs in a folder; raises `CalledProcessError` if it fails."""
+    script, given = [sys.executable, str(SCRIPTS / f"{name}.py")], environment(folder)
+    return subprocess.run(script, cwd=folder, env=given, stdout=subprocess.PIPE, text=True, check=True).stdout
 
 
 def main() -> None:

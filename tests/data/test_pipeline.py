@@ -11,13 +11,14 @@ import pytest
 from ruamel.yaml import YAML
 
 from tests.data.makers import QUIRKS, make_folder, make_standard, make_table, rows
+from tests.subprocesses import duplex
 
 PROJECT = Path(__file__).parents[2]
+PATH = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 
 
 def run(project: Path, *command: str) -> None:
-    search = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    environment = {**os.environ, "PYTHONPATH": str(project), "PATH": search, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(project), "PATH": PATH, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{command}: {done.stdout[-3000:]}{done.stderr[-3000:]}"
 
@@ -71,9 +72,8 @@ def test_every_layout_reaches_metrics(tmp_path: Path, names: tuple[str, ...]) ->
     copy_project(project)
     paths = {name: path for name, path in make_all(tmp_path / "pictures").items() if name in names}
     assert len(paths) == len(names)
-    program = "from duplex.cli import main; main()"
     for name, path in paths.items():
-        run(project, sys.executable, "-c", program, "data", "add", name, str(path), "--encoder", "tiny")
+        assert duplex("data", "add", name, path, "--encoder", "tiny", cwd=project).returncode == 0
     yaml = YAML()
     params = yaml.load(project / "params.yaml")
     params["run"]["datasets"].remove("shapes")
@@ -82,7 +82,8 @@ def test_every_layout_reaches_metrics(tmp_path: Path, names: tuple[str, ...]) ->
         entry = yaml.load(file)
         entry["training"]["epochs"] = 2
         yaml.dump(entry, file)
-    run(project, sys.executable, "-c", program, "sweep")  # as `make repro` does
+    swept = duplex("sweep", cwd=project, env={"PATH": PATH})  # as `make repro` does
+    assert swept.returncode == 0, swept.stderr
     run(project, sys.executable, "-m", "dvc", "repro")
     for name in paths:
         metrics = json.loads((project / f"artifacts/{name}/cso/0/metrics.json").read_text())

@@ -1,11 +1,13 @@
 """The examples of the gallery are short, run, and print what the page shows."""
 
 import re
+import runpy
 from pathlib import Path
 
 import pytest
 
-from docs.builder.gallery import ROOT, SCRIPTS, THUMBNAILS, names, run
+from docs.builder.gallery import ROOT, SCRIPTS, THUMBNAILS, environment, names
+from tests.subprocesses import Forked
 
 NUMBER = re.compile(r"\d+(?:\.\d+)?")
 
@@ -26,7 +28,11 @@ def test_every_example_is_short_and_shown_with_its_output_and_a_small_picture() 
 def test_the_examples_print_what_the_page_shows(tmp_path: Path) -> None:
     """The last digits depend on the processor, and with them few answers."""
     for name in names():
-        printed, shown = run(name, tmp_path), (SCRIPTS / f"{name}.txt").read_text(encoding="utf-8")
+        script, given = SCRIPTS / f"{name}.py", environment(tmp_path)
+        process = Forked(runpy.run_path, str(script), None, "__main__", cwd=tmp_path, env=given)
+        printed, errors = process.communicate()
+        assert process.wait() == 0, errors
+        shown = script.with_suffix(".txt").read_text(encoding="utf-8")
         assert len(printed.splitlines()) == len(shown.splitlines()), name
         pairs = zip(NUMBER.findall(printed), NUMBER.findall(shown), strict=True)
         close = [abs(float(one) - float(other)) <= max(2.0, 0.1 * float(other)) for one, other in pairs]

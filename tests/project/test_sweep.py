@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from duplex.artifacts import ArtifactPaths
+from duplex.cli import main
 from duplex.config.params import Params, load_params
 from duplex.project import stages
 from duplex.project import sweep as sweep_module
@@ -25,11 +26,9 @@ from duplex.project.train import train_stage
 from duplex.training.checkpoint import read_record
 from duplex.training.inputs import load_inputs
 from tests.projects import edited_params
-from tests.subprocesses import ENVIRONMENT, ROOT, duplex
+from tests.subprocesses import ENVIRONMENT, ROOT, Forked, duplex
 
 FILES = ("checkpoint.safetensors", "history.csv", "metrics.json", "curve.csv", "predictions.csv")
-INTERRUPTIBLE = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"  # off in background processes
-DUPLEX = [sys.executable, "-c", f"{INTERRUPTIBLE}; from duplex.cli import main; main()"]
 
 
 def files(root: Path) -> dict[str, bytes]:
@@ -49,12 +48,15 @@ def by_stages(params: Params, project: Path, runs: list[SweptRun]) -> dict[str, 
     return files(paths.root)
 
 
-def start(*words: str) -> subprocess.Popen[str]:
+def start(*words: str) -> Forked:
     """Start `duplex sweep` as the leader of its own process group, like a shell does."""
-    return subprocess.Popen(
-        [*DUPLEX, "sweep", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT,
-        start_new_session=True,
-    )  # fmt: skip
+    return Forked(lead_a_sweep, *words, env=ENVIRONMENT)
+
+
+def lead_a_sweep(*words: str) -> None:
+    os.setsid()
+    sys.argv = ["duplex", "sweep", *words]
+    main()
 
 
 @pytest.mark.slow
@@ -70,6 +72,7 @@ def test_files_are_those_of_the_stages_and_a_second_sweep_executes_nothing(proje
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("in_this_process")
 def test_only_missing_stages_are_executed(params):
     run = SweptRun("own", "csp", 0)
     sweep(params, [run], 1, "local")
@@ -177,7 +180,7 @@ def test_a_sweep_killed_at_random_moments_and_resumed_leaves_the_same_bytes(proj
     assert not list((project / "artifacts").rglob("training.partial"))
 
 
-def start_until_saved(project: Path, *words: str) -> subprocess.Popen[str]:
+def start_until_saved(project: Path, *words: str) -> Forked:
     """Start `duplex sweep`; return when it has saved the state of a training or the stamp of a finished run."""
 
     def saved() -> set[tuple[str, int]]:
@@ -286,14 +289,14 @@ def test_dvc_repro_runs_no_stage_of_a_finished_sweep(project, monkeypatch):
 def test_files_are_the_same_on_ray(project, params):
     ray = pytest.importorskip("ray")
     ray.init(
-        num_cpus=3, include_dashboard=False, log_to_driver=False,
+        num_cpus=2, include_dashboard=False, log_to_driver=False,
         runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}},
     )  # fmt: skip
     try:
-        runs = grid(params, None, ["csp", "dfsp_t2i"], [0, 1])
+        runs = grid(params, None, ["csp", "dfsp_t2i"], [0])
         report = sweep(params, runs, None, "ray")
     finally:
         ray.shutdown()
-    assert report.executed == 2
+    assert report.executed == 1
     assert [name for name in report.failed if "dfsp" not in name] == []
-    assert files(project / "artifacts") == by_stages(params, project, runs[:2])
+    assert files(project / "artifacts") == by_stages(params, project, runs[:1])
