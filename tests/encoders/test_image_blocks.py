@@ -82,7 +82,7 @@ def test_last_blocks_of_their_input_are_the_tower(name: str) -> None:
             torch.testing.assert_close(last_blocks(encoder, count)(inputs), features, atol=1e-5, rtol=0)
         assert not torch.equal(features[0], features[1])
     if name != "OpenAI ResNet":
-        whole = SimpleNamespace(**vars(encoder), normalise=lambda pixels: pixels, precision="fp32")
+        whole: Any = SimpleNamespace(**vars(encoder), normalise=lambda pixels: pixels, precision="fp32")
         kind = ClipEncoder if hasattr(encoder.visual, "trunk") or hasattr(encoder.visual, "ln_post") else TimmEncoder
         tokens = last_blocks(encoder, 1).tokens(last_blocks(encoder, 1).blocks[0](run_tower(encoder, images, 1)[1]))
         torch.testing.assert_close(tokens, kind.encode_patches(whole, images)[1], atol=1e-5, rtol=0)
