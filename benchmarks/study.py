@@ -8,7 +8,8 @@
 A row of the table is a method of params.yaml. `METHOD{OPTION: VALUE, ...}` changes options. `METHOD@BLOCKS` trains that
 many blocks of the image tower with the adapter `full`, or `METHOD@BLOCKS:ADAPTER` with another one, at the rate
 `--block-rate`, and with `--block-epochs` for so many epochs along half a cosine, as `duplex fit` does. `A*B` is the
-product of the runs of `A` and `B`, which are listed before it.
+product of the runs of `A` and `B`, which are listed before it. `METHOD:published` has what the published recipe of the
+method changes besides rate, batch, epochs and schedule, and besides blocks of the towers.
 
 `--own` adds the data set's own split to its `--splits` re-splits. They need `duplex data split`, `duplex prepare` and
 `duplex extract`, rows with blocks also `block_inputs` in the encoder's entry. With `--rates`, each row has the rate
@@ -30,7 +31,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
+from typing import Any, Literal
 
 import pandas as pd
 import torch
@@ -39,7 +40,7 @@ from ruamel.yaml import YAML
 from benchmarks.measure import emit, options, say
 from docs.builder.results import markdown_table
 from duplex.artifacts import ArtifactPaths, RunPaths
-from duplex.config.params import MethodEntry, Params, load_params
+from duplex.config.params import MethodEntry, Params, load_params, published_recipes
 from duplex.data.tables import split_name
 from duplex.errors import DuplexError
 from duplex.evaluation.curve import Margins
@@ -55,8 +56,10 @@ from duplex.system.plugins import module_of
 from duplex.system.threads import keep_freed_memory
 from duplex.training.checkpoint import read_checkpoint, read_record
 
-ROW = re.compile(r"(?P<method>\w+)(?P<options>\{.*\})?(@(?P<blocks>\d+)(:(?P<adapter>\w+))?)?")
+ROW = re.compile(r"(?P<method>\w+)(?P<form>:published)?(?P<options>\{.*\})?(@(?P<blocks>\d+)(:(?P<adapter>\w+))?)?")
 PRODUCT = "*"
+BENCHMARK = "ut-zappos"  # whose values a published form has; if there are none, those of the recipe's first benchmark
+FORM = ("weight_decay", "eps", "word_dropout", "select")  # training options that belong to a form
 ENDS = {"S": "seen", "U": "unseen", "HM": "hm", "AUC": "auc"}
 Runs = list[list[RunPaths]]  # of a row: [splits][seeds]
 
@@ -82,8 +85,9 @@ def with_rows(params: Params, names: Sequence[str], rate: float, epochs: int | N
     for name in names:
         if PRODUCT in name:
             entries[name] = MethodEntry(kind="product", of=name.split(PRODUCT))
-        elif (row := ROW.fullmatch(name)) and (row["options"] or row["blocks"]):
+        elif (row := ROW.fullmatch(name)) and (row["form"] or row["options"] or row["blocks"]):
             entry = params.entry(row["method"])
+            entry = published_form(row["method"], entry.world) if row["form"] else entry
             changes = YAML(typ="safe").load(row["options"] or "{}")
             entry = entry.model_copy(update=changes)
             if row["blocks"]:
@@ -92,6 +96,18 @@ def with_rows(params: Params, names: Sequence[str], rate: float, epochs: int | N
                 entry = entry.model_copy(update={"training": training, "finetune": finetune, "per_dataset": {}})
             entries[name] = entry
     return params.model_copy(update={"methods": entries})
+
+
+def published_form(name: str, world: Literal["closed", "open", "both"]) -> MethodEntry:
+    """A published recipe with the data set's rate, batch, epochs and schedule, and with frozen towers."""
+    recipe = MethodEntry.model_validate(published_recipes()[name])
+    dataset = BENCHMARK if BENCHMARK in recipe.per_dataset else next(iter(recipe.per_dataset))
+    dropped = ["network_rate"]
+    if recipe.finetune_for(dataset):
+        dropped.append("adapter")  # it belongs to the blocks
+    options = {key: value for key, value in recipe.options_for(dataset).items() if key not in dropped}
+    training = {key: value for key, value in recipe.training_for(dataset).items() if key in FORM}
+    return MethodEntry(kind=recipe.kind, world=world, training=training, **options)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -140,6 +141,16 @@ def test_rows_change_options_and_blocks(params):
     assert more.method("dual{weights: [0, 0, 1]}").weights == (0, 0, 1)
     assert more.entry("cso") == params.entry("cso")
     assert with_rows(params, ["cso@2"], 1e-3, None).training("shapes", "cso@2") == params.training("shapes", "cso")
+
+
+def test_a_published_form_keeps_rate_batch_epochs_and_schedule_and_frozen_towers(params):
+    more = with_rows(params, ["csp:published", "gipcol:published", "troika:published{heads: 2}"], 1e-3, None)
+    form = {"weight_decay": 1e-5, "word_dropout": 0.2, "select": "last"}
+    assert more.training("shapes", "csp:published") == replace(params.training("shapes", "csp"), **form)
+    gipcol, troika = more.method("gipcol:published"), more.method("troika:published{heads: 2}")
+    assert (gipcol.words, gipcol.width, gipcol.network_rate) == ("replaced", 4096, None)
+    assert (troika.disentangler, troika.heads, troika.adapter) == ("batch_norm", 2, params.method("troika").adapter)
+    assert more.finetune("troika:published{heads: 2}", "shapes") is None
 
 
 def test_a_rate_replaces_that_of_the_blocks_or_else_of_training(params, tmp_path):
