@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
+import copy
 import os
 import statistics
 import tempfile
@@ -59,7 +59,6 @@ def main() -> None:
             encoders[name] = compare(name, Path(folder), given)
         say(f"{name}: {encoders[name]}")
     record = {
-        "share_of_bare_encoder": {name: row["share_of_bare_encoder"] for name, row in encoders.items()},
         "encoders": encoders,
         "peak_megabytes": {f"{count} pictures": apart("benchmarks.extraction", str(count)) for count in (1000, 8000)},
         "threads": torch.get_num_threads(),
@@ -125,26 +124,20 @@ def run(encoder: ClipEncoder, folder: Path, images: list[str], batch: int, worke
 def random_encoder(name: str, folder: Path, device: str, precision: str) -> ClipEncoder:
     """An architecture of open_clip with random weights, loaded like real weights."""
     torch.manual_seed(0)
-    architecture, weights = architecture_of(name), folder / "weights.pt"
-    torch.save(open_clip.CLIP(**architecture_of(name)).state_dict(), weights)
+    architecture: dict[str, Any] = SMALL if name == "small" else open_clip.get_model_config(name)
+    weights = folder / "weights.pt"
+    torch.save(open_clip.CLIP(**copy.deepcopy(architecture)).state_dict(), weights)
     source = EncoderSource(name, architecture, complete_preprocess({}, architecture), weights)
     encoder = ClipEncoder(source, towers="image", device=device, precision=precision)
     weights.unlink()
     return encoder
 
 
-def architecture_of(name: str) -> dict[str, Any]:
-    """The configuration of an open_clip architecture, or of `small`; a copy."""
-    found: dict[str, Any] = json.loads(json.dumps(SMALL)) if name == "small" else open_clip.get_model_config(name)
-    return found
-
-
 class FamilyMemory:
     """Measures the peak memory of this process and its children every tenth of a second; shared pages count once."""
 
-    def __init__(self, every: float = 0.1) -> None:
+    def __init__(self) -> None:
         self.peak = 0
-        self._every = every
         self._done = threading.Event()
         self._watch = threading.Thread(target=self._look, daemon=True)
 
@@ -157,7 +150,7 @@ class FamilyMemory:
         self._watch.join()
 
     def _look(self) -> None:
-        while not self._done.wait(self._every):
+        while not self._done.wait(0.1):
             children = Path(f"/proc/self/task/{os.getpid()}/children").read_text(encoding="ascii").split()
             held = 0
             for pid in ("self", *children):

@@ -80,9 +80,6 @@ def failures(record: dict[str, Any]) -> list[str]:
     return found + [f"{name} failed" for name, good in record.get("holds", {}).get("held", {}).items() if not good]
 
 
-# -- the page ----------------------------------------------------------------------------------------------------------
-
-
 def write(out: Path, record: dict[str, Any]) -> None:
     """Write the page, and the numbers of each part beside it, as `results/gpu_PART.csv`."""
     write_text(out, page(record))

@@ -134,7 +134,6 @@ def by_batch(sizes: Sequence[int] = (16, 32, 64, 128, 256, 512), device: str = "
         times = alternate(works, rounds=5 if size < 128 else 3)
         row = {"batch": size, "candidates": candidates, "factored_ms": 1e3 * times["factored"]}
         row["factored_mib"] = peak_mib(problem, dense=False)
-        row["factored_us_per_candidate"] = 1e6 * times["factored"] / candidates
         if "dense" in times:
             row |= {"dense_ms": 1e3 * times["dense"], "dense_mib": peak_mib(problem, dense=True)}
         say("  ".join(f"{key} {value:.4g}" for key, value in row.items()))
@@ -145,14 +144,7 @@ def by_batch(sizes: Sequence[int] = (16, 32, 64, 128, 256, 512), device: str = "
 def main() -> None:
     parser = options(__doc__)
     wanted = parser.parse_args()
-    batches = by_batch()
-    at_64 = next(row for row in batches if row["batch"] == 64)
-    record = {
-        "speedup_over_dense": at_64["dense_ms"] / at_64["factored_ms"],
-        "memory_over_dense": at_64["dense_mib"] / max(at_64["factored_mib"], 1e-9),
-        "batches": batches,
-        "threads": torch.get_num_threads(),
-    }
+    record = {"batches": by_batch(), "threads": torch.get_num_threads()}
     emit(record) if wanted.json else say(str(record))
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from contextlib import redirect_stderr
 from io import StringIO
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -66,7 +65,11 @@ def main() -> None:
         for seed in range(given.seeds):
             rows = np.random.default_rng(seed).permutation(np.flatnonzero(shapes["split"] == "train"))
             labelled, pool = rows[:FIRST], rows[FIRST:]
-            listed = in_labelling_order(table(answers(labelled, pool), pool))["image"].to_numpy()
+            said = answers(labelled, pool)
+            margins = [answer.top[0].probability - answer.top[1].probability for answer in said]
+            table = pd.DataFrame({"image": pool, "answer": [answer.best.name for answer in said], "margin": margins})
+            table["in_distribution"] = [answer.in_distribution for answer in said]
+            listed = in_labelling_order(table)["image"].to_numpy()
             found.append([accuracy(np.r_[labelled, chosen[:added]]) for chosen in (pool, listed)])
         random, chosen = np.transpose(found)
         low, high = stats.t.interval(0.95, len(found) - 1, (chosen - random).mean(), stats.sem(chosen - random))
@@ -75,13 +78,6 @@ def main() -> None:
         record[f"{FIRST} + {added}"] = {**means, "gain": gain}
         say(f"{FIRST} + {added}: {means}, gain {gain}")
     emit(record) if given.json else say(str(record))
-
-
-def table(answers: list[Answer], images: Any) -> pd.DataFrame:
-    margins = [answer.top[0].probability - answer.top[1].probability for answer in answers]
-    known = [answer.in_distribution for answer in answers]
-    names = [answer.best.name for answer in answers]
-    return pd.DataFrame({"image": images, "answer": names, "margin": margins, "in_distribution": known})
 
 
 if __name__ == "__main__":

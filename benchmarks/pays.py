@@ -99,7 +99,7 @@ def main() -> None:
             cells = {"encoder": params.dataset(dataset).encoder.name, "images a pair": str(most or "all")}
             cells |= {"unseen pairs": f"{share:.0%}"}
             for name in wanted.columns.split(","):
-                found = accuracies(params, dataset, name, rows, features, place[rows["image"]].to_numpy())
+                found = accuracies(params, dataset, name, rows, features, np.array(place[rows["image"]], np.int64))
                 cells[name] = "" if found[0] is None else f"{found[0]:.1f} / {found[1]:.1f}"
             say(str(cells))
             table.append(cells)

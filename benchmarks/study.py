@@ -238,23 +238,9 @@ def run_all(
                     left_out[name] = str(error)
                     say(f"{name} is left out: {error}")
                     continue
-                say(f"{bench.dataset} {name} seed {seed}: {reached(done[-1])}")
+                auc = 100 * read_record(done[-1].checkpoint).val_auc
+                say(f"{bench.dataset} {name} seed {seed}: validation {auc:.2f}")
     return {name: found for name, found in runs.items() if name not in left_out}, left_out
-
-
-def reached(run: RunPaths) -> str:
-    record = read_record(run.checkpoint)
-    parts = [f"validation {100 * record.val_auc:.2f}"]
-    if run.metrics.exists():
-        metrics = json.loads(run.metrics.read_text())
-        parts += [f"{world} {metrics[world]['auc']:.2f}" for world in WORLDS if world in metrics]
-    return "  ".join(parts)
-
-
-def shown_in(params: Params, name: str, world: str) -> str | None:
-    """The name under which tables show a row in a world; None if it is not scored there."""
-    entry = params.entry(name)
-    return (entry.shown_as or name) if world in entry.worlds else None
 
 
 def margins(run: RunPaths, world: str) -> Margins:
@@ -311,7 +297,8 @@ def results(
     """One record per row and world. The rows `of` are compared with all others."""
     bench, records = benches[0], []
     for world in WORLDS:
-        rows = {shown: name for name in runs if (shown := shown_in(bench.params, name, world))}
+        entries = {name: bench.params.entry(name) for name in runs}
+        rows = {entry.shown_as or name: name for name, entry in entries.items() if world in entry.worlds}
         for shown, name in rows.items():
             record: dict[str, Any] = {"method": shown, "world": world, "rate": bench.rate(name)}
             timing = [json.loads(run.timing.read_text()) for split in runs[name] for run in split]

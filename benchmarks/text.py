@@ -15,7 +15,6 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +115,6 @@ class Stopwatch:
     live: bool = True  # False while warming up
     seconds: dict[str, list[float]] = field(default_factory=dict)
     peak: dict[str, float] = field(default_factory=dict)
-    last: dict[str, float] = field(default_factory=dict)
 
     def run(self, name: str, work: Callable[[], Any]) -> Any:
         base = self._reset()
@@ -124,9 +122,8 @@ class Stopwatch:
         result = work()
         if self.device.type == "cuda":
             torch.cuda.synchronize()
-        self.last[name] = self.clock() - start
         if self.live:
-            self.seconds.setdefault(name, []).append(self.last[name])
+            self.seconds.setdefault(name, []).append(self.clock() - start)
             self.peak[name] = max(self.peak.get(name, 0.0), self._peak() - base)
         return result
 
@@ -204,11 +201,9 @@ def compare(tower: ClipTextTower, prompts: list[list[int]], size: int, sizes: Op
         watch.live = step >= sizes.warmup
         watch.run("floor", products)
         shared = watch.run("tree", lambda: gradient(lambda x: tower.encode(tree, x), learned, weight))
-        recomputed = partial(tower.encode, tree, checkpoint=True)
-        watch.run("tree_checkpoint", lambda encode=recomputed: gradient(encode, learned, weight))
         cut = watch.run("cut", lambda: chunked(tower, rows, learned, weight, chunk))
         watch.run("full_sample", lambda: plain(tower, sample, learned, weight[: len(sample)], full=True))
-        say(f"round {step + 1}: " + ", ".join(f"{name} {watch.last[name]:.3f} s" for name in watch.last))
+        say(f"round {step + 1}")
     full = watch.median("full_sample") * len(rows) / len(sample)
     return {
         "prompts": len(prompts),

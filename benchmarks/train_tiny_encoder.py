@@ -47,17 +47,6 @@ class Corpus:
     tokens: Tensor  # int64 [v], the vocabulary ids in use, ascending, so the end token stays the largest
 
 
-@dataclass(frozen=True)
-class TinyTraining:
-    """Settings of the training."""
-
-    epochs: int
-    batch: int
-    seed: int  # of the order of images
-    mean: Tensor  # [3, 1, 1]
-    std: Tensor  # [3, 1, 1]
-
-
 def _render(number: int, side: int) -> tuple[NDArray[np.uint8], str]:
     image, caption = training_example(number)
     return np.asarray(image.resize((side, side), Image.Resampling.BICUBIC)), caption
@@ -85,11 +74,11 @@ def contrastive_loss(model: nn.Module, pixels: Tensor, captions: Tensor, texts: 
     return 0.5 * (F.cross_entropy(logits, target) + F.cross_entropy(logits.T, target))
 
 
-def batches(count: int, plan: TinyTraining) -> Iterator[Tensor]:
+def batches(count: int, epochs: int, batch: int, seed: int) -> Iterator[Tensor]:
     """Yield shuffled rows for every epoch, in whole batches."""
-    generator = torch.Generator().manual_seed(plan.seed)
-    for _ in range(plan.epochs):
-        yield from torch.randperm(count, generator=generator)[: count // plan.batch * plan.batch].view(-1, plan.batch)
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(epochs):
+        yield from torch.randperm(count, generator=generator)[: count // batch * batch].view(-1, batch)
 
 
 def optimiser(model: nn.Module, steps: int) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
@@ -106,16 +95,18 @@ def optimiser(model: nn.Module, steps: int) -> tuple[torch.optim.Optimizer, torc
     return adam, torch.optim.lr_scheduler.LambdaLR(adam, rate)
 
 
-def fit(model: nn.Module, corpus: Corpus, plan: TinyTraining, save: Callable[[], Path]) -> float:
-    """Train in place, saving after every epoch, and return the last epoch's mean loss."""
+def fit(
+    model: nn.Module, corpus: Corpus, epochs: int, batch: int, seed: int, norm: list[Tensor], save: Callable[[], Path]
+) -> float:
+    """Train in place, saving after every epoch, and return the last epoch's mean loss; `norm`: mean and deviation."""
     count = len(corpus.images)
-    steps_per_epoch = count // plan.batch
-    adam, schedule = optimiser(model, steps_per_epoch * plan.epochs)
+    steps_per_epoch = count // batch
+    adam, schedule = optimiser(model, steps_per_epoch * epochs)
     losses: list[float] = []
     started = time.monotonic()
     model.train()
-    for step, rows in enumerate(batches(count, plan), start=1):
-        pixels = (corpus.images[rows].float() / 255 - plan.mean) / plan.std
+    for step, rows in enumerate(batches(count, epochs, batch, seed), start=1):
+        pixels = (corpus.images[rows].float() / 255 - norm[0]) / norm[1]
         pixels = pixels.contiguous(memory_format=torch.channels_last)
         loss = contrastive_loss(model, pixels, corpus.captions[rows], corpus.texts)
         adam.zero_grad()
@@ -129,7 +120,7 @@ def fit(model: nn.Module, corpus: Corpus, plan: TinyTraining, save: Callable[[],
         if step % steps_per_epoch == 0:
             loss_mean = float(np.mean(losses[-steps_per_epoch:]))
             took = time.monotonic() - started
-            console.print(f"epoch {step // steps_per_epoch}/{plan.epochs}: loss {loss_mean:.3f}, {took:.0f} s")
+            console.print(f"epoch {step // steps_per_epoch}/{epochs}: loss {loss_mean:.3f}, {took:.0f} s")
             save()
     return float(np.mean(losses[-steps_per_epoch:]))
 
@@ -162,10 +153,10 @@ def main(
     torch.set_num_threads(threads)
     torch.manual_seed(seed)
     model = open_clip.CLIP(**config["architecture"]).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    mean, std = (torch.tensor(preprocess[name])[:, None, None] for name in ("mean", "std"))
+    norm = [torch.tensor(preprocess[name])[:, None, None] for name in ("mean", "std")]
     out.mkdir(parents=True, exist_ok=True)
     save = partial(save_weights, model, corpus.tokens, out)
-    loss = fit(model, corpus, TinyTraining(epochs, batch, seed, mean, std), save)
+    loss = fit(model, corpus, epochs, batch, seed, norm, save)
     console.print(f"loss {loss:.3f}; wrote {save()} ({save().stat().st_size / 1e6:.2f} MB)")
 
 

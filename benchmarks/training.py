@@ -94,11 +94,8 @@ def measure(
 
 
 def summarise(name: str, seconds: dict[str, float], device: torch.device) -> dict[str, Any]:
-    states, objects, pairs, batch = SIZES[name]
-    steps = math.ceil(IMAGES[name] / batch)
+    steps = math.ceil(IMAGES[name] / SIZES[name][3])
     row: dict[str, Any] = {
-        "pairs": pairs,
-        "codebook_rows": states * objects,
         "steps_per_epoch": steps,
         "step_seconds": seconds["whole"],
         "text_seconds": seconds["text"],
