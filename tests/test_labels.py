@@ -61,7 +61,7 @@ def test_unknown_names_and_broken_files_are_refused(tmp_path: Path) -> None:
             LabelSpace.load(tmp_path / "labels.json")
 
 
-@pytest.mark.parametrize("rows", [[1, 0], [0, 0], [9], [-1], [0, 2, 1]])
+@pytest.mark.parametrize("rows", [[1, 0], [0, 0], [9], [2], [-1], [0, 2, 1]])
 def test_unsorted_repeated_and_unknown_compositions_are_refused(rows: list[int]) -> None:
     with pytest.raises(DuplexError):
         LabelSpace(("a", "b"), ("c",), {"train": np.array(rows)})

@@ -141,3 +141,11 @@ def test_random_rows_are_unit_vectors_that_depend_on_the_seed_alone():
     rows = dense(book)
     torch.testing.assert_close(rows.norm(dim=1), torch.ones(labels.size, dtype=rows.dtype))
     assert torch.equal(rows, dense(same)) and (rows - dense(other)).norm(dim=1).min() > 0.1
+
+
+@pytest.mark.parametrize("name", ["known", "rows"])
+def test_a_state_without_prototypes_is_refused_by_name(name):
+    book = started(small_labels())
+    state = {key: value for key, value in book.state_dict().items() if key != name}
+    with pytest.raises(RuntimeError, match=f'Missing key.*"{name}"'):
+        book.load_state_dict(state)

@@ -63,7 +63,7 @@ def test_losses_and_scores_by_loops():
         bounded = [bounded_by_hand(scale, f, row, classes, described, y) for f, row, y in paths]
         bounds.append(cross_entropy(bounded, place))
     check_losses(method, images, composition=bounds[0], state=0.3 * bounds[1], object=0.3 * bounds[2])
-    candidates = [11, 2, 5]
+    candidates = [11, 0, 5]
     t = [unit(row) for row in enriched_by_hand(method, candidates)]
     logits = [
         [0.8 * scale * dot(f, t[k]) + 0.2 * (s[i][p // N] + o[i][p % N]) for k, p in enumerate(candidates)]
