@@ -21,7 +21,7 @@ class UsageError(DuplexError):
 
 @contextmanager
 def as_usage_error() -> Iterator[None]:
-    """Context manager or decorator: re-raise a `DuplexError` as a `UsageError`, where a user named what is at fault."""
+    """Context manager or decorator: re-raise a `DuplexError` as a `UsageError`, for a fault in a user's argument."""
     try:
         yield
     except DuplexError as error:

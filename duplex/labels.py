@@ -105,7 +105,7 @@ class LabelSpace:
         return m * len(self.objects) + n
 
     def partial_index(self, states: Sequence[str], objects: Sequence[str]) -> Ints:
-        """Like `index`, but `states[i]` or `objects[i]` may be "": -1 - m is state m, -1 - M - n object n alone."""
+        """Like `index`, but in `states` or `objects` a name may be "": -1 - m is state m, -1 - M - n object n alone."""
         columns = []
         for index, names, kind in ((self._state_index, states, "state"), (self._object_index, objects, "object")):
             column = np.full(len(names), -1, dtype=np.int64)
@@ -210,7 +210,7 @@ def checked_numbers(values: ArrayLike, size: int, noun: str) -> Ints:
 
 @dataclass(frozen=True)
 class CandidateSet:
-    """The compositions that an answer is chosen from: the sorted array `listed`, or all `size` compositions if None."""
+    """The compositions that an answer is chosen from: the sorted array `listed`; None: all `size`."""
 
     size: int
     listed: Ints | None

@@ -268,7 +268,7 @@ class FinetuneOptions(Options):
 
     @property
     def adapters(self) -> tuple[str, ...]:
-        """Names of the adapters of both towers."""
+        """Names of the adapter classes for the image tower and, if its blocks are fine-tuned, the text tower."""
         return (self.adapter,) if self.text is None else (self.adapter, self.text)
 
     @property

@@ -128,7 +128,7 @@ def _check_images(manifest: pd.DataFrame, root: Path) -> list[DataIssue]:
 def content_issues(
     manifest: pd.DataFrame, keys: Mapping[str, str], nouns: tuple[str, str] = ("content", "contents")
 ) -> list[DataIssue]:
-    """Find equal images; returns an issue for those with one label, with different labels, and in two splits.
+    """Find equal images; returns three issues: with equal labels, with different labels, and in two splits.
 
     keys: image -> a key that is equal for equal contents; missing and unreadable images have none.
     nouns: what messages call a content, in singular and plural.

@@ -376,7 +376,7 @@ def few_images(frame: pd.DataFrame, options: SplitOptions) -> pd.DataFrame:
 def resplit(data: LabelledImages, number: int, options: SplitOptions = SplitOptions()) -> LabelledImages:
     """The data set with a new random split that has the same shares; the same `number` always gives the same split.
 
-    options: shares of the states and objects without training images, and `images_per_pair`; others are not used.
+    options: shares of states and objects without training images, and `images_per_pair`; other options are not used.
     """
     rows = data.manifest
     own = split_options_of(rows, FIRST_SEED + number)
@@ -393,7 +393,7 @@ def resplit(data: LabelledImages, number: int, options: SplitOptions = SplitOpti
 
 
 def split_options_of(rows: pd.DataFrame, seed: int) -> SplitOptions:
-    """Options for a random split with the shares of unseen pairs and held-out images that the split of `rows` has."""
+    """Options of a random split that holds out the same shares of pairs and images as the present split of `rows`."""
     if len(complete_rows(rows)) < len(rows):
         raise UsageError("a re-split needs the state and the object of every image, and some training images lack one")
     pairs = pd.Series(list(zip(rows["state"], rows["object"], strict=True)), rows.index)

@@ -38,7 +38,7 @@ class TowerLayout:
 
 @dataclass(frozen=True)
 class LastBlocks:
-    """The last blocks of a tower (its own modules); a call maps an image tower's block inputs to features [B, d]."""
+    """The last blocks of a tower, not copied; a call maps an image tower's block inputs to features [B, d]."""
 
     blocks: TowerBlocks
     end: Callable[[Tensor], Tensor]  # output of the last block -> features [B, d]
@@ -104,7 +104,7 @@ def _with_part(module: nn.Module, path: Sequence[str], part: nn.Module) -> nn.Mo
 def cached_blocks(encoder: Any, record: Mapping[str, str]) -> int:
     """How many of the image tower's last blocks can be computed from a feature cache.
 
-    All can if the cache holds pixels; else those whose inputs it holds. `record` is the cache's identity.
+    All blocks if the cache holds pixels; otherwise the blocks whose inputs it holds. `record` is the cache's identity.
     """
     return block_count(encoder) if "pixels" in record else int(record["block_inputs"])
 

@@ -60,7 +60,7 @@ OPERATORS = (
 
 
 def undeclared_operators() -> list[str]:
-    """Load torchvision's library if it fits torch, and return the signatures that it did not register."""
+    """Load torchvision's library if it fits torch; returns the signatures of operators that are still missing."""
     for folder in find_spec("torchvision").submodule_search_locations or ():  # type: ignore[union-attr]
         for path in sorted(Path(folder).glob("_C.*")):
             try:
@@ -151,7 +151,7 @@ def build_model(source: EncoderSource) -> Any:
 
 
 def preprocess_of(name: str, architecture: Config, tag: str) -> Config:
-    """The image preprocessing for published weights; raises UsageError if they were trained with another activation."""
+    """The image preprocessing of the published weights `tag`; raises UsageError if `architecture` does not fit them."""
     published = open_clip.get_pretrained_cfg(name, tag)
     if not published:
         raise UsageError(f"weights {tag!r} are neither a file nor a tag of encoder {name!r} (its tags: {_tags(name)})")
@@ -248,7 +248,7 @@ def convert_weights(archive: Path, folder: Path, name: str, tag: str | None = No
 
 
 def complete_preprocess(options: Config, architecture: Config) -> Config:
-    """All preprocessing options in open_clip's form: the given ones, the architecture's image size, and defaults."""
+    """All preprocessing options in open_clip's form: `options`, the architecture's image size, and defaults."""
     size = architecture["vision_cfg"].get("image_size", 224)
     merged: Config = json.loads(json.dumps(merge_preprocess_dict({**vars(PreprocessCfg())}, {**options, "size": size})))
     return merged

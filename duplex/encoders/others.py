@@ -46,7 +46,7 @@ TOKENIZER_FILES = ("tokenizer.json", "vocab.txt")  # either suffices
 
 
 class BlipFamily(EncoderFamily):
-    """BLIP models: `blip:FOLDER` names a local one, `blip:OWNER/MODEL` one on the Hugging Face hub."""
+    """BLIP models: `blip:FOLDER` is a model in a folder, `blip:OWNER/MODEL` a model on the Hugging Face hub."""
 
     usage = f"blip:OWNER/NAME or blip:FOLDER (needs {install_command('blip')})"
 

@@ -209,7 +209,7 @@ class AttentionPlan:
 
 @dataclass(frozen=True)
 class TreeLayout:
-    """Index tensors for encoding a `PromptTree`; an *entry* is a distinct (token, position) of its input."""
+    """Index tensors with which a tower encodes a `PromptTree`: E *entries*, distinct pairs of token and position."""
 
     entry_rows: Tensor  # [E]
     entry_depths: Tensor  # [E]
@@ -233,7 +233,7 @@ class TreeLayout:
 
 @dataclass(frozen=True)
 class QueryBlocks:
-    """Attention queries in blocks; the keys of a block are all ancestors of its queries."""
+    """Nodes of a prefix tree in blocks of attention queries; a block's keys are all ancestors of its queries."""
 
     queries: Ints  # [Q] nodes
     keys: Ints  # [C, S] nodes; unused columns repeat the first

@@ -172,14 +172,14 @@ class ClipTextTower:
         return x @ self.projection if isinstance(self.projection, Tensor) else self.projection(x)
 
     def own_blocks(self) -> LastBlocks:
-        """Replace the blocks by copies, for adapters that train in them; a shallow copy of the tower keeps its own."""
+        """Replace the blocks by copies that adapters may train in; shallow copies of the tower keep the old blocks."""
         self.blocks = copy.deepcopy(self.blocks)
         self.is_trained = True
         blocks = [nn.Sequential(block) for block in self.blocks]
         return LastBlocks(blocks, self.finish, ("ls_1", "ls_2"), ("ln_1", "ln_2"), of_text=True)
 
     def with_blocks(self, blocks: TowerBlocks) -> ClipTextTower:
-        """A tower that differs in its blocks."""
+        """A shallow copy of this tower that runs the given blocks instead."""
         tower = copy.copy(self)
         tower.blocks = nn.ModuleList(block[-1] for block in blocks)
         return tower

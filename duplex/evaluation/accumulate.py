@@ -56,7 +56,7 @@ class ColumnPlan:
 
     @classmethod
     def of(cls, groups: NDArray[Any]) -> ColumnPlan:
-        """Plan for a block whose w columns belong to `groups`: 0 for seen, 1 and more for unseen, -1 for infeasible."""
+        """Make the plan for w columns from the `groups` [w] of each: 0 seen, 1 and more unseen, -1 infeasible."""
         cuts = np.flatnonzero(np.diff(groups)) + 1
         positions, order = np.arange(groups.size), None
         if cuts.size >= 2 * np.unique(groups).size:  # groups alternate often: move the columns

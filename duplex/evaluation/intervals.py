@@ -209,7 +209,7 @@ def area_under_curve(seen: Floats, unseen: Floats) -> float:
 
 @dataclass(frozen=True)
 class SplitComparison:
-    """The difference in each metric between two methods over several splits of a data set, without undefined ones."""
+    """Two methods compared over several splits of a data set: by how much each metric differs, where it is defined."""
 
     difference: dict[str, Difference]  # mean over splits
     by_split: list[dict[str, float]]  # difference of each metric on each split

@@ -223,10 +223,10 @@ def split_rows(rows: Sequence[int], size: int) -> list[Sequence[int]]:
 def decode_batches(
     images: ImageRows, batches: Sequence[Sequence[int]], num_workers: int, *, pinned: bool
 ) -> Iterator[PixelBatch]:
-    """Decode images in worker processes (0: in this one); yields a batch per sequence of rows in `batches`, in order.
+    """Decode images in `num_workers` processes (0: in this one); yields a `PixelBatch` per list of rows in `batches`.
 
-    `pinned` memory is for a GPU. Without a GPU, workers share cores with the encoder and run at a lower priority, as a
-    preempted thread delays a whole matrix product; not at the lowest, at which other users' jobs could starve them.
+    pinned: copy batches to page-locked memory for a GPU. Without a GPU, workers share cores with the encoder. They then
+        have a lower priority, since a preempted encoder thread delays a whole matrix product.
     """
     loader: DataLoader[tuple[Tensor, int, Tensor]] = DataLoader(
         images,

@@ -64,9 +64,9 @@ class BlockAdapters(nn.ModuleList):
         raise NotImplementedError
 
     def outputs(self, x: Tensor, blocks: TowerBlocks, run: Run) -> list[Tensor]:
-        """What the `blocks` make of `x`, each called by `run(block, x)`; three outputs tell concepts apart.
+        """Pass `x` through the blocks, each called by `run(block, x)`; returns a list of one output or of three.
 
-        The three belong to compositions, states and objects, of which the method's inputs have a feature each.
+        Three outputs give the method separate image features for compositions, states and objects.
         """
         for block in blocks:
             x = run(block, x)
@@ -240,7 +240,7 @@ class ConceptBottlenecks(BlockAdapters):
 
 
 def mixture(adapters: list[ConceptBottleneck], y: Tensor) -> Tensor:
-    """CAILA's update of compositions: the mean of three `Up`, the first applied to the mean of all hidden units."""
+    """CAILA's mixture for compositions: the mean of three adapters' outputs, the first from all hidden units' mean."""
     z = [adapter.hidden(y) for adapter in adapters]
     inner = [torch.stack(z).mean(0), *z[1:]]
     return torch.stack([adapter.up(each) for adapter, each in zip(adapters, inner, strict=True)]).mean(0)

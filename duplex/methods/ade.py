@@ -104,7 +104,7 @@ class Ade(WordMethod[AdeOptions]):
     def cross_losses(
         self, attend: ConceptAttention, z: Tensor, tokens: Tensor, partner: Tensor, target: Tensor, words: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Let images and partners attend to each other; returns both cross-entropies' sum, and the maps' distance.
+        """Let images and partners attend to each other; returns the sum of two cross-entropies, and the maps' distance.
 
         partner: index of each image's partner in the batch [B].
         target: the state (or object) that both images share [B], a row of `words`.
@@ -134,7 +134,7 @@ class Ade(WordMethod[AdeOptions]):
 
 
 def partners(same: Tensor, other: Tensor) -> Tensor:
-    """Each image's partner [B]: the next with the same label `same`, preferably with another `other`; else itself."""
+    """Index of each image's partner [B]: the next image equal in `same`, preferably not in `other`; else itself."""
     equal = same[:, None] == same
     different, exists = next_allowed_partner(equal & (other[:, None] != other))
     nearest, _ = next_allowed_partner(equal)

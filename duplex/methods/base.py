@@ -53,7 +53,7 @@ OptionsT = TypeVar("OptionsT", bound=Options)
 
 @dataclass(frozen=True)
 class Inspectable:
-    """Functions that return a method's features, for reports, `duplex retrieve` and `duplex swap`; None if missing."""
+    """A method's functions that return features, for reports, `duplex retrieve` and `duplex swap`; None: missing."""
 
     features: Callable[[Inputs], Tensor] | None = None  # unit features z^c [B, d], compared with prototypes
     semantic: Callable[[Ints], Tensor] | None = None  # compositions [C] -> semantic prototypes t^c [C, d]
@@ -199,7 +199,7 @@ class Method(nn.Module, Generic[OptionsT]):
         return False
 
     def known_primitives(self, compositions: Tensor) -> tuple[Tensor, Tensor]:
-        """The `primitives` of `compositions`; -100, which PyTorch's losses ignore, where an image lacks the label."""
+        """State and object index of each of the `compositions`; -100, which PyTorch's losses ignore, if unknown."""
         m, n = self.primitives(compositions)
         states, alone = len(self.labels.states), -1 - compositions
         m = torch.where(compositions < 0, torch.where(alone < states, alone, UNKNOWN), m)
@@ -217,7 +217,7 @@ class Method(nn.Module, Generic[OptionsT]):
 
     @classmethod
     def scores_new_words(cls, options: Any) -> bool:
-        """Whether the `options` give states and objects without training images a score: by prompts or word vectors."""
+        """Whether a method with `options` scores states and objects without training images: by prompts or vectors."""
         return not cls.needs(options).isdisjoint(("text", "words"))
 
     def start(self, train: Batch) -> None:
@@ -281,7 +281,7 @@ class Method(nn.Module, Generic[OptionsT]):
         return torch.no_grad()(lambda inputs: torch.stack([term for _, term in terms(inputs)]).sum(0))
 
     def score_terms(self, candidates: Ints) -> ScoreTerms | None:
-        """A function that yields each summand of the `candidates`' scores with its name; None if they are no sum."""
+        """A function that yields each summand of the `candidates`' scores with its name; None if a score is no sum."""
         return None
 
     def probabilities(self, scores: Tensor) -> Tensor:
@@ -301,7 +301,7 @@ class Method(nn.Module, Generic[OptionsT]):
         return Inspectable()
 
     def summary(self) -> dict[str, int]:
-        """Numbers for the report, such as that of trained parameters, by name."""
+        """Numbers for the report by name, such as the number of trained parameters."""
         return {"parameters": sum(p.numel() for group in self.groups() for p in group["params"])}
 
 

@@ -75,7 +75,7 @@ class CompositionGraph(nn.Module):
 
 
 class GraphNetwork(nn.Module):
-    """Graph convolutions of `inside`, `width` and `out` channels; `forward` returns the features at every depth."""
+    """Graph network: `layers` convolutions, from `inside` to `out` channels; `forward` lists all layers' features."""
 
     def __init__(self, graph: CompositionGraph, inside: int, width: int, out: int, layers: int, rate: float) -> None:
         super().__init__()

@@ -211,7 +211,7 @@ class Codebook(nn.Module):
 
 
 class TrainedCodebook(nn.Module):
-    """A codebook whose prototypes are trained by gradients; `write_back` changes the refined ones, too.
+    """A codebook whose prototypes are trained by gradients; refinement (`write_back`) changes them, too.
 
     Training starts at the prototypes of `initial`; if `anchored`, every refinement starts at these as well.
     """

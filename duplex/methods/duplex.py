@@ -306,7 +306,7 @@ def refine(
 
 @dataclass(frozen=True)
 class DuplexOptions(PathOptions):
-    """Options of `kind: duplex`; the defaults are those of the paper."""
+    """Options of `kind: duplex`, the Duplex paper's method; the defaults are the paper's choices."""
 
     # codebook (Eq. 10-11)
     seen_rows: Literal["data", "random"] = "data"  # initial prototypes of training pairs: mean features, or random

@@ -51,7 +51,7 @@ class SeenMethod(Method[OptionsT], Generic[OptionsT]):
     ) -> dict[str, Tensor]:
         """Compute cross-entropies of compositions, states and objects; returns a dict with the three keys `names`.
 
-        logits: those of the training candidates [B, C], of all states [B, M] and of all objects [B, N].
+        logits: three tensors, for the training candidates [B, C], all states [B, M] and all objects [B, N].
         compositions: the images' labels [B].
         primitives: weight of the cross-entropies of states and objects.
         """
@@ -68,7 +68,7 @@ class SeenMethod(Method[OptionsT], Generic[OptionsT]):
 
 @dataclass(frozen=True)
 class TextOptions(Options):
-    """Options shared by all methods with encoded prompts."""
+    """Option shared by all methods with encoded prompts: what their score is."""
 
     score: Literal["probability", "logit"] = "probability"  # a composition's part of the score: p(c|x) or its logit
 
@@ -107,7 +107,7 @@ class TextMethod(SeenMethod[TextOptionsT], Generic[TextOptionsT]):
 
 @dataclass(frozen=True)
 class WordOptions(Options):
-    """Options shared by all methods with word vectors."""
+    """Option shared by all methods with word vectors: how these are scaled."""
 
     unit_words: bool = True  # whether word vectors are scaled to unit length first
 
@@ -223,7 +223,7 @@ class EmbeddingHead(WordMethod[WordOptionsT], Generic[WordOptionsT]):
 
 @dataclass(frozen=True)
 class ThreePathOptions(TextOptions):
-    """Options shared by all methods with three paths."""
+    """Options of methods with three paths: networks for features, loss weights, the score, and prompts' first words."""
 
     adapter: Literal["none", "feature"] = "feature"  # feature: a bottleneck on the cached feature
     disentangler: Literal["plain", "batch_norm"] = "plain"  # batch_norm: one layer, normed over the batch, dropout 0.5

@@ -99,7 +99,7 @@ class FinetunedBlocks(nn.Module):
         return self
 
     def groups(self, more: Sequence[Tensor] = ()) -> list[dict[str, Any]]:
-        """The optimiser's group of the blocks' parameters and those in `more`."""
+        """The optimiser's parameter group: the blocks' trained parameters, and the tensors in `more`."""
         rate = self.options.learning_rate
         return [{"params": [*self.parameters(), *more], **({} if rate is None else {"lr": rate})}]
 
@@ -107,7 +107,7 @@ class FinetunedBlocks(nn.Module):
         return self.method_inputs(block_inputs)["cls"]
 
     def method_inputs(self, block_inputs: Tensor) -> dict[str, Tensor]:
-        """Image features [B, d] `cls` (with `concepts` also of states and objects), and `patch` if `options.tokens`."""
+        """Compute inputs of a method by name: `cls` [B, d], with adapters `concepts` more features, perhaps `patch`."""
         if torch.is_grad_enabled():
             return self._compute(block_inputs)
         starts = range(0, max(1, len(block_inputs)), IMAGES)
@@ -115,7 +115,7 @@ class FinetunedBlocks(nn.Module):
         return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
     def features(self, block_inputs: Tensor) -> Tensor:
-        """Image features [B, d] of all images at once."""
+        """CLS features [B, d] of all images, computed in one pass, with gradients if these are enabled."""
         return self._compute(block_inputs)["cls"]
 
     def _compute(self, block_inputs: Tensor) -> dict[str, Tensor]:
@@ -157,7 +157,7 @@ def text_adapters(tower: Any, options: FinetuneOptions) -> BlockAdapters:
 
 
 class FinetunedInputs(Mapping[str, Tensor]):
-    """A batch's inputs; what the fine-tuned blocks compute is computed when it is first read."""
+    """A batch's inputs by name; the blocks compute the fine-tuned features when one of them is first read."""
 
     def __init__(self, inputs: Inputs, blocks: FinetunedBlocks) -> None:
         self.inputs, self.blocks = inputs, blocks

@@ -99,7 +99,7 @@ class Flow(Method[FlowOptions]):
         return d_s, d_o, self.composer(torch.cat([d_s, d_o], -1).detach())
 
     def target_coefficients(self, d_s: Tensor, d_o: Tensor, move: Tensor) -> Tensor:
-        """The coefficients (a*, b*) [B, 2] with which d_s and d_o come nearest to `move` [B, d]."""
+        """The coefficients (a*, b*) [B, 2] that bring `a* d_s + b* d_o` nearest to `move` [B, d] (ridge regression)."""
         own, both = 1 + self.options.ridge, (d_s * d_o).sum(-1)
         p, q = (d_s * move).sum(-1), (d_o * move).sum(-1)
         determinant = (own * own - both * both).clamp(min=torch.finfo(both.dtype).eps)

@@ -75,7 +75,7 @@ class ClassStatistics:
 
     @classmethod
     def of(cls, z: Tensor, compositions: Tensor, states: int, objects: int) -> ClassStatistics:
-        """Compute the statistics of features `z` [n, d]."""
+        """Sum up features `z` [n, d] of images that show the `compositions` [n]; M `states` and N `objects` exist."""
         z = z.double()
         pairs, place = compositions.unique(return_inverse=True)
         sums = z.new_zeros(len(pairs), z.shape[1]).index_add_(0, place, z)
@@ -219,7 +219,7 @@ class Interactions(WordSimilarityFactors):
         return self.pair_factors(states, objects) @ self.core.flatten(0, 1)
 
     def scores_before_objects(self, x: Tensor) -> Tensor:
-        """`x . gamma_mn` for features x [B, d] and all pairs, but not yet multiplied with V^T [s, N]: [B, M, s]."""
+        """A factor [B, M, s] of all pairs' `x . gamma_mn`, for features x [B, d]; the other factor is V^T [s, N]."""
         return self.states @ (x @ self.core.flatten(0, 1).T).view(len(x), *self.core.shape[:2])
 
 
@@ -342,7 +342,7 @@ def _climb(height: Callable[[Guess], float], start: Guess, step: float = 1.0) ->
 
 @dataclass(frozen=True)
 class FitSettings:
-    """Options of the closed-form fit; None: chosen from the training images."""
+    """Settings of the closed-form fit; a setting that is None is chosen from the training images."""
 
     ridge: float = 0.1  # number of images at which the effect of a state or object is shrunk by half
     shrinkage: float | None = None  # k: number of images at which h_c is halfway from mu_mn to x_c; None: by likelihood
@@ -533,7 +533,7 @@ class GroupPosterior(MovableTensors):
 
     @classmethod
     def fit(cls, groups: Groups) -> GroupPosterior:
-        """Fit it; a group without images counts as if it had one, at the mean of all images."""
+        """Fit the classifier; a group without images counts as if it had one, at the mean of all images."""
         whitening = shared_whitening(groups)
         means = groups.means @ whitening  # [G, d]
         middle = (groups.counts @ means) / groups.counts.sum()

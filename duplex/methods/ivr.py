@@ -64,7 +64,7 @@ class PrimitiveHead(nn.Module):
         """Returns the losses `CE + CE'`, `L_d + L_d'` and `L_grad` (see the module) for image embeddings `f` [B, e].
 
         labels: what is classified: the images' states [B], or their objects.
-        domains: the other one of the two [B]; partners share the label and differ in the domain.
+        domains: the images' objects [B], or states; partners share the label and differ in the domain.
         """
         partner, paired = next_allowed_partner((labels[:, None] == labels) & (domains[:, None] != domains))
         weights = paired.to(f) / paired.sum().clamp(min=1)  # for means over images with a partner

@@ -147,12 +147,12 @@ class CompositionIndex(nn.Module):
         return torch.searchsorted(self.compositions, compositions)
 
     def means(self, rows: Tensor, states: int, objects: int) -> tuple[Tensor, Tensor]:
-        """Mean of the listed compositions' `rows` [C, ...] per state [M, ...] and object [N, ...]; zero without any."""
+        """Mean of the listed compositions' `rows` [C, ...] per state [M, ...] and object [N, ...]; zeros if none."""
         return mean_over(rows, self.states, states), mean_over(rows, self.objects, objects)
 
 
 def mean_over(rows: Tensor, group: Tensor, count: int) -> Tensor:
-    """Mean of `rows` over each of `count` groups [count, ...], zero for an empty one; `group`: each row's group."""
+    """Mean of `rows` over each of `count` groups [count, ...]; `group`: each row's group. Empty groups get zeros."""
     sums = rows.new_zeros(count, *rows.shape[1:]).index_add(0, group, rows)
     sizes = rows.new_zeros(count).index_add(0, group, rows.new_ones(len(rows))).clamp(min=1)
     return sums / sizes.view(-1, *[1] * (rows.ndim - 1))

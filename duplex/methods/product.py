@@ -28,7 +28,7 @@ from duplex.options import CombinedOptions
 
 @dataclass(frozen=True)
 class ProductOptions(CombinedOptions):
-    """Options of `kind: product`."""
+    """Options of `kind: product`: the methods whose runs are combined, and how the runs are weighted."""
 
     weights: Literal["equal", "tuned"] = "equal"  # one per method in `of`; tuned: by validation AUC
 

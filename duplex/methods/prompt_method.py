@@ -35,7 +35,7 @@ from duplex.options import Count
 
 @dataclass(frozen=True)
 class PromptOptions(PathOptions):
-    """Options of `kind: prompts`."""
+    """Options of `kind: prompts`: the terms of loss and score, besides the prompts' own options."""
 
     losses: tuple[Literal["state", "object", "semantic"], ...] = ("state", "object", "semantic")  # loss terms
     inference: tuple[Literal["semantic", "factors"], ...] = ("semantic", "factors")  # score terms

@@ -68,7 +68,7 @@ def temporary_kind(method_class: type[Method[Any]]) -> Iterator[str]:
 
 
 def find_method(kind: str) -> type[Method[Any]]:
-    """The class of a kind; a module named in it may lie in the current folder. `BrokenMethod`: it is unusable."""
+    """The class of a kind, even `module:Class` in the current folder; raises `BrokenMethod` if it is unusable."""
     if kind in _temporary:
         return _checked_options(kind, _temporary[kind])
     module, _, name = kind.partition(":")

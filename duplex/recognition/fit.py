@@ -223,7 +223,7 @@ def read_labelled_folder(
 
 
 def near_copy_notes(data: LabelledImages, images: Sequence[str], copies: Ints) -> list[str]:
-    """A list with a note on near-copies (`copies`: pairs of rows) and on those in two splits; empty without copies."""
+    """A list with one note: the number of near-copies (`copies`: pairs of rows), and how many are in two splits."""
     split = data.manifest.set_index("image")["split"]
     across = sum(split[images[a]] != split[images[b]] for a, b in copies)
     where = f"{across:,} in two splits, which flatter the measured numbers" if across else "each in one split"

@@ -25,7 +25,7 @@ def module_of(point: EntryPoint) -> str:
 
 
 def provider(point: EntryPoint) -> str:
-    """Name and version of the distribution that an entry point belongs to; its module's name if that is unknown."""
+    """Name and version of the distribution that an entry point belongs to; if unknown, its module's name."""
     return f"{point.dist.name} {point.dist.version}" if point.dist else module_of(point)
 
 

@@ -32,7 +32,7 @@ USER_SETTINGS = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNA
 
 
 def keep_freed_memory() -> bool:
-    """Let glibc keep freed memory for faster reuse; returns False without glibc, or if the user has set this."""
+    """Let glibc keep freed memory for faster reuse; returns False without glibc, or if the user has configured it."""
     if platform.libc_ver()[0] != "glibc" or any(name in os.environ for name in USER_SETTINGS):
         return False
     mallopt = ctypes.CDLL(None).mallopt

@@ -25,7 +25,7 @@ _tokenizer = cache(open_clip.SimpleTokenizer)
 
 
 def load_state(path: Path = WEIGHTS) -> tuple[dict[str, Tensor], Tensor]:
-    """Read the float32 state dict, in which untrained token embeddings are NaN, and the ids of the trained tokens."""
+    """Read the tiny CLIP's float32 weights (NaN: untrained token embeddings), and the ids of the trained tokens."""
     stored = read_weights(path)
     rows = stored.pop("token_rows").long()
     state = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in stored.items()}
