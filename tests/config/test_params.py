@@ -92,6 +92,7 @@ def test_an_ablation_is_a_method_with_changed_options():
     [
         ("{momentum: 0.9, world: closed}", "[1]", ["params.yaml: methods.duplex is [1]; expected a table of keys"]),
         ("momentum: 0.9", "momentun: 0.9", ["methods.duplex.momentun", "unknown key", "momentum"]),
+        ("momentum: 0.9", "momentum: -1, factor_widht: 9", ["methods.duplex.factor_widht", "unknown key"]),
         ("{blocks: all, adapter: full,", "{block: 1,", ["finetune.block: unknown key; known: blocks, adapter"]),
         ("epochs: 20", "epochs: 0", ["datasets.ut-zappos.training.epochs: input should be greater than or equal to 1"]),
         ("{kind: prompts}", "{kind: promts}", ["unknown kind of method 'promts'", "duplex", "prompts"]),
