@@ -55,6 +55,11 @@ def test_another_encoder_is_refused(saved, key):
         load_checkpoint(saved[0], small_context(dtype=torch.float32), {**ENCODER, key: "other"})
 
 
+def test_other_word_vectors_are_refused(saved):
+    with pytest.raises(DuplexError, match="with other word vectors than evaluation.word_vectors"):
+        load_checkpoint(saved[0], small_context(dtype=torch.float32), {**ENCODER, "words": "0" * 64})
+
+
 def test_the_record_is_read_back_with_alternative_calibrations(saved):
     assert read_record(saved[0]) == RECORD
     other = Calibration(0.5, 0.1, 3.0, 4.0, -1.0, 0.5)
