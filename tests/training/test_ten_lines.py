@@ -79,6 +79,11 @@ def small(**changes: Any) -> duplex.Dataset:
     return duplex.Dataset.from_arrays(**arrays(**changes))
 
 
+def test_a_missing_file_of_word_vectors_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"word_vectors: none\.txt is not a file; expected one in GloVe format"):
+        small(word_vectors="none.txt")
+
+
 def test_new_words_are_refused_by_what_learns_from_images_alone() -> None:
     table = arrays()["table"]
     table["state"][-1] = "old"
