@@ -594,7 +594,7 @@ def _fit(recipes: FolderRecipes, out: Path, force: bool) -> Path:
     facts = [("encoder", recipes.encoder.name), ("recipe", choice.recipe.name)]
     own = OwnData(out.name, data.labels, data.manifest, data.root, answers, examples, choice.table, facts)
     page = write_page(own, page_file(out))
-    say(f"{page} shows where the model is right and wrong, and which further images would help")
+    say(f"{page} shows where the model is right and wrong, and what twice as many images would bring")
     return out
 
 

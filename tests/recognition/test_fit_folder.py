@@ -61,7 +61,7 @@ def test_the_page_beside_the_model_has_the_measured_numbers_and_every_recipe(fit
     assert f"{record['measured']['accuracy']:.1f} %" in page
     assert f"Expected calibration error {record['measured']['calibration_error']:.1f} %" in page
     assert all(row["recipe"] in page for row in record["recipes"])
-    for section in ("By state", "Confusions", "Next images", "Wrong answers"):
+    for section in ("By state", "Confusions", "More images", "Wrong answers"):
         assert section in page
     assert f"{model.with_name('model-page.html')} shows" in printed
     assert "two logistic regressions, for comparison: accuracy" in printed

@@ -1,4 +1,4 @@
-"""Numbers of the page of one data set against loops, naive fits and a joint normal distribution."""
+"""Numbers of the page of one data set against loops and naive fits."""
 
 from collections import Counter
 from statistics import fmean
@@ -17,17 +17,7 @@ from duplex.labels import LabelSpace
 from duplex.methods.gaussian import ClassStatistics, ClosedForm
 from duplex.methods.layers import unit
 from duplex.report.answers import WRONG, answers_of, most_confused, primitive_table, wrong_answers_part
-from duplex.report.own import (
-    DRAWS,
-    ClosedFormAnswers,
-    NextImages,
-    SampleSizeCurve,
-    draw_share,
-    expected_gain,
-    extrapolate,
-    pair_counts,
-    variances_of_means,
-)
+from duplex.report.own import DRAWS, SampleSizeCurve, closed_form_answers, draw_share, extrapolate
 from tests.report.own_data import examples_of, manifest
 
 LABELS = LabelSpace(("a", "b", "c"), ("x", "y"), {"train": np.array([0, 1, 4]), "test": np.array([2, 5])})
@@ -120,7 +110,7 @@ def examples():
 def test_closed_form_answers_equal_a_naive_argmax(examples) -> None:
     data, labels = examples
     rows = draw_share(data["train"].compositions.numpy(), 0.5, 0)
-    made = ClosedFormAnswers.of(data, labels, rows, "test")
+    made = closed_form_answers(data, labels, rows)
     train = data["train"]
     statistics = ClassStatistics.of(
         unit(train.cls[rows]), train.compositions[rows], len(labels.states), len(labels.objects)
@@ -136,10 +126,7 @@ def test_closed_form_answers_equal_a_naive_argmax(examples) -> None:
     prior = confidence.log_prior(seen, np.ones_like(seen))
     for image, scores in enumerate(log_p["test"]):
         posterior = (scores / confidence.temperature).numpy() + prior
-        assert made.answer[image] == candidates[int(posterior.argmax())]
-    right = made.answer == data["test"].compositions.numpy()
-    is_seen = np.isin(data["test"].compositions.numpy(), labels.pairs["train"])
-    assert made.accuracy == pytest.approx(100 * (0.9 * right[is_seen].mean() + 0.1 * right[~is_seen].mean()))
+        assert made[image] == candidates[int(posterior.argmax())]
 
 
 def test_the_learning_curve_has_a_quarter_half_and_all_images(examples) -> None:
@@ -148,8 +135,11 @@ def test_the_learning_curve_has_a_quarter_half_and_all_images(examples) -> None:
     pairs = len(labels.pairs["train"])
     assert [*curve.accuracies] == [2 * pairs, 4 * pairs, 8 * pairs]
     assert [len(drawn) for drawn in curve.accuracies.values()] == [DRAWS, DRAWS, 1]
-    every = ClosedFormAnswers.of(data, labels, np.arange(len(data["train"])), "test").accuracy
-    assert curve.accuracies[8 * pairs] == [every]
+    target = data["test"].compositions.numpy()
+    right = closed_form_answers(data, labels, np.arange(len(data["train"]))) == target
+    seen = np.isin(target, labels.pairs["train"])
+    expected = 100 * (0.9 * right[seen].mean() + 0.1 * right[~seen].mean())
+    assert curve.accuracies[8 * pairs] == [pytest.approx(expected)]
     means = [fmean(drawn) for drawn in curve.accuracies.values()]
     expected = extrapolate([*curve.accuracies], means, len(data["test"]))
     assert (curve.slope, curve.doubled) == expected
@@ -160,57 +150,3 @@ def test_one_image_per_pair_has_no_learning_curve(examples) -> None:
     rows = manifest()
     rows = rows[(rows["split"] != "train") | rows["image"].str.endswith("train0.png")].reset_index(drop=True)
     assert SampleSizeCurve.of(examples_of(rows, labels), labels) is None
-
-
-COUNTS = st.lists(st.integers(0, 6), min_size=6, max_size=6).filter(any)
-
-
-@settings(max_examples=40, deadline=None)
-@given(COUNTS, st.floats(0.2, 30), st.floats(0.05, 2))
-def test_variances_equal_those_of_the_joint_normal_distribution(counts, k, ridge) -> None:
-    """Coefficients mu, a, b and one interaction per pair; the precision is the prior's plus that of the images."""
-    m, n = 3, 2
-    size = 1 + m + n + m * n
-    precision = np.diag([0.0, *[ridge] * (m + n), *[k] * (m * n)])
-    designs = []
-    for pair in range(m * n):
-        design = np.zeros(size)
-        design[[0, 1 + pair // n, 1 + m + pair % n, 1 + m + n + pair]] = 1
-        precision += counts[pair] * np.outer(design, design)
-        designs.append(design)
-    covariance = np.linalg.inv(precision)
-    expected = [design @ covariance @ design for design in designs]
-    assert variances_of_means(np.array(counts), k, ridge, (m, n)) == pytest.approx(expected, rel=1e-6)
-
-
-@settings(max_examples=40, deadline=None)
-@given(COUNTS, st.floats(0.2, 30), st.integers(0, 5))
-def test_one_more_image_takes_away_the_stated_share_of_the_variance(counts, k, pair) -> None:
-    more = np.array(counts) + (np.arange(6) == pair)
-    before, after = (variances_of_means(np.array(each), k, 0.1, (3, 2))[pair] for each in (counts, more))
-    assert 1 - after / before == pytest.approx(before / (1 + before), rel=1e-6)
-
-
-def test_gains_equal_those_of_a_loop() -> None:
-    variance, wrong, validated = np.array([0.5, 0.1, 2.0]), np.array([1, 0, 0]), np.array([2, 3, 0])
-    overall = 1 / 5
-    expected = [(w + overall) / (c + 1) * v / (1 + v) for v, w, c in zip(variance, wrong, validated, strict=True)]
-    assert expected_gain(variance, wrong, validated) == pytest.approx(expected)
-
-
-def test_next_images_ranks_all_labelled_pairs_by_their_images_of_all_splits(examples) -> None:
-    data, labels = examples
-    ranked = NextImages.of(data, labels)
-    counts = Counter(zip(manifest()["state"], manifest()["object"], strict=True))
-    names = {pair: (labels.states[pair // 3], labels.objects[pair % 3]) for pair in ranked.pairs.tolist()}
-    assert {names[pair]: count for pair, count in zip(names, ranked.images.tolist(), strict=True)} == counts
-    assert (np.diff(ranked.gain) <= 0).all()
-    answers = ClosedFormAnswers.of(data, labels, np.arange(len(data["train"])), "val")
-    wrong = answers.answer != answers.target
-    for pair, validated, times in zip(ranked.pairs, ranked.validated, ranked.wrong, strict=True):
-        seen = pair in labels.pairs["train"]
-        assert validated == (int((answers.target == pair).sum()) if seen else 0)
-        assert times == (int((wrong & (answers.target == pair)).sum()) if seen else 0)
-    before = variances_of_means(pair_counts(data, labels, ("train",)), ranked.shrinkage, 0.1, (4, 3))[answers.target]
-    larger = before > np.median(before)
-    assert ranked.errors == (pytest.approx(100 * wrong[larger].mean()), pytest.approx(100 * wrong[~larger].mean()))
