@@ -67,7 +67,7 @@ def main() -> None:
     assert encoder.encode_images(picture).shape == (1, encoder.dim)
     from duplex.report.blocks import _environment
 
-    assert {"page.html.j2", "report.md.j2"} <= set(_environment().list_templates())
+    assert {"page.html.j2", "notebook.html.j2"} <= set(_environment().list_templates())
     blocked = "import sys; sys.modules.update(dict.fromkeys(('dvc', 'openTSNE', 'pyarrow')))"
     code = f"{blocked}; import duplex.evaluation.metrics, duplex.evaluation.score_files"
     subprocess.run([sys.executable, "-c", code], check=True)  # evaluation needs no extra

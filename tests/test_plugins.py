@@ -102,7 +102,7 @@ def test_a_method_of_another_distribution_is_trained_evaluated_and_reported(site
     }, "a new method retrains none other"
     metrics = json.loads((project / "artifacts" / "metrics.json").read_text())["own"]
     assert 0 < metrics["probe"]["closed"]["auc"] <= 100 and metrics["probe"]["open"]["auc"] > 0
-    assert "probe" in (project / "artifacts" / "report" / "report.md").read_text()
+    assert "probe" in (project / "artifacts" / "report" / "index.html").read_text()
     compared = duplex(site, project, "compare", "--dataset", "own", "--methods", "clip", "probe", "--json")
     gain = json.loads(compared.stdout)["difference"]["auc"]["value"]
     assert gain == pytest.approx(metrics["probe"]["closed"]["auc"] - metrics["clip"]["closed"]["auc"], abs=1e-6)

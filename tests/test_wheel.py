@@ -25,7 +25,7 @@ DATA = {
     "report/blocks.html.j2", "report/charts.css", "report/claims.yaml",
     "report/notebook.html.j2", "report/page.css", "report/page.html.j2",
     "report/page.js",
-    "report/quoted.yaml", "report/report.md.j2", "report/ablation_tables.yaml",
+    "report/quoted.yaml", "report/ablation_tables.yaml",
 }  # fmt: skip
 PROJECT = re.compile(r"(ablations/)?(params\.yaml|dvc\.yaml|\.dvcignore|\.dvc/.*|pipeline/\w+\.py)")
 PATHS = re.compile(rb"/(?:home|root|Users|work|tmp)/[\w.-]+|" + re.escape(os.fsencode(ROOT)))

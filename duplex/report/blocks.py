@@ -383,10 +383,6 @@ def render_notebook(title: str, blocks: Sequence[Block]) -> str:
     return _environment().get_template("notebook.html.j2").render(title=title, blocks=blocks)
 
 
-def render_markdown(report: Report) -> str:
-    return _environment().get_template("report.md.j2").render(report=report)
-
-
 def write_report(report: Report, folder: Path, figures: Path, numbers: Mapping[str, object] | None = None) -> Path:
     """Write a report and JSON files (`numbers`, by name) to `folder`, drawings to `figures`; returns the page's path.
 
@@ -398,13 +394,11 @@ def write_report(report: Report, folder: Path, figures: Path, numbers: Mapping[s
     with replace_folder(folder) as fresh:
         for name, record in (numbers or {}).items():
             write_json(fresh / name, record)
-        (fresh / "report.md").write_text(render_markdown(report), encoding="utf-8")
         (fresh / "index.html").write_text(render_page(report), encoding="utf-8")
     return folder / "index.html"
 
 
 def _environment() -> Environment:
-    # templates of HTML escape all values, those of Markdown the values with the filter `md`
     environment = Environment(
         loader=PackageLoader("duplex.report", ""),
         autoescape=select_autoescape(["html.j2"]),
@@ -416,8 +410,6 @@ def _environment() -> Environment:
     environment.filters.update(
         drawing=lambda figure: Markup(figure.svg),  # `draw` escapes its texts
         data_uri=_data_uri,
-        md=plain_markdown,
-        md_row=_markdown_row,
         groupby_runs=lambda blocks: [(kind, list(run)) for kind, run in groupby(blocks, key=lambda each: each.kind)],
     )
     return environment
@@ -425,20 +417,3 @@ def _environment() -> Environment:
 
 def _data_uri(figure: Figure) -> str:
     return "data:image/svg+xml;base64," + base64.b64encode(standalone_svg(figure.svg).encode()).decode("ascii")
-
-
-def plain_markdown(text: object) -> str:
-    """Escape Markdown's special characters and join lines, to use a text in a paragraph or table cell."""
-    out = str(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    for mark in "\\`*_[]|":
-        out = out.replace(mark, "\\" + mark)
-    return " ".join(out.split())
-
-
-def _markdown_row(row: TableRow) -> str:
-    cells = []
-    for cell in row.cells:
-        text = plain_markdown(cell.text)
-        form = {1: "**{}**", 2: "<u>{}</u>"}.get(cell.rank, "{}")
-        cells.append(f"{form.format(text)} {cell.spread}".strip())
-    return "| " + " | ".join(cells) + " |"

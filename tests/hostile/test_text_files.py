@@ -76,7 +76,7 @@ def test_the_report_names_missing_runs(project: Path, command: Command) -> None:
     Path("artifacts/metrics.json").write_text("committed")
     assert command("report").code == 0
     assert Path("artifacts/metrics.json").read_text() == "committed"
-    page = Path("artifacts/report/report.md").read_text()
+    page = Path("artifacts/report/index.html").read_text()
     assert "Not evaluated and not included: csp seed 0, csp seed 1, duplex seed 1." in page
     found = json.loads(Path("artifacts/summary.json").read_text())["shapes"]
     assert set(found) == {"linear", "clip", "cso", "duplex", "closed_form", "dual", "dual_finetuned"}
@@ -85,7 +85,7 @@ def test_the_report_names_missing_runs(project: Path, command: Command) -> None:
     answer = command("report")
     assert answer.code == 0 and answer.err.startswith("duplex: no run of params.yaml is evaluated yet; `dvc repro`")
     assert answer.err.count("\n") == 1
-    assert "No method has been evaluated." in Path("artifacts/report/report.md").read_text()
+    assert "No method has been evaluated." in Path("artifacts/report/index.html").read_text()
 
 
 def zipped(folder: Path, content: str) -> bytes:
@@ -119,14 +119,6 @@ def test_encrypted_mirrors_come_first() -> None:
         for archive in benchmark.archives:
             plain = [not url.startswith("https://") for url in archive.urls]
             assert plain == sorted(plain) and not plain[0]
-
-
-def test_devices_are_not_read_as_lists(pics: Path, command: Command) -> None:
-    """Reading it would not end."""
-    Path("list.csv").symlink_to("/dev/zero")
-    assert command("relabel", "pics", "list.csv", "--out", "new.csv").refused("is a device")
-    with pytest.raises(DuplexError, match="is a device; name a file"):
-        read_compositions(Path("list.csv"))
 
 
 @pytest.mark.parametrize("licence", [" ", "mit\nbase_model: somebody/else", "[evil]", "a b"])

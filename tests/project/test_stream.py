@@ -198,7 +198,7 @@ def test_a_plug_in_runs_through_evaluate_report_and_compare(trained, project, co
     report.report_stage(Params.model_validate(trained), ArtifactPaths())
     summary = json.loads(ArtifactPaths().metrics.read_text())["own"]
     assert summary["csp+stream"]["closed"]["auc"] == pytest.approx(metrics["stream"]["closed"]["auc"])
-    assert "csp+stream" in (ArtifactPaths().report / "report.md").read_text()
+    assert "csp+stream" in (ArtifactPaths().report / "index.html").read_text()
 
 
 def test_a_flag_adapts_a_run_without_making_it_outdated(trained, command):

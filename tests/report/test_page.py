@@ -12,7 +12,7 @@ from ruamel.yaml import YAML
 
 from duplex.project import report, runs
 from duplex.report import blocks
-from duplex.report.blocks import Chart, Mark, Series, draw, render_markdown, render_page
+from duplex.report.blocks import Chart, Mark, Series, draw, render_page
 from duplex.report.claims import paper_row
 from tests.projects import inside
 from tests.report.reading import Page, cited
@@ -90,9 +90,9 @@ def test_the_page_is_self_contained_and_accessible(page, project):
 
 
 def test_the_same_runs_give_the_same_bytes(project):
-    before = {path: path.read_bytes() for path in (project.page, project.folder / "artifacts/report/report.md")}
+    before = project.page.read_bytes()
     report.report_stage(project.params, project.paths)
-    assert {path: path.read_bytes() for path in before} == before
+    assert project.page.read_bytes() == before
 
 
 def test_dvc_restores_all_files_of_the_report(project):
@@ -107,9 +107,6 @@ def test_every_figure_is_also_a_file(project):
     assert {"own-curve-closed.svg", "own-curve-open.svg", "own-map-prototypes.svg"} <= {d.name for d in drawings}
     for drawing in drawings:
         assert ElementTree.parse(drawing).getroot().tag.endswith("svg")
-    markdown = (project.folder / "artifacts/report/report.md").read_text()
-    linked = re.findall(r"\]\(\.\./plots/figures/([^)]+)\)", markdown)
-    assert sorted(linked) == [drawing.name for drawing in drawings]
 
 
 def evil_report() -> blocks.Report:
@@ -134,13 +131,6 @@ def test_names_are_escaped_on_the_page():
     ElementTree.fromstring(draw(Chart(EVIL, EVIL, EVIL, [Series(EVIL, [0.0], [1.0])])))
 
 
-def test_names_are_escaped_in_markdown():
-    text = render_markdown(evil_report())
-    assert "<b>" not in text and "<script>" not in text
-    rows = [line for line in text.splitlines() if line.startswith("| &lt;b&gt;")]
-    assert rows and all(len(re.findall(r"(?<!\\)\|", row)) == 3 for row in rows)
-
-
 def test_missing_files_are_notes_with_commands(project, copy):
     """Without images, features, maps, ablations, timings and predictions."""
     for folder in ("pictures", "artifacts/maps"):
@@ -155,7 +145,7 @@ def test_missing_files_are_notes_with_commands(project, copy):
     assert [said for said in (*commands, "Results") if said not in text] == []
 
 
-def test_claims_are_judged_on_the_page_and_in_markdown(project, copy):
+def test_claims_are_judged_on_the_page(project, copy):
     """With made ablations: SP is above c-s-o, and above VP with SP; VP and SP with VP have wide intervals."""
     own = json.loads(project.paths.summary.read_text())["own"]["duplex"]
     assert (own["settings"]["kind"], own["settings"]["encoder"], own["settings_open"]["world"]) == (
@@ -189,8 +179,6 @@ def test_claims_are_judged_on_the_page_and_in_markdown(project, copy):
     )
     assert found["Tab. 10", "the codebook improves c-s-o", "AUC"] == ("not run", "static")
     assert "untrained in 1 of 2" in found["Tab. 5", "SP improves c-s-o", "AUC"][1]
-    markdown = (project.paths.report / "report.md").read_text()
-    assert "| Tab. 5 | SP improves c-s-o | AUC | reproduced |" in markdown.replace("\\", "")
     test_every_number_of_a_table_equals_the_one_it_cites(page)
     test_every_number_of_a_table_has_a_source(page)
 
