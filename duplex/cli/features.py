@@ -52,9 +52,6 @@ def extract(
         reports = [stage.extract(params, dataset, out=out, **options)]
     for report in reports:
         log("\n".join(report.lines()))
-    if fresh and out is None and _is_in_dvc_lock(f"extract@{dataset}"):
-        commit = f"`dvc commit -f extract@{dataset}`"
-        log(f"dvc.lock has earlier features: {commit} keeps the new ones, `dvc repro` restores the old")
     if as_json:
         print_json([{"path": str(report.path), **report.to_dict()} for report in reports])
 
@@ -130,11 +127,6 @@ def convert_encoder(
 def _list_by_default(context: typer.Context, as_json: AsJson = False) -> None:
     if context.invoked_subcommand is None:
         list_encoders(as_json)
-
-
-def _is_in_dvc_lock(stage: str) -> bool:
-    lock = Path("dvc.lock")
-    return lock.is_file() and f"\n  {stage}:\n" in lock.read_text(encoding="utf-8", errors="replace")
 
 
 def _check_shards(engine: str, shard: str | None, shards: int) -> None:

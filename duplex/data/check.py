@@ -13,7 +13,7 @@ import pandas as pd
 from duplex.data.contents import join_copies, known_looks, near_copies, read_contents
 from duplex.data.images import ImageTree, describe_skipped, file_of
 from duplex.data.tables import LabelledImages, complete_rows
-from duplex.labels import SPLITS, LabelSpace, prompt_name
+from duplex.labels import SPLITS, prompt_name
 
 ALIKE = "read like another in a prompt"
 SHOWN = 5  # examples of an issue in its text
@@ -58,7 +58,7 @@ def check_labels_of(dataset: LabelledImages) -> list[DataIssue]:
         unseen = sorted(set(range(len(primitives))) - set(known.tolist()))
         issues.append(_issue(f"{kind} that training never shows: new words", (primitives[i] for i in unseen), False))
         issues.append(_issue(f"{kind} {ALIKE}", _alike(primitives), True))
-    return [*issues, _issue(f"pairs {ALIKE}", _alike_pairs(labels), True)]
+    return issues
 
 
 def alike_labels(dataset: LabelledImages) -> list[str]:
@@ -83,18 +83,6 @@ def _alike(names: Iterable[str]) -> list[str]:
     # differ in spelling but not in their prompt, such as `Red` and `red`, two forms of `é`, or an invisible character
     texts = pd.Series({name: _prompt_text(name) for name in names}, dtype=object)
     return texts.index[texts.duplicated(keep=False)].tolist()
-
-
-def _alike_pairs(labels: LabelSpace) -> list[str]:
-    # such as `dark red + star` and `dark + red star`, without states or objects that already read alike
-    pairs = [divmod(c, len(labels.objects)) for c in sorted(set(chain(*(p.tolist() for p in labels.pairs.values()))))]
-    states = [_prompt_text(name) for name in labels.states]
-    objects = [_prompt_text(name) for name in labels.objects]
-    names: dict[str, dict[tuple[str, str], str]] = {}  # prompt -> texts of state and object -> the pair as labelled
-    for m, n in pairs:
-        texts = states[m], objects[n]
-        names.setdefault(" ".join(texts), {}).setdefault(texts, f"{labels.states[m]} + {labels.objects[n]}")
-    return [name for alike in names.values() if len(alike) > 1 for name in alike.values()]
 
 
 def _prompt_text(name: str) -> str:

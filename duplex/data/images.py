@@ -220,10 +220,6 @@ def _upright(pixels: Image.Image, image: Image.Image) -> Image.Image:
     return pixels if turn is None else pixels.transpose(turn)
 
 
-def suffix_of(name: str) -> str:
-    return os.path.splitext(name)[1].lower() or "without a suffix"
-
-
 def describe_skipped(counts: Mapping[str, int]) -> str:
     """How many files of each kind were skipped, the most frequent kind first: `10 .heic, 2 without a suffix`."""
     common = Counter(counts).most_common(SHOWN)
@@ -265,7 +261,7 @@ class ImageTree:
     def _walk(self, folder: str, refuse_links: bool) -> Iterator[str]:
         prefix = f"{folder}/" if folder else ""
         for entry in sorted(self._scan(folder), key=lambda entry: entry.name):
-            path, suffix = prefix + entry.name, suffix_of(entry.name)
+            path, suffix = prefix + entry.name, os.path.splitext(entry.name)[1].lower() or "without a suffix"
             if entry.name.startswith(IGNORED):
                 continue
             if entry.is_symlink() and not self._inside(entry.path):
@@ -273,9 +269,7 @@ class ImageTree:
                     raise self._leaves(path)
                 self.skipped.setdefault("links out of the folder", []).append(path)
             elif suffix in IMAGE_SUFFIXES and not entry.is_file():
-                no_folder = "broken links" if entry.is_symlink() else "devices and pipes"
-                kind = "folders named like an image" if entry.is_dir() else no_folder
-                self.skipped.setdefault(kind, []).append(path)
+                self.skipped.setdefault("no files", []).append(path)  # but folders, pipes or broken links
             elif entry.is_dir(follow_symlinks=False):
                 yield from self._walk(path, refuse_links)
             elif suffix in IMAGE_SUFFIXES:
@@ -315,10 +309,8 @@ class ImageTree:
 
 
 def read_bytes(path: Path) -> bytes:
-    """The bytes of a file or pipe; raises DuplexError if it is missing or unreadable, or a device (without an end)."""
+    """The bytes of a file; raises DuplexError if it is missing or unreadable."""
     try:
-        if stat.S_ISCHR(mode := path.stat().st_mode) or stat.S_ISBLK(mode):
-            raise DuplexError(f"{path} is a device; name a file")
         return path.read_bytes()
     except FileNotFoundError as error:
         raise DuplexError(f"{path} does not exist") from error

@@ -461,8 +461,6 @@ TAIL = 8
 
 def shapes_manifest(seed: int = SEED, *, scale: float = 1.0) -> pd.DataFrame:
     """Make the manifest of `shapes`, or of a part: each pair keeps the share `scale` of its images, at least one."""
-    if not 0 < scale <= 1:
-        raise DuplexError(f"scale {scale} is not in (0, 1]; leave it out for the whole benchmark")
     rng = random_stream(seed, "manifest")
     train, val_unseen, test_unseen = _pairs(rng)
     ranks = 1.0 + np.arange(len(train))

@@ -163,8 +163,6 @@ def read_metadata(path: Path) -> list[dict[str, Any]]:
     import torch
 
     data = read_bytes(path)
-    if not data:
-        raise DuplexError(f"{path} is empty; get it again with `duplex data download`")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -197,11 +195,6 @@ def _candidates(record: dict[str, Any], place: str) -> Iterator[str]:
         original = relative_path(_text(record, "_image", place), place)
         for top in ARCHIVE_FOLDERS:
             yield f"{top}/{original}"
-
-
-def label_files(root: Path) -> list[Path]:
-    """Paths of the files that hold a published data set's metadata and pair lists."""
-    return [root / METADATA, *(_folder(root) / f"{split}_pairs.txt" for split in SPLITS)]
 
 
 def has_pair_lists(root: Path) -> bool:
@@ -317,16 +310,11 @@ def _content_digests(source: SourceOptions) -> Record:
     if source.kind == "shapes" or not source.root.is_dir():
         return {}
     if source.kind == "standard":
-        return {CONTENT: _digest([sha256(path) for path in label_files(source.root) if path.is_file()])}
+        files = [source.root / METADATA, *(_folder(source.root) / f"{split}_pairs.txt" for split in SPLITS)]
+        return {CONTENT: _digest([sha256(path) for path in files if path.is_file()])}
     names = list(ImageTree(source.root).images(refuse_links=False))
-    return {CONTENT: _digest(names), SIZES: _digest([f"{name} {_size(source.root / name)}" for name in names])}
-
-
-def _size(file: Path) -> int | None:
-    try:
-        return file.stat().st_size
-    except OSError:
-        return None
+    sizes = [f"{name} {(source.root / name).stat().st_size}" for name in names]
+    return {CONTENT: _digest(names), SIZES: _digest(sizes)}
 
 
 def _digest(lines: list[str]) -> str:

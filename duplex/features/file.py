@@ -165,20 +165,12 @@ def read_rows(file: Any, name: str, rows: Any = slice(None)) -> NDArray[Any]:
     return values
 
 
-def read_blocks(file: Any, name: str) -> Iterator[tuple[slice, NDArray[Any]]]:
-    """Read the HDF5 data set `name` of an open cache in blocks; yields slices of rows with what `read_rows` returns."""
-    data = file[name]
-    step = max(1, BLOCK * len(data) // max(1, data.nbytes))
-    for start in range(0, len(data), step):
-        rows = slice(start, min(start + step, len(data)))
-        yield rows, read_rows(file, name, rows)
-
-
 def check_values(file: Any) -> None:
     """Read all values of an open cache; raises `DamagedCache` if a row does not match its checksum."""
     for name in value_names(file):
-        for _ in read_blocks(file, name):
-            pass
+        step = max(1, BLOCK * len(file[name]) // max(1, file[name].nbytes))
+        for start in range(0, len(file[name]), step):
+            read_rows(file, name, slice(start, start + step))
 
 
 def refuse_wrong(name: str, rows: NDArray[np.int64], wrong: NDArray[np.bool_]) -> None:
@@ -266,13 +258,9 @@ def repair_hint(path: Path) -> str:
 
 def extract_command(path: Path, shard: str | None = None) -> str:
     """The `duplex extract` command that writes the cache at `path`, or the shard `k/n` of it."""
-    target = _dataset(path) or f"NAME --out {path}"
-    return f"duplex extract --dataset {target}{'' if shard is None else f' --shard {shard}'}"
-
-
-def _dataset(path: Path) -> str:
     # a project's caches are artifacts/NAME/features.h5; the name of others is unknown
-    return path.parent.name if path.name == "features.h5" else ""
+    target = path.parent.name if path.name == "features.h5" else f"NAME --out {path}"
+    return f"duplex extract --dataset {target}{'' if shard is None else f' --shard {shard}'}"
 
 
 def _differs(key: str, stored: Mapping[str, str | None], expect: Mapping[str, str | None]) -> bool:

@@ -261,15 +261,10 @@ def checked_features(features: Any) -> NDArray[np.float32]:
     with np.errstate(over="ignore", invalid="ignore"):
         single = np.array(values, dtype=np.float32)
         length = np.sqrt(np.square(single).sum(axis=1))
-    for is_bad, problem in (
-        (~np.isfinite(single).all(axis=1), "NaN or infinity"),
-        (~np.isfinite(length), "numbers so large that their squares overflow"),
-        (length < SHORTEST, "only zeros, or numbers that are nearly zero,"),
-    ):
-        bad = np.flatnonzero(is_bad)
-        if bad.size:
-            raise UsageError(
-                f"features has {problem} in {bad.size} of {len(single)} rows, first in row {bad[0]}; "
-                "leave these images out"
-            )
+    bad = np.flatnonzero(~((length >= SHORTEST) & np.isfinite(length)))  # NaN, too
+    if bad.size:
+        raise UsageError(
+            f"features has NaN, infinity, too large numbers or only zeros in {bad.size} of {len(single)} rows, "
+            f"first in row {bad[0]}; leave these images out"
+        )
     return single

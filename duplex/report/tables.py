@@ -352,11 +352,7 @@ def _settings_text(each: Measured) -> str:
     if settings is None:
         return MISSING
     shown = {key: value for key, value in settings.items() if key not in ("world", "encoder", "counts")}
-    return ", ".join(f"{key}: {_yaml_text(value)}" for key, value in shown.items())
-
-
-def _yaml_text(value: Any) -> str:
-    return json.dumps(value).replace('"', "")
+    return json.dumps(shown)[1:-1].replace('"', "")
 
 
 def _paper_text(row: Tree, benchmark: str) -> str:

@@ -90,15 +90,6 @@ def test_labels_with_equal_prompts_are_a_problem(tmp_path: Path) -> None:
     assert findings["objects read like another in a prompt"].count == 2
 
 
-def test_pairs_with_one_prompt_are_a_problem(tmp_path: Path) -> None:
-    pairs = [("dark red", "star"), ("dark", "red star"), ("dark", "star")]
-    manifest = frame([(f"{i}.png", state, thing, "train") for i, (state, thing) in enumerate(pairs)])
-    findings = found(LabelledImages(manifest, labels_of(manifest)), tmp_path)
-    alike = findings["pairs read like another in a prompt"]
-    assert alike.problem and sorted(alike.examples) == ["dark + red star", "dark red + star"]
-    assert "states read like another in a prompt" not in findings
-
-
 @pytest.mark.parametrize("suffix", [".jpg", ".png", ".webp", ".gif", ".bmp"])
 def test_truncated_images_are_reported(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"x{suffix}"

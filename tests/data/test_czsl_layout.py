@@ -202,7 +202,7 @@ def test_empty_metadata_and_absent_lists(tmp_path: Path) -> None:
         read_pair_lists(tmp_path)
     (tmp_path / "train_pairs.txt").unlink()
     (small(tmp_path, []) / METADATA).write_bytes(b"")
-    with pytest.raises(DuplexError, match="is empty"):
+    with pytest.raises(DuplexError, match="does not hold plain data"):
         load_czsl(tmp_path)
     (tmp_path / METADATA).unlink()
     with pytest.raises(DuplexError, match="does not exist"):
