@@ -34,7 +34,7 @@ from rich.progress import DownloadColumn, Progress, TimeRemainingColumn
 from duplex.data.tables import read_benchmarks, read_table, write_manifest
 from duplex.errors import DuplexError, UsageError, require
 from duplex.labels import SPLITS
-from duplex.system.files import checked_path, report_write_errors, sole_writer
+from duplex.system.files import checked_path, report_write_errors, sha256, sole_writer, write_text
 from duplex.system.processes import track
 
 CHUNK = 1 << 16  # bytes; at most this much of a broken transfer is downloaded twice
@@ -196,15 +196,28 @@ def download(name: str, root: Path, report: Callable[[str], None]) -> None:
 
 
 def download_archive(archive: BenchmarkArchive, root: Path, report: Callable[[str], None]) -> None:
-    """Download an archive to ROOT/.archives, unless it is there, and unpack the wanted files to `root`."""
+    """Download an archive to ROOT/.archives, unless it is there, and unpack the wanted files to `root`.
+
+    As no sha256 is published, the archive's own is recorded when it is first unpacked, and later archives must match.
+    """
     if all((root / name).exists() for name in archive.take):
         report(f"{', '.join(archive.take)}: already in {root}")
         return
     path = root / ARCHIVES / archive.file
     if not path.exists():
         _fetch_from_mirrors(archive, path, root, report)
+    digest, record = sha256(path), path.with_name(path.name + ".sha256")
+    known = record.read_text(encoding="utf-8", errors="replace").split(" ")[0] if record.is_file() else ""
+    if known and digest != known:
+        raise DuplexError(
+            f"{path} has the sha256 {digest}, not {known}; delete it to download it again, "
+            f"or delete {record} if this one is right"
+        )
     report(f"unpacking {path}")
     unpack(path, archive.take, root, archive.limit)
+    if not known:
+        write_text(record, f"{digest}  {path.name}\n")
+        report(f"no hash of {path.name} is published; its sha256 is {digest} and is kept in {record}")
 
 
 def _fetch_from_mirrors(archive: BenchmarkArchive, path: Path, root: Path, report: Callable[[str], None]) -> None:

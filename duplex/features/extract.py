@@ -533,7 +533,8 @@ def encode_shared(
         path, places = features.require()
         with open_cache(path) as file:
             statuses = file["status"][...]
-        reasons = [_reason(statuses, row) for row in places.tolist()]
+        found = np.where(places < 0, FIRST_BAD, statuses[places]).tolist()
+        reasons = [status_reason(status) if status >= FIRST_BAD else "" for status in found]
     named = zip(images, reasons, strict=True)
     bad = [BadImage(number, image, reason) for number, (image, reason) in enumerate(named) if reason]
     check_share_of_bad(bad, len(images), max_bad)
@@ -554,12 +555,6 @@ def find_encoded(folder: Path, digests: Sequence[str]) -> Features | None:
     cache = read_features(best)
     statuses = np.where(rows < 0, FIRST_BAD, cache.statuses[rows]).astype(np.uint8)
     return replace(cache, cls=cache.cls[rows], statuses=statuses)
-
-
-def _reason(statuses: Statuses, row: int) -> str:
-    if row < 0:
-        return "missing"
-    return status_reason(statuses[row]) if statuses[row] >= FIRST_BAD else ""
 
 
 def _remove_superfluous(cache: Path, others: Sequence[Path]) -> None:

@@ -14,8 +14,6 @@ from safetensors import SafetensorError, safe_open
 
 from duplex.methods.score_formula import answer_logits, score_terms, unit
 
-SHORTEST = 1e-12  # length of a feature below which `unit` does not make it a unit vector
-
 
 def scores(t: Any, features: Any) -> Any:
     """Compute scores [B, C] from image features [B, d] and the model's named tensors `t`."""
@@ -57,27 +55,12 @@ def require_exported(path: Path, header: Any) -> Path:
 
 
 def read_features(path: str, width: int) -> Any:
-    """Read features [B, width] from a NumPy file as float32; exits with an error if it holds anything else."""
-    try:
-        array = np.load(path)
-    except Exception as error:  # numpy raises almost anything for bytes that are no array
-        sys.exit(f"recognize.py: {path} cannot be read as an array of numpy: {' '.join(str(error).split())}")
-    if not isinstance(array, np.ndarray):
-        sys.exit(f"recognize.py: {path} holds several arrays; save the features alone by numpy.save")
-    features = np.atleast_2d(array)
-    if features.dtype.kind != "f" or features.ndim != 2 or features.shape[1] != width:
+    """Read features [B, width] from a NumPy file as float32; exits with an error if it holds other numbers or NaN."""
+    features = np.atleast_2d(np.load(path))
+    if features.dtype.kind != "f" or features.shape[1:] != (width,) or not np.isfinite(features).all():
         kind = f"has the shape {features.shape} of {features.dtype}"
-        sys.exit(f"recognize.py: {path} {kind}; expected floats in rows of width {width}")
-    with np.errstate(over="ignore", invalid="ignore"):
-        features = features.astype(np.float32)
-        length = np.sqrt(np.square(features).sum(axis=1))
-    usable = np.isfinite(length) & (length >= SHORTEST)
-    if not usable.all():
-        sys.exit(
-            f"recognize.py: {path}, row {int(usable.argmin())}: the feature is not finite, zero or nearly zero, or so "
-            "large that its squares overflow"
-        )
-    return features
+        sys.exit(f"recognize.py: {path} {kind}; expected finite floats in rows of width {width}")
+    return features.astype(np.float32)
 
 
 def main() -> None:

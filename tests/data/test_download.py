@@ -183,7 +183,7 @@ def test_the_first_working_mirror_is_used(server: Server, tmp_path: Path) -> Non
     assert len(server.asked) == before and "already in" in said[-1]
 
 
-def test_after_a_damaged_archive_another_can_be_unpacked(server: Server, tmp_path: Path) -> None:
+def test_the_hash_of_a_damaged_archive_is_not_recorded(server: Server, tmp_path: Path) -> None:
     path = tmp_path / ARCHIVES / "a.zip"
     path.parent.mkdir()
     path.write_bytes(zipped(GOOD)[:-30])

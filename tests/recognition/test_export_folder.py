@@ -104,15 +104,13 @@ def test_recognize_reads_the_features_that_the_library_reads(features, tmp_path)
 def test_recognize_refuses_other_features_in_one_line(exported, features, tmp_path):
     unusable = features.copy()
     unusable[1] = np.nan
-    arrays = {"narrow": features[:, :3], "nan": unusable, "zero": 0 * features, "cube": features[None]}
-    arrays |= {"large": features.astype(np.float64) * 1e25, "objects": features.astype(object)}
+    arrays = {"narrow": features[:, :3], "nan": unusable, "cube": features[None], "whole": features.astype(int)}
     for name, values in arrays.items():
         np.save(tmp_path / f"{name}.npy", values)
-    (tmp_path / "text.npy").write_text("no array")
     np.savez(tmp_path / "several", features)
     (tmp_path / "several.npz").rename(tmp_path / "several.npy")
     script = str(exported["duplex"] / "recognize.py")
-    for arguments in ([], ["-h"], *([str(tmp_path / f"{name}.npy")] for name in [*arrays, "text", "none", "several"])):
+    for arguments in ([], ["-h"], *([str(tmp_path / f"{name}.npy")] for name in [*arrays, "several"])):
         done = subprocess.run([sys.executable, script, *arguments], capture_output=True, text=True, check=False)
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1), (arguments, done.stderr)
 
