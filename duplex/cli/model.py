@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import math
 import re
 import shlex
 import signal
@@ -460,7 +459,7 @@ def serve(
     max_megabytes: Annotated[int, Option(min=1, help="Largest request, in megabytes.")] = Limits.bytes // 2**20,
     max_images: Annotated[int, Option(min=1, help="Largest number of images in a request.")] = Limits.images,
     workers: Annotated[int | None, Option(min=1, max=64, help="Worker processes; default: 2, or 1 with a GPU.")] = None,
-    seconds: Annotated[float, Option(min=0.1, help="Time limit to receive and answer a request.")] = Limits.seconds,
+    seconds: Annotated[float, Option(min=0.1, max=3600, help="Time limit of a request.")] = Limits.seconds,
 ) -> None:
     """Serve a model over HTTP until stopped: POST /predict, /labels, /health, /metrics, /docs, and a page at /."""
     try:
@@ -469,8 +468,6 @@ def serve(
         from duplex.recognition.serve import HEADERS, application, image_workers
     except ImportError as error:
         raise UsageError(f"the server needs further packages ({error.name}); {install_command('serve')}") from error
-    if not math.isfinite(seconds):
-        raise UsageError(f"--seconds is {seconds}; expected a finite number")
     hint = "give it after `duplex serve`"
     if adapt and workers not in (None, 1):
         raise UsageError(f"--workers is {workers}; with --adapt, one worker receives all images, so leave it out")

@@ -29,7 +29,7 @@ from duplex.data.contents import file_digests, known_looks, near_copies, read_di
 from duplex.data.images import ImageTree, thumbnail
 from duplex.data.sources import detect_source, read_folder
 from duplex.data.tables import complete_rows, read_manifest, read_table
-from duplex.errors import DuplexError, UsageError
+from duplex.errors import UsageError
 from duplex.evaluation.vectors import most_similar
 from duplex.features.extract import encode_shared, find_encoded, user_cache
 from duplex.features.file import ROOT, Features, read_features
@@ -243,10 +243,7 @@ def relabelled(source: LabelledSource, edited: Path) -> Relabelled:
     Raises UsageError if no label changes, a column is misspelt, or a text cannot be a label.
     """
     manifest, dataset = source.table, source.name
-    try:
-        table = read_table(edited, tuple(OLD.values()))
-    except DuplexError as error:
-        raise UsageError(str(error)) from None
+    table = read_table(edited, tuple(OLD.values()))
     if unknown := sorted(set(table["image"]) - set(manifest["image"])):
         raise UsageError(f"{edited} lists {unknown[0]!r}, which is not an image of {dataset}")
     if table["image"].duplicated().any():
