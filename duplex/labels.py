@@ -130,7 +130,7 @@ class LabelSpace:
 
     @property
     def seen(self) -> Bools:
-        """Mask [M*N] of the seen compositions, those with training images."""
+        """Mask [M*N] of the seen compositions, which have training images."""
         mask = np.zeros(self.size, dtype=bool)
         mask[self.pairs["train"]] = True
         return mask

@@ -355,5 +355,5 @@ class SourceOptions(Options):
 
     @property
     def recorded_root(self) -> str | None:
-        """The images' folder that a feature cache records; None for `shapes`, which is the same in every folder."""
+        """The image folder that a feature cache records; None for `shapes`, whose images are equal everywhere."""
         return None if self.kind == "shapes" else self.root.as_posix()

@@ -172,12 +172,12 @@ class MethodEntry(MethodChanges):
         return {**self.options, **self._changes(dataset).options}
 
     def kinds_for(self, dataset: str | None) -> list[str]:
-        """The method's kind and, if that builds on another one, as `flow` does, the kind in its option `base`."""
+        """The method's kind and, if it builds on another kind, as `flow` does, the kind in its option `base`."""
         base = self.options_for(dataset).get("base")
         return [self.kind, base["kind"]] if isinstance(base, dict) and "kind" in base else [self.kind]
 
     def training_for(self, dataset: str | None) -> dict[str, Any]:
-        """The training options that the method itself sets on a data set; they override those of the data set."""
+        """The training options that the method itself sets; they override the data set's training options."""
         return {**self.training, **self._changes(dataset).training}
 
     def finetune_for(self, dataset: str | None) -> dict[str, Any]:
@@ -313,7 +313,7 @@ class Params(ParamsSection):
             return TrainingOptions.from_dict({**base.to_dict(), **self.entry(name).training_for(dataset)})
 
     def finetune(self, name: str, dataset: str | None = None) -> FinetuneOptions | AutoFinetune | None:
-        """A method's options under `finetune:`: `AutoFinetune` if validation is to choose, None if there are none."""
+        """A method's options under `finetune:`: `AutoFinetune` if validation is to choose; None without the table."""
         record = self.entry(name).finetune_for(dataset)
         with self._located(name, dataset, ".finetune"):
             return finetune_options(record)
@@ -431,7 +431,7 @@ def dataset_files(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def parse_params(record: Table, files: Mapping[str, Table], path: Path) -> Params:
-    """Check params.yaml's content `record` and that of data sets' `files`; returns `Params`. Errors name `path`."""
+    """Check the contents of params.yaml (`record`) and of data sets' `files`; returns `Params`. Errors name `path`."""
     datasets = _tables(path, record, "datasets")
     for name, table in files.items():
         datasets[name] = {**datasets.get(name, {}), **table}
@@ -558,7 +558,7 @@ def check_name(name: str) -> None:
 
 
 def write_dataset(name: str, entry: Mapping[str, Any], *, run: bool) -> None:
-    """Set `entry`'s keys in datasets/NAME.yaml, keeping all else; with `run`, add the data set to `run.datasets`."""
+    """Set `entry`'s keys in datasets/NAME.yaml, keeping other keys; `run`: add the data set to `run.datasets`."""
     record, files = read_yaml(PARAMS_FILE), dataset_files(PARAMS_FILE)
     files[name] = {**files.get(name, {}), **entry}
     listed = record["run"]["datasets"]

@@ -46,7 +46,7 @@ def content_keys(root: Path, images: Sequence[str]) -> list[str]:
 
 
 def near_copies(looks: NDArray[np.uint8]) -> Ints:
-    """Find copies and near-copies by their looks [N, 192]; returns pairs of row numbers [K, 2], the lower one first."""
+    """Find copies and near-copies by their looks [N, 192]; returns pairs of row numbers [K, 2], lower number first."""
     mean = looks.mean(axis=1) / 255
     order = np.argsort(mean, kind="stable")  # the difference of two means is at most that of the looks
     mean, x = mean[order], looks[order].astype(np.float32) / 255

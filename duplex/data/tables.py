@@ -322,7 +322,7 @@ def from_rows(
     place: object,
     contents: Callable[[Sequence[str]], Sequence[str]] | None = None,
 ) -> LabelledImages:
-    """Make a data set from a table with columns image, state, object; without a column split, one is drawn at random.
+    """Make a data set from a table with columns image, state, object; without a column split, a random split is drawn.
 
     `place` is the table's name in messages. `contents` returns a key per image; images with equal keys get one split.
     """
@@ -483,7 +483,7 @@ def read_benchmarks() -> dict[str, dict[str, Any]]:
 
 
 def published_differences(name: str, stats: DatasetStatistics) -> list[str]:
-    """One line per count that differs from the published one; empty for a data set without published counts."""
+    """One line per count that differs from the published count; empty without published counts."""
     if (benchmark := read_benchmarks().get(name)) is None:
         return []
     published = benchmark["counts"]

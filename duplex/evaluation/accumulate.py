@@ -348,7 +348,7 @@ class TopCompetitors:
     columns: int  # number C of columns
 
     def best_columns(self, bias: float = 0.0) -> Ints:
-        """Each image's predicted column [N]: the best, or the lowest of equal ones; -1 if all score -inf.
+        """Each image's predicted column [N]: the best, of equal columns the first; -1 if all score -inf.
 
         bias: is added to the scores of unseen columns.
         """

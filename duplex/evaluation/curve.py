@@ -37,7 +37,7 @@ class Margins:
 
     @classmethod
     def of(cls, competitors: TopCompetitors, k: int = 1) -> Margins:
-        """Compute margins for top-`k` accuracy; `k` may not exceed that of the `ScoreAccumulator`."""
+        """Compute margins from score statistics, for top-`k` accuracy; `k`: at most that of the `ScoreAccumulator`."""
         if not (isinstance(k, Integral) and 1 <= k <= competitors.seen.shape[1]):
             raise UsageError(
                 f"k is {shown(k)}; expected 1 to {competitors.seen.shape[1]}, the k of the score accumulator"
@@ -107,7 +107,7 @@ class Curve:
         return harmonic_mean(self.seen_accuracies, self.unseen_accuracies)
 
     def bias(self, point: int) -> float:
-        """A bias within the interval of the point number `point`: its middle; for an end, a value beyond the others."""
+        """A bias within the interval of the point number `point`: its middle, or a value beyond all breakpoints."""
         v = self.breakpoints
         if not v.size:
             return 0.0

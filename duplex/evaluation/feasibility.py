@@ -55,7 +55,7 @@ def wins_by_pair(components: Components, pair: Ints, pairs: int) -> Floats:
 
 
 def pair_halves(pairs: int) -> Bools:
-    """100 random halves of the pairs, as masks [100, pairs]; every call returns the same ones."""
+    """100 random halves of the pairs, as masks [100, pairs]; every call returns the same halves."""
     rng = np.random.default_rng(0)
     ranks = np.array([rng.permutation(pairs) for _ in range(HALVINGS)])
     return ranks < pairs // 2
@@ -99,7 +99,7 @@ def thresholds(feasibility: Floats, seen: Bools, count: int = 50) -> Floats:
 
 
 def buckets(feasibility: Floats, steps: Floats) -> BucketNumbers:
-    """Bucket numbers of compositions [C]: how many of the ascending thresholds `steps` exclude each one."""
+    """Bucket numbers of compositions [C]: how many of the ascending thresholds `steps` exclude each composition."""
     kind = np.min_scalar_type(-steps.size - 1)
     return np.asarray(kind.type(steps.size) - np.searchsorted(steps, feasibility, side="right").astype(kind))
 

@@ -101,7 +101,7 @@ def bootstrap(methods: Sequence[Margins], rounds: int = ROUNDS, seed: int = 0) -
 
 
 def percentiles(draws: Floats) -> Interval | None:
-    """The interval that holds the middle 95 % of bootstrapped values; None if there are none or one is NaN."""
+    """The interval that holds the middle 95 % of bootstrapped values; None if there are no values or one is NaN."""
     if not draws.size or np.isnan(draws).any():
         return None
     low, high = np.percentile(draws, [2.5, 97.5])
@@ -118,7 +118,7 @@ class Difference:
 
 
 def compare(first: Margins, second: Margins, rounds: int = ROUNDS, seed: int = 0) -> dict[str, Difference]:
-    """The difference `second - first` in each metric, for two methods on the same images, without undefined metrics."""
+    """The difference `second - first` in each metric that is defined, for two methods on the same images."""
     curves = [Curve.of(margins) for margins in (first, second)]
     ends = np.array([(c.seen_accuracies[0], c.unseen_accuracies[-1], c.harmonic.max()) for c in curves])  # [2, 3]
     draws = bootstrap([first, second], rounds, seed)
@@ -150,7 +150,7 @@ def _normal_p(value: float, error: float | None) -> float | None:
 def compare_seeds(
     first: Sequence[Margins], second: Sequence[Margins], rounds: int = ROUNDS, seed: int = 0
 ) -> dict[str, Difference]:
-    """Mean difference `second - first` in each metric over seeds (a `Margins` per seed), without undefined metrics."""
+    """Mean difference `second - first` over seeds in each metric that is defined; a method has a `Margins` per seed."""
     if len(first) != len(second) or not first:
         raise UsageError(f"the methods have {len(first)} and {len(second)} runs; compare the same seeds of both")
     if len(first) == 1:

@@ -164,7 +164,7 @@ def group_table(groups: FrequencyGroups, train: Ints, test: Ints, right: Mapping
 def vocabulary_accuracies(
     competitors: TopCompetitors, bias: float, states: Ints, objects: Ints, trained: tuple[Bools, Bools]
 ) -> dict[str, dict[str, float]]:
-    """Accuracies in percent by which words of an image's label have training images, as OV-CZSL groups images.
+    """Accuracies in percent for groups of images, by which words of their labels are new, as in OV-CZSL.
 
     The groups, with `*` at what training never showed: AO, seen pairs; (AO)*, unseen pairs of trained words; A*O, AO*
     and A*O*, new states, new objects and both. `states` and `objects` have the accuracies of predicted states and
@@ -298,7 +298,7 @@ def interval_text(values: Mapping[str, Any], name: str = "auc", form: str = ".1f
 
 
 def estimate_line(name: str, estimate: Mapping[str, Any]) -> str:
-    """A line of text for one metric, such as `auc       12.34   [11.00, 13.70]   p = 0.012`, without missing parts."""
+    """A line of text for one metric, such as `auc       12.34   [11.00, 13.70]   p = 0.012`; parts may be missing."""
     line = f"{name}{number(estimate['value']):>6}"
     if estimate["interval"] is not None:
         low, high = estimate["interval"]

@@ -139,7 +139,7 @@ class Reliability:
 
     @classmethod
     def of(cls, probability: Floats, right: Bools, weight: Floats) -> Reliability:
-        """Sort N answers into bins by `probability`, given whether each is `right` and each one's `weight`."""
+        """Sort N answers into bins by `probability`, given whether each answer is `right`, and its `weight`."""
         place = np.minimum((probability * BINS).astype(int), BINS - 1)
         share = weight / weight.sum()
         mass = np.bincount(place, share, BINS).astype(np.float64)
@@ -155,7 +155,7 @@ class Reliability:
 
 
 def image_weights(is_seen: Bools, new_share: float) -> Floats:
-    """Weights [N] of images that sum to 1, those of unseen pairs to `new_share`; equal if all are seen or unseen."""
+    """Weights [N] of images with the sum 1; images of unseen pairs have the sum `new_share` unless all are alike."""
     unseen = int((~is_seen).sum())
     if unseen in (0, len(is_seen)):
         return np.full(len(is_seen), 1 / max(1, len(is_seen)))

@@ -58,7 +58,7 @@ class OutputSpec:
 
     @classmethod
     def of_record(cls, record: Mapping[str, str], patches: bool, finetuned: bool) -> OutputSpec:
-        """The outputs that a model reads: `patches`, and block inputs or pixels if it is `finetuned` (see `record`)."""
+        """The outputs that a model reads: patch tokens and, if it is fine-tuned, what its `record` names."""
         pixels = finetuned and PIXELS in record
         blocks = int(record["block_inputs"]) if finetuned and not pixels else 0
         return cls(patches, blocks, pixels)
@@ -151,7 +151,7 @@ def pad_batches(batches: Iterable[PixelBatch], multiple: int) -> Iterator[PixelB
 def encode_batches(
     encoder: Encoder, batches: Iterable[PixelBatch], outputs: OutputSpec
 ) -> Iterator[tuple[int, Statuses, Values]]:
-    """Encode batches in order and yield their results; on CUDA, the next batch is started before each is yielded."""
+    """Encode batches in order and yield their results; a GPU starts the next batch before a result is yielded."""
     in_flight = int(encoder.device.type == "cuda")
     pending: list[LaunchedBatch] = []
     for batch in batches:

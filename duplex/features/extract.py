@@ -303,7 +303,7 @@ def check_share_of_bad(bad: Sequence[BadImage], total: int, max_bad: float) -> N
 
 
 def bad_images(statuses: Statuses, images: Sequence[str], start: int = 0) -> list[BadImage]:
-    """The images without features, by their statuses; `start` is the row of the first image in the manifest."""
+    """List the images without features, given all images' statuses; `start`: row of the first in the manifest."""
     rows = np.flatnonzero((statuses >= FIRST_BAD) & (statuses != COPIED)).tolist()
     return [BadImage(start + row, images[row], status_reason(statuses[row])) for row in rows]
 
@@ -358,7 +358,7 @@ def find_shards(out: Path) -> list[Path]:
 
 
 def join_shards(out: Path) -> int:
-    """Join all shards into the cache `out`, byte for byte that of an extraction without shards; returns its rows."""
+    """Join all shards into the cache `out`, byte for byte as without shards; returns the number of rows."""
     paths = find_shards(out)
     identity: Identity = {}
     shapes: dict[str, tuple[int, ...]] = {}
@@ -401,7 +401,7 @@ def image_contents(root: Path, images: Sequence[str]) -> Contents:
 def has_outputs_of(identity: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
     """Whether a cache with this `identity` could replace one with the identity `wanted`, apart from the images.
 
-    It must be by the same encoder, and have the patch tokens, block inputs and pixels that the wanted one has.
+    The encoder must be the same, and all patch tokens, block inputs and pixels of the wanted cache must be there.
     """
     same_encoder = all(identity.get(key) == wanted.get(key) for key in {*identity, *wanted} - set(OWN))
     needed = [key for key in ("tokens", "block_inputs", PIXELS) if key in wanted]

@@ -257,7 +257,7 @@ def repair_hint(path: Path) -> str:
 
 
 def extract_command(path: Path, shard: str | None = None) -> str:
-    """The `duplex extract` command that writes the cache at `path`, or the shard `k/n` of it."""
+    """The `duplex extract` command that writes the cache at `path`, or its `shard` k/n."""
     # a project's caches are artifacts/NAME/features.h5; the name of others is unknown
     target = path.parent.name if path.name == "features.h5" else f"NAME --out {path}"
     return f"duplex extract --dataset {target}{'' if shard is None else f' --shard {shard}'}"
@@ -327,7 +327,7 @@ def require_cache_file(path: Path) -> None:
 
 
 def read_format(file: Any) -> str:
-    """The attribute `format` of an open HDF5 file; empty if there is none."""
+    """The attribute `format` of an open HDF5 file; "" if the file has no such attribute."""
     return bytes(file.attrs.get("format", b"")).decode(errors="replace")
 
 

@@ -208,7 +208,7 @@ def check_features(
 ) -> Iterator[DataIssue]:
     """Check a user's file of image features; yields issues about rows that are unusable, equal, or without an image.
 
-    Raises UsageError unless the file fits the data set and the encoder (IMPORTED: not checked). A file without names
+    Raises UsageError unless the file fits the data set and, unless this is IMPORTED, the encoder. A file without names
     needs a data set in a fixed order, a table (`is_table`). A larger share of unusable rows than `max_bad` is fatal.
     """
     file = FeatureFile.open(path)

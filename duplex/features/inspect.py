@@ -35,7 +35,7 @@ SMALL = 1e-12  # divisor for vectors of zeros
 
 
 def inspect(path: Path) -> dict[str, Any]:
-    """Describe a cache for JSON: settings, shapes, and counts of rows, of pending ones and of bad ones by reason."""
+    """Describe a cache for JSON: settings, shapes, and numbers of all rows, pending rows, and bad rows by reason."""
     with open_cache(path) as file:
         identity = read_identity(file)
         span = read_row_span(file)

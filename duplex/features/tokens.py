@@ -79,7 +79,7 @@ class MappedRows:
         return self._rows.shape
 
     def read(self, rows: Ints) -> NDArray[Any]:
-        """Copy rows; raises `DamagedCache` if one that is read for the first time does not match its checksum."""
+        """Copy rows; raises `DamagedCache` if a row, at its first reading, does not match its checksum."""
         values = self._rows.take(rows, axis=0)
         self._mapped.madvise(mmap.MADV_DONTNEED)  # the system caches the pages, not this process
         unread = self._unread[rows]

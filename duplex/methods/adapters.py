@@ -60,7 +60,7 @@ class BlockAdapters(nn.ModuleList):
     def attach(
         self, blocks: TowerBlocks, cut: LastBlocks, channels: list[int], options: FinetuneOptions
     ) -> list[nn.Module]:
-        """Insert what is to be trained into the blocks; returns the modules whose parameters are trained."""
+        """Insert trainable modules into the blocks, or unfreeze these; returns the modules that are trained."""
         raise NotImplementedError
 
     def outputs(self, x: Tensor, blocks: TowerBlocks, run: Run) -> list[Tensor]:

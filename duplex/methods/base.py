@@ -217,7 +217,7 @@ class Method(nn.Module, Generic[OptionsT]):
 
     @classmethod
     def scores_new_words(cls, options: Any) -> bool:
-        """Whether a method with `options` scores states and objects without training images: by prompts or vectors."""
+        """Whether a method with `options` can score states and objects that have no training images."""
         return not cls.needs(options).isdisjoint(("text", "words"))
 
     def start(self, train: Batch) -> None:

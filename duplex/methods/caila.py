@@ -58,7 +58,7 @@ class CailaOptions(TextOptions):
 
 
 class ConceptAdapters(nn.Module):
-    """Three residual adapters, of composition, state and object features; one such set is for images, one for texts.
+    """Three residual adapters, of composition, state and object features; images and texts have their own three.
 
     They change nothing if there are adapters in the towers' blocks instead.
     """

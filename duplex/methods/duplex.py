@@ -91,7 +91,7 @@ class CellSums(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """Returns the gradients with respect to `a`, `b` and `w`, given those with respect to the sums.
+        """Returns the gradients with respect to `a`, `b` and `w`, given the gradient with respect to the sums.
 
         With `r = relu(a_i + b_j)`, `u = r / |r|` and the gradient `g` of a pair's sum: `dw = g.u`, and where `r > 0`,
         both a_i and b_j receive `dr = w (g - u (g.u)) / |r|`.

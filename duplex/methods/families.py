@@ -201,7 +201,7 @@ class EmbeddingHead(WordMethod[WordOptionsT], Generic[WordOptionsT]):
         return torch.as_tensor(rho, dtype=torch.float32)
 
     def initial_margins(self) -> Tensor:
-        """Margins [M * N] for the first epoch: 0 for seen compositions, larger than any logit for unseen ones."""
+        """Margins [M * N] for the first epoch: 0 for seen compositions; for unseen, larger than any logit."""
         return torch.where(torch.as_tensor(self.labels.seen), 0.0, INITIAL_MARGIN * self.scale)
 
     def raise_margins(self, rho: Tensor, epoch: int) -> None:

@@ -184,7 +184,7 @@ class AdditiveEffects:
 
 @dataclass(frozen=True)
 class WordSimilarityFactors:
-    """Low-rank factors of word similarities: `U U^T` approximates those between states, `V V^T` between objects."""
+    """Low-rank factors of word similarities: `U U^T` approximates states' similarities, `V V^T` objects'."""
 
     states: Tensor  # U [M, r]
     objects: Tensor  # V [N, s]
@@ -386,7 +386,7 @@ class ClosedForm(MovableTensors):
     def fit(
         cls, statistics: ClassStatistics, settings: FitSettings = FitSettings(), words: WordEmbeddings | None = None
     ) -> ClosedForm:
-        """Fit the classifier to statistics of training images; raises DuplexError if there is none.
+        """Fit the classifier to statistics of training images; raises DuplexError without images.
 
         words: word vectors of states and objects; if given, the model has interactions.
         """

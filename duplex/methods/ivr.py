@@ -45,7 +45,7 @@ class IvrOptions(WordOptions):
 
 
 class PrimitiveHead(nn.Module):
-    """Classifier of states (or objects): a network, followed by a linear map V for images and one, V', for partners."""
+    """Classifier of states (or objects): a network, then a linear map V for images and a linear map V' for partners."""
 
     def __init__(self, width: int, count: int, options: IvrOptions) -> None:
         super().__init__()

@@ -40,7 +40,7 @@ class KgSpOptions(Options):
 
 
 class KgSp(SeenMethod[KgSpOptions]):
-    """KG-SP: the score is the posterior of the state times that of the object."""
+    """KG-SP: the score is the state's posterior times the object's posterior."""
 
     f: Tensor
 

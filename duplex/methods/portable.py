@@ -117,7 +117,7 @@ def score_terms(t: Tensors, features: Tensor) -> Iterator[tuple[str, Tensor]]:
 
 
 def joined_members(members: Sequence[Tensors], weights: Tensor) -> dict[str, Tensor]:
-    """The tensors of a product: those of its members, renamed to `members.0.NAME`, `members.1.NAME` and so on."""
+    """The tensors of a product: its members' tensors, renamed to `members.0.NAME`, `members.1.NAME` and so on."""
     shared = {name: members[0][name] for name in ("state_of", "object_of")}
     own = {
         f"members.{place}.{name}": value

@@ -53,7 +53,7 @@ class PromptOptions(PathOptions):
 
 
 class PathMethod(Method[OptionsT], Generic[OptionsT]):
-    """Base class of methods whose score adds up the posteriors, by prompts and others, that `inference` lists."""
+    """Base class of methods whose score adds up the posteriors that the option `inference` lists."""
 
     required_inputs: ClassVar[tuple[str, ...]] = ("cls", "text")
     options: Any

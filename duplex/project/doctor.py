@@ -71,14 +71,14 @@ def stored_outputs(params: Params, dataset: str) -> OutputSpec:
 
 
 def weights_for_timing(entry: EncoderParams) -> EncoderParams:
-    """Settings of an encoder as fast and as large: `entry`, but with random weights if its own are not on disk."""
+    """Settings with which to time an encoder: `entry`, but with random weights if its own are not on disk."""
     if missing_weights(entry.name, entry.weights) is None:
         return entry
     return entry.model_copy(update={"weights": "random"})
 
 
 def image_bytes(params: Params, dataset: str) -> int:
-    """Bytes per image in a data set's feature cache; random weights replace those not on disk, or `UsageError`."""
+    """Bytes per image in a data set's feature cache, found by encoding a blank image if tokens are stored."""
     entry, outputs = weights_for_timing(params.dataset(dataset).encoder), stored_outputs(params, dataset)
     stored: dict[str, tuple[int, ...]] = {}
     if outputs.patches or outputs.block_inputs or outputs.pixels:

@@ -83,7 +83,7 @@ def folder_difference(params: Params, run: Path, paths: ArtifactPaths) -> str:
 
 
 def featured_run(params: Params, dataset: str, paths: ArtifactPaths) -> tuple[str, int]:
-    """Method and seed of the run in the report's examples: that of the maps, else the last method's first."""
+    """Method and seed of the run in the report's examples: the run of the maps, else the last method, first seed."""
     return mapped_run(params, dataset, paths) or (params.run.methods[-1], params.run.seeds[0])
 
 

@@ -178,7 +178,7 @@ def read(path: Path) -> Stamp | None:
 
 
 def difference(path: Path, wanted: Stamp) -> str:
-    """How the stamp at `path` differs from `wanted`, in words, or "". Inputs that are not here are not compared."""
+    """How the stamp at `path` differs from `wanted`, in words, or "". Inputs missing on this machine are ignored."""
     made = read(path)
     if made is None:
         return UNSTAMPED

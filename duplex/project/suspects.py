@@ -106,7 +106,7 @@ class LabelMargins:
 
 
 def margins(features: NDArray[Any], labels: Ints, *, folds: int = FOLDS, seed: int = 0) -> LabelMargins:
-    """Margin of each image's label over the best other label, and this label; 0 if other folds lack either."""
+    """Margin of each image's label over the best other label, and this other label; 0 if other folds lack one."""
     if len(features) < 2 * folds:
         raise UsageError(f"{len(features)} images are too few to check labels; expected at least {2 * folds}")
     classes, label = np.unique(labels, return_inverse=True)
@@ -325,9 +325,9 @@ def rank_unlabelled(recognizer: Recognizer, folder: Path, excluded: Container[st
 
 
 def in_labelling_order(answers: pd.DataFrame) -> pd.DataFrame:
-    """Sort answers by uncertainty, the first of each answer before the second of any, and number them.
+    """Number images in the order to label them: least certain first, one of each answer before the second of any.
 
-    The least margin comes first, and before it images that resemble no training image.
+    Images that resemble no training image come before all others.
     """
     ahead = answers["margin"].where(answers["in_distribution"], 0.0)
     ordered = answers.iloc[np.argsort(ahead, kind="stable")]

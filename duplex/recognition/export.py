@@ -391,7 +391,7 @@ class OnnxImageTower(nn.Module):
         return self.both(pixels)[1]
 
     def both(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
-        """Two features: of the frozen tower, and of the fine-tuned blocks or, without such blocks, the first again."""
+        """Features of the frozen tower, and of the fine-tuned blocks; without such blocks, the former twice."""
         with capture_block_input(self._encoder, self._depth) as block_inputs:
             outputs = self.visual((pixels.float() / 255 - self.mean) / self.std)
         pooled = outputs[0] if isinstance(outputs, tuple) else outputs

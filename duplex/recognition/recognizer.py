@@ -338,7 +338,7 @@ class Recognizer:
 
 
 def stream_scorer(adapter: base.StreamAdapter, batch: int) -> base.Scorer:
-    """A scorer that passes images to an adapter in parts of `batch` images, one call's after another's."""
+    """A scorer that passes the images of all its calls as one stream to an adapter, `batch` images at a time."""
     waiting: deque[Inputs] = deque()
     scores = iter(adapter.scores(iter(waiting.popleft, None)))
 

@@ -117,7 +117,7 @@ def _summary(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def at_threshold(record: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A run's open-world metrics at the feasibility threshold by words, even if it is not used; empty if none."""
+    """A run's open-world metrics at the feasibility threshold by words, used or not; empty without a threshold."""
     unused: Mapping[str, Any] = record.get("words", {})
     return record if "threshold" in record else unused
 
@@ -212,7 +212,7 @@ class Results:
 
 
 def read_run(files: RunPaths) -> RunRecord:
-    """Read the files of one run."""
+    """Read metrics, history, timing and predictions of one run; missing files leave fields empty."""
     names = ("metrics", "history", "timing", "evaluation_timing", "predictions")
     return RunRecord(
         metrics=read_numbers(files.metrics) or {},

@@ -83,7 +83,7 @@ def predicted_parts(
 
 
 def example_gallery(answers: pd.DataFrame, thumbnails: Thumbnails, texts: Mapping[int, Sequence[Line]]) -> Gallery:
-    """Gallery of right and wrong answers for seen and unseen pairs, with three answers and `texts` by manifest row."""
+    """Gallery of test images by seen or unseen and right or wrong, each with three answers and its `texts`."""
     groups = []
     for seen, right in ((True, True), (False, True), (True, False), (False, False)):
         rows = answers[(answers["seen"] == seen) & (answers["right"] == right)].drop_duplicates("label")
@@ -206,7 +206,7 @@ def primitive_table(kind: str, answered: AnsweredImages, part: Callable[[Ints], 
 def confusion_parts(
     answered: AnsweredImages, answers: pd.DataFrame, training: pd.Series, thumbnails: Thumbnails | None
 ) -> list[ReportPart]:
-    """Confusion matrices of states and of objects, and the most confused pairs, with images if `thumbnails` exist."""
+    """Confusion matrices of states and of objects, and most confused pairs, with images if there are `thumbnails`."""
     labels = answered.labels
     kinds = (("States", labels.state_of, labels.states), ("Objects", labels.object_of, labels.objects))
     parts = [
@@ -247,7 +247,7 @@ def _confused_gallery(answers: pd.DataFrame, training: pd.Series, thumbnails: Th
 
 
 def wrong_answers_part(answers: pd.DataFrame, thumbnails: Thumbnails | None) -> ReportPart | None:
-    """A gallery of the most probable wrong answers; None if there are none, or no images to show."""
+    """A gallery of the most probable wrong answers; None without wrong answers or without images to show."""
     wrong = answers[~answers["right"]].sort_values("probability", ascending=False, kind="stable")
     if thumbnails is None or not len(wrong):
         return None

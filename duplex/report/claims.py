@@ -65,7 +65,7 @@ class Gap:
 
     @classmethod
     def of(cls, *terms: tuple[float, Value]) -> Gap:
-        """Sum the terms (factor * value), assumed independent; the fewest seeds of any set the degrees of freedom."""
+        """Sum the terms (factor * value), taken as independent; the fewest seeds give the degrees of freedom."""
         total = math.fsum(factor * value.mean for factor, value in terms)
         errors = [None if value.error is None else (factor * value.error) ** 2 for factor, value in terms]
         freedom = min((value.seeds for _, value in terms if value.seeds), default=0) - 1
@@ -97,7 +97,7 @@ class Gap:
 
 
 def t_quantile(freedom: int) -> float:
-    """The 97.5 % quantile of Student's t to 0.1 %: tabulated, or by the Cornish–Fisher expansion above 5 degrees."""
+    """The 97.5 % quantile of Student's t, with an error below 0.1 %, for a number of degrees of freedom."""
     if freedom <= len(T_QUANTILES):
         return T_QUANTILES[freedom - 1]
     z = NormalDist().inv_cdf(0.975)
@@ -131,7 +131,7 @@ class Measured:
         return found
 
     def value(self, table: str, metric: str, sampled: bool = False) -> Value | None:
-        """One metric of the method, or None; in the open world, at the feasibility threshold by words if there is one.
+        """One metric of the method, or None; open-world metrics are at the feasibility threshold by words, if any.
 
         sampled: prefer the value by the published protocol, which samples the bias, to that of the exact curve.
         """
@@ -163,7 +163,7 @@ class Measured:
 
 
 def measured(results: Results, data: DatasetResults) -> list[Measured]:
-    """All methods measured on a data set: the ablations, which have more seeds, then those of the main project."""
+    """All methods measured on a data set: the ablations, which have more seeds, then the main project's methods."""
     found = [Measured(name, data.name, results.ablations_file, tree) for name, tree in data.ablations.items()]
     for name, tree in data.summary.items():
         found.append(Measured(name, data.name, results.metrics_file, tree, data.runs.get(name, {})))
@@ -171,7 +171,7 @@ def measured(results: Results, data: DatasetResults) -> list[Measured]:
 
 
 def paper_row(name: str) -> Tree:
-    """The entry of the row `name` in claims.yaml or, for a published method, one made from its entry in quoted.yaml."""
+    """The entry of the row `name` in claims.yaml or, for a published method, an entry made from quoted.yaml."""
     rows = read_package_yaml("claims.yaml")["rows"]
     return dict(rows[name]) if name in rows else {"quoted": name, **read_package_yaml("quoted.yaml")["entries"][name]}
 
@@ -190,7 +190,7 @@ def _plain(value: Any) -> Any:
 
 
 def runs_of(row: Tree, candidates: Sequence[Measured], *tables: str) -> list[Measured]:
-    """The measured runs that correspond to a row of the paper: those that it names, then those with its settings."""
+    """Measured runs of a row of the paper: first the runs that the row lists, then runs with the row's settings."""
     names = row.get("run", [])
     listed = sorted((each for each in candidates if each.name in names), key=lambda each: names.index(each.name))
     others = [each for each in candidates if each.name not in names and each.settings(tables[0]) is not None]
@@ -217,7 +217,7 @@ def counts_of(statistics: Tree | None) -> Tree | None:
 
 
 def benchmark_of(counts: Tree | None) -> str | None:
-    """The paper's benchmark with exactly these counts; None if there is none."""
+    """The paper's benchmark with exactly these counts; None if no benchmark has them."""
     known = {name: each["counts"] for name, each in read_benchmarks().items() if "archives" in each}
     return next((str(name) for name, each in known.items() if each == counts), None)
 
@@ -258,7 +258,7 @@ def paper_value(row: Tree, table: str, benchmark: str, metric: str) -> Value | N
 
 
 def published_rows(table: str) -> list[Tree]:
-    """All rows of quoted.yaml, from the paper and later papers, for a world; empty if `table` is not a world."""
+    """All published results in quoted.yaml for the world `table`; an empty list for any other table."""
     published = read_package_yaml("quoted.yaml")
     backbones = published["backbones"] if table == "closed" else ()
     return [*published[table], *published["later"][table], *backbones] if table in WORLDS else []

@@ -83,7 +83,7 @@ def tones_of(data: DatasetResults) -> dict[str, int]:
 
 
 def training_figures(data: DatasetResults) -> list[Figure]:
-    """Figures of validation AUC and of the total loss by epoch, for methods that train; empty if none does."""
+    """Figures of validation AUC and of the total loss by epoch, for methods that train; perhaps an empty list."""
     legend = "Lines: mean over seeds. Bands: lowest to highest seed."
     figures = []
     for title, label, value, caption in (

@@ -135,7 +135,7 @@ class Hit:
 
 
 def prototype_hits(context: RetrievalContext, composition: int, top: int) -> dict[str, list[Hit]]:
-    """The `top` test images nearest to a composition's prototypes, by kind; `UsageError` if there are none."""
+    """The `top` test images nearest to a composition's prototypes, by kind; raises `UsageError` without prototypes."""
     if not context.can_retrieve:
         raise UsageError("this method has no prototypes; choose another with --method")
     hits = {}
@@ -250,7 +250,7 @@ def retrieve_texts(context: RetrievalContext, file: str) -> RetrievedTexts:
 def swap_blocks(context: RetrievalContext, file: str) -> tuple[list[Block], dict[str, Any]]:
     """Blocks on swapped factors of test images, and the numbers in them, cited from the JSON `file`.
 
-    One swap per pair: the state factor of an image with only its state, the object factor of one with only its object.
+    For each pair, an image with only its state gives the state factor, one with only its object the object factor.
     """
     if context.features.states is None or context.features.objects is None:
         return [Note("The method has no state and object factors to swap.")], {}

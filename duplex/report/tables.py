@@ -119,7 +119,7 @@ def value_at(tree: Any, keys: Sequence[str]) -> Any:
 
 
 def ranked(rows: Sequence[TableRow], places: Iterable[int]) -> list[TableRow]:
-    """Mark the two largest numbers of each column in `places`; returns the rows. Equal numbers share a rank."""
+    """The rows with ranks 1 and 2 at the largest numbers of the columns `places`. Equal numbers share a rank."""
     grid = [list(row.cells) for row in rows]
     for place in places:
         numbers = (line[place].value for line in grid)
@@ -165,7 +165,7 @@ def mean_cell(
 
 
 def result_table(results: Results, data: DatasetResults, world: str) -> Table | None:
-    """Table of all methods' S, U, HM and AUC in one world, then the published ones; None if there are no results."""
+    """Table of all methods' S, U, HM and AUC in one world, then published results; None if no method has results."""
     ours = {method: worlds[world] for method, worlds in data.summary.items() if world in worlds}
     if not ours:
         return None
@@ -272,7 +272,7 @@ def _gap_cells(gap: Gap | None) -> list[TableCell]:
 
 
 def feasibility_table(data: DatasetResults) -> Table | None:
-    """Table of each method's feasibility threshold by word vectors, with AUC; None if no method has one."""
+    """Table of each method's feasibility threshold by word vectors, with AUC; None if there is no threshold."""
     forms = {"threshold": "{:.3f}", "feasible": "{:,.0f}"}
     forms |= dict.fromkeys(("val_auc_all_feasible", "val_auc_at_threshold"), "{:.1f}")
     forms |= {"val_auc_gain": "{:+.2f}", "val_auc_gain_se": "{:.2f}", "auc": "{:.1f}"}

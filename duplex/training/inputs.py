@@ -80,7 +80,7 @@ class RunInputs:
 
     @cached_property
     def words(self) -> PrimitiveVectors | None:
-        """Word vectors of all states and objects, from the GloVe file or else the text tower; None without either."""
+        """Word vectors of all states and objects, from the GloVe file or else the text tower; None without both."""
         if self.glove is not None:
             from duplex.evaluation.vectors import read_word_vectors
 
@@ -145,7 +145,7 @@ class Data:
         return self.kept[key]
 
     def read(self, request: InputRequest = InputRequest()) -> RunInputs:
-        """Read the requested data; raises `DuplexError` if the feature cache is outdated or lacks some of them."""
+        """Read the requested data; raises `DuplexError` if the feature cache is outdated or lacks requested data."""
         entry = self.encoder
         tower: TextTower | None = None
         identity = {"encoder": IMPORTED}

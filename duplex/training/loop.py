@@ -36,7 +36,7 @@ from duplex.training.logs import EpochReport, StepReport, TrainingHooks
 def make_optimiser(
     method: Method[Any], settings: TrainingOptions, hooks: TrainingHooks = TrainingHooks()
 ) -> torch.optim.Optimizer:
-    """The optimiser for the method's parameter groups; a method without groups gets one with an unused parameter."""
+    """The optimiser for the method's parameter groups; if there are no groups, it gets an unused parameter."""
     groups = [{**group, "params": list(group["params"])} for group in method.groups()]
     groups = groups or [{"params": [torch.nn.Parameter(torch.zeros(1))]}]
     if hooks.optimiser is not None:
@@ -228,7 +228,7 @@ def train_epoch(
 
 
 def shuffled_rows(images: Batch, order: torch.Generator) -> Tensor:
-    """The indices of all images in a random order; if inputs are on disk, one that reads neighbouring rows together."""
+    """The indices of all images in a random order; for inputs on disk, neighbouring rows stay close together."""
     for values in images.inputs.values():
         if not isinstance(values, Tensor):
             return values.shuffled_rows(order)

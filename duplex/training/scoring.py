@@ -246,7 +246,7 @@ class Validation:
 
 
 def metric_name(choose_by: ChooseBy) -> str:
-    """The name of a caller's metric in the history: that of its function if this is a free name, else 'selection'."""
+    """The name of a caller's metric in the history: its function's name or, if this is taken, 'selection'."""
     name = getattr(choose_by, "__name__", "")
     return name if name.isidentifier() and name not in ("auc", "hm", "unseen", "loss", "last") else "selection"
 
@@ -359,7 +359,7 @@ def fit_confidence(method: Method[Any], val: Examples, labels: LabelSpace, score
     Both are fitted on validation images, with the candidates of the closed world. If there are more images than can be
     scored at once in memory, evenly spaced ones are used.
 
-    scores: those of all validation images [V, C], if they were computed already.
+    scores: scores of all validation images [V, C], if they were computed already.
     """
     candidates = labels.candidates("closed", "val")
     chosen = Batch(val.inputs, val.compositions)

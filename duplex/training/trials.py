@@ -453,7 +453,7 @@ def _depth_choices(depths: tuple[int, ...], rates: int) -> list[tuple[tuple[int,
 
 
 def stored_schedule(folder: Path, minutes: float, make: Callable[[], Schedule]) -> Schedule:
-    """Read a search's schedule from its file in `folder`; if there is none, call `make` and store its result."""
+    """Read a search's schedule from its file in `folder`; without this file, call `make` and store its result."""
     path = folder / f"schedule-{minutes:g}.json"
     if not path.is_file():
         write_text(path, json.dumps(asdict(make())) + "\n")
