@@ -60,7 +60,7 @@ class ArtifactPaths:
         self.trials = root / "trials.partial"  # folder of the trials of `duplex tune`
 
     def of_reproduction(self, dataset: str) -> ArtifactPaths:
-        """These paths with the files of the report moved to the folder in which `duplex reproduce` writes its own."""
+        """A copy of these paths in which the report's files lie in the folder that `duplex reproduce` writes."""
         paths, folder = ArtifactPaths(self.root), self.root / "reproduced" / dataset
         paths.report = folder
         paths.plots = folder / "plots"

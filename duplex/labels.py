@@ -210,7 +210,7 @@ def checked_numbers(values: ArrayLike, size: int, noun: str) -> Ints:
 
 @dataclass(frozen=True)
 class CandidateSet:
-    """The compositions that an answer is chosen from: the sorted array `listed`; None: all `size`."""
+    """The compositions that an answer is chosen from: the sorted array `listed`, or all if it is None."""
 
     size: int
     listed: Ints | None

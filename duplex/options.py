@@ -184,7 +184,7 @@ def _known_keys(table: Any, path: Iterable[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class TrainingOptions(Options):
-    """Options of training (`training:` in params.yaml).
+    """Options of training (`training:` in params.yaml): learning rates, batches, epochs, and what chooses the epoch.
 
     The Duplex paper's Tab. 2 gives learning rate, batch size and epochs per data set; the paper uses Adam and halves
     the learning rate every five epochs.
@@ -268,7 +268,7 @@ class FinetuneOptions(Options):
 
     @property
     def adapters(self) -> tuple[str, ...]:
-        """Names of the adapter classes for the image tower and, if its blocks are fine-tuned, the text tower."""
+        """Names of the adapter classes that train in the image tower and, with `text`, in the text tower."""
         return (self.adapter,) if self.text is None else (self.adapter, self.text)
 
     @property

@@ -356,7 +356,7 @@ def is_random(weights: str | None) -> bool:
 
 
 def hub_file_on_disk(owner: str, names: Sequence[str]) -> Path | None:
-    """Path of the first file in `names` that was downloaded from a Hugging Face repository before; None without one."""
+    """Path of the first file in `names` that was downloaded before from a Hugging Face repository; None if none was."""
     for name in names:
         cached = try_to_load_from_cache(owner, name)
         if isinstance(cached, str) and Path(cached).is_file():

@@ -90,7 +90,7 @@ LISTED_BAD = 5  # bad images that an error lists
 
 @dataclass(frozen=True)
 class ExtractionJob:
-    """Everything needed to encode the images of one cache file."""
+    """What encoding one cache file needs: its path and rows, the image files, the encoder, and the outputs to store."""
 
     path: Path
     identity: Identity

@@ -479,7 +479,7 @@ class PartialCache:
         return cls(path)
 
     def write(self, rows: int | Sequence[int] | NDArray[np.int64], statuses: Statuses, **values: NDArray[Any]) -> None:
-        """Write `rows` (ascending, or the first of consecutive ones); they count as finished only after `commit`.
+        """Write `rows` (ascending numbers, or the first of consecutive rows); they count as finished after `commit`.
 
         statuses: whether each image was encoded, or why not [B].
         values: HDF5 data set -> values [B, ...]; `contents` may be missing.

@@ -149,7 +149,7 @@ class AllWeights(BlockAdapters):
 
 
 class RoutedExperts(nn.Module):
-    """EVA's low-rank experts of a block: one for all tokens, and for each token two of eight by a router."""
+    """EVA's low-rank experts of a block: one serves all tokens, and a router picks two of eight for each token."""
 
     def __init__(self, channels: int, rank: int) -> None:
         super().__init__()

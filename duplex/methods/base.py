@@ -154,7 +154,7 @@ class Batch:
 
 
 class Method(nn.Module, Generic[OptionsT]):
-    """Base class of all methods.
+    """Base class of all methods, which learn to score compositions from cached encoder outputs.
 
     A subclass defines `losses`, and `scorer` or `score_terms`; everything else has a default. Checkpoints store
     `state_dict()`, which holds parameters and persistent buffers, and nothing of the frozen encoder.

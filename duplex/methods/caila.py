@@ -60,7 +60,7 @@ class CailaOptions(TextOptions):
 class ConceptAdapters(nn.Module):
     """Three residual adapters, of composition, state and object features; images and texts have their own three.
 
-    They change nothing if there are adapters in the towers' blocks instead.
+    The adapters change nothing if the towers' blocks have adapters instead.
     """
 
     def __init__(self, dim: int, options: CailaOptions) -> None:

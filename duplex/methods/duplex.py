@@ -203,7 +203,7 @@ def aggregate(
     messages: tuple[Message, ...],
     reading: Reading = Reading(),
 ) -> tuple[Tensor, Tensor]:
-    """Weighted mean of the messages to each candidate [C, d] (Eq. 15-16), and a mask [C]: whether it got a message."""
+    """Weighted mean of each candidate's messages [C, d] (Eq. 15-16), and a mask [C] of candidates with messages."""
     (total, weight), *others = [message_sums(kind, nodes, candidates, fusion, reading) for kind in messages]
     if reading.normalise == "by_kind":
         total, weight = _mean_of_kind(total, weight)

@@ -142,7 +142,7 @@ class FinetunedBlocks(nn.Module):
 
 
 def text_adapters(tower: Any, options: FinetuneOptions) -> BlockAdapters:
-    """Add the adapters named by `options.text` to all blocks of a text tower; returns what is trained."""
+    """Add the adapters named by `options.text` to all blocks of a text tower; returns the adapters."""
     if not hasattr(tower, "own_blocks"):
         found = "no text tower" if tower is None else "a text tower with blocks of an unknown kind"
         raise UsageError(f"finetune.text is {options.text}, and the method has {found}; leave finetune.text out")
@@ -185,7 +185,7 @@ def with_finetuned_features(function: Callable[[Inputs], Any], blocks: Finetuned
 class WithFinetuning(Method[Options]):
     """Trains a method together with the last blocks of the image tower; one state dict holds both.
 
-    With `finetune.text`, it also trains in the text tower that the method got.
+    With `finetune.text`, adapters in the method's text tower are trained, too.
     """
 
     def __init__(self, method: Method[Any], blocks: FinetunedBlocks) -> None:

@@ -147,7 +147,7 @@ class CompositionIndex(nn.Module):
         return torch.searchsorted(self.compositions, compositions)
 
     def means(self, rows: Tensor, states: int, objects: int) -> tuple[Tensor, Tensor]:
-        """Mean of the listed compositions' `rows` [C, ...] per state [M, ...] and object [N, ...]; zeros if none."""
+        """Mean of `rows` [C, ...] per state [M, ...] and per object [N, ...]; words of no composition get zeros."""
         return mean_over(rows, self.states, states), mean_over(rows, self.objects, objects)
 
 

@@ -92,7 +92,7 @@ def report_stage(params: Params, paths: ArtifactPaths = ArtifactPaths(), *, writ
 def evaluated_runs(
     params: Params, paths: ArtifactPaths
 ) -> tuple[dict[tuple[str, str], list[Tree]], dict[str, list[str]]]:
-    """Read the metrics of all runs; returns those by (data set, method), and the runs without metrics by data set."""
+    """Read the metrics of all runs; returns metrics by (data set, method), and runs without metrics by data set."""
     runs: dict[tuple[str, str], list[Tree]] = {}
     not_evaluated: dict[str, list[str]] = {}
     for dataset in params.run.datasets:

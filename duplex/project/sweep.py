@@ -70,7 +70,7 @@ class DvcRepo:
         return {name.rpartition(":")[2]: changes for name, changes in status.items()}
 
     def repro(self, targets: Iterable[str]) -> None:
-        """Run `dvc repro` for stages and those that they depend on; it skips up-to-date ones."""
+        """Run `dvc repro` for stages and all stages before them; DVC skips stages that are up to date."""
         self._dvc("repro", *targets, quiet=False)
 
     def commit(self, targets: Iterable[str]) -> None:
@@ -183,7 +183,7 @@ class SweepReport:
 def grid(
     params: Params, datasets: Sequence[str] | None, methods: Sequence[str] | None, seeds: Sequence[int] | None
 ) -> list[SweptRun]:
-    """Runs for all combinations of data sets, methods and seeds; None stands for those under `run:` in params.yaml."""
+    """Runs for all combinations of data sets, methods and seeds; None: all under `run:` in params.yaml."""
     datasets, methods = datasets or params.run.datasets, methods or params.run.methods
     seeds = seeds or params.run.seeds
     for thing, values in (("data set", datasets), ("method", methods), ("seed", seeds)):

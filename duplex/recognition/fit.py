@@ -127,7 +127,7 @@ def choose_encoder(labels: LabelSpace, images: int, *, gpu: bool, cores: int) ->
 
 
 def named_encoder(name: str, weights: str | None, labels: LabelSpace) -> tuple[EncoderParams, str]:
-    """The encoder that the user named, and the reason; UsageError if it is unknown or lacks a word of a label."""
+    """The encoder `name`, and the reason of the choice as text; UsageError if it is unknown or lacks a label's word."""
     if weights is None and name.startswith("ViT-"):
         weights = "openai"
     try:

@@ -65,7 +65,7 @@ ImageLike = Image.Image | Path | str | NDArray[Any] | Tensor
 
 
 class Recognizer:
-    """A trained model that names the compositions in images; using it changes it only with `adapt`.
+    """A trained model that names the compositions in images; only with `adapt` do earlier images affect answers.
 
     Args:
         trained: model that `open_trained` loaded.

@@ -120,7 +120,7 @@ def closed_form_answers(examples: Mapping[str, Examples], labels: LabelSpace, ro
 
 @dataclass(frozen=True)
 class OwnData:
-    """Everything that a data set's page shows."""
+    """What a data set's page shows: its images and labels, the model's answers for test images, the recipes tried."""
 
     name: str
     labels: LabelSpace

@@ -11,7 +11,7 @@ from duplex.errors import DuplexError
 
 
 def installed_plugins(group: str) -> dict[str, EntryPoint]:
-    """The entry points of a group, sorted by name; of several with one name, a built-in one has priority."""
+    """The entry points of a group, sorted by name; a built-in entry point hides others of its name."""
     points = sorted(entry_points(group=group), key=lambda point: (not _is_built_in(point), point.value))
     return dict(sorted({point.name: point for point in reversed(points)}.items()))
 

@@ -233,7 +233,7 @@ def train_run(
 ) -> Run:
     """Train a method and keep the epoch that validation chooses; also choose bias and feasibility threshold.
 
-    Call this inside of `reproducible`, as everything whose results are compared with it.
+    Call this inside of `reproducible`, so that its result can be compared with other runs.
 
     choose_by: the caller's own validation metric, which chooses the epoch instead of the option `select`.
     """

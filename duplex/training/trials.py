@@ -354,7 +354,7 @@ def block_cost(encoder: Encoder, blocks: int, cached: int, images: int = TIMED_I
 
     Random numbers stand in for the blocks' inputs. The fastest of three passes counts.
 
-    cached: number of last blocks that a pass runs, at least `blocks`; those that are not trained are frozen.
+    cached: number of last blocks that a pass runs, at least `blocks`; all before the last `blocks` are frozen.
     """
     cut = last_blocks(encoder, cached)
     x = torch.randn(images, *block_input_shape(encoder, cached), device=encoder.device)
