@@ -75,7 +75,7 @@ class Components:
         return max(0.0, auc - NORMAL_95 * error), min(1.0, auc + NORMAL_95 * error)
 
     def minus(self, other: Components) -> Components:
-        """Each image's part of the difference in AUC, this method's minus the other's, on the same images."""
+        """Each image's part of the difference in AUC, this method minus the `other` on the same images."""
         return Components(self.seen - other.seen, self.unseen - other.unseen)
 
 

@@ -64,7 +64,7 @@ class BlockAdapters(nn.ModuleList):
         raise NotImplementedError
 
     def outputs(self, x: Tensor, blocks: TowerBlocks, run: Run) -> list[Tensor]:
-        """Pass `x` through the blocks, each called by `run(block, x)`; returns a list of one output or of three.
+        """Pass `x` through the blocks, each called by `run(block, x)`; returns a list of one or three outputs.
 
         Three outputs give the method separate image features for compositions, states and objects.
         """

@@ -39,7 +39,7 @@ def best_run(
     hint: str = "name one",
     params: Params | None = None,
 ) -> RunPaths:
-    """The run with the best validation AUC among those calibrated for `world` (default: closed, or any if none is).
+    """The run with the best validation AUC among runs calibrated for `world`; by default closed, else any run.
 
     hint: how the user can choose a run, for the error. params: runs that do not match these are skipped, with a note.
     """

@@ -219,7 +219,7 @@ def write_suspects_page(path: Path, title: str, ranked: pd.DataFrame, root: Path
 
 
 def copied_pairs(ranked: pd.DataFrame) -> list[tuple[str, ...]]:
-    """The pairs of near-copies in a table of suspects: first those with different labels, then in different splits."""
+    """The pairs of near-copies in a table of suspects: first pairs with two labels, then pairs in two splits."""
     rows = ranked.set_index("image")
     pairs = {tuple(sorted(pair)) for pair in rows["copy_of"][rows["copy_of"] != ""].items()}
     names = [name for name in (*OLD.values(), "split") if name in rows]
@@ -283,7 +283,7 @@ def _outdated(corrected: pd.DataFrame, present: pd.DataFrame) -> list[str]:
 
 
 def rank_unlabelled(recognizer: Recognizer, folder: Path, excluded: Container[str] = ()) -> pd.DataFrame:
-    """A table of the unlabelled images below a folder, those to label first at the top, with the model's answers.
+    """A table of the unlabelled images below a folder, in the order to label them, with the model's answers.
 
     Its columns state and object are empty, for the labels. Copies are listed once; images whose features are not in the
     user's cache are encoded.

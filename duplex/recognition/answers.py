@@ -145,7 +145,7 @@ class Candidates:
         terms: ScoreTerms | None,
         probabilities: Callable[[Tensor], Tensor],
     ) -> Candidates:
-        """Make candidates of compositions [C] of a label space; only `feasible` ones (None: all) can be answers."""
+        """Make `Candidates` from compositions [C] of a label space; only `feasible` ones (None: all) can be answers."""
         return cls(
             states=labels.states,
             objects=labels.objects,
@@ -258,7 +258,7 @@ def listed_answers(
 
 @dataclass(frozen=True)
 class Neighbours:
-    """Index of training images, which finds those most similar to an image."""
+    """Index of training images that finds the images most similar to a given one."""
 
     features: NDArray[np.float32]  # [n, d]
     manifest: pd.DataFrame  # paths and labels, one line per image

@@ -397,7 +397,7 @@ class FolderRecipes:
         return EncodedFolder(inputs, features.identity, room.depth, frozenset(each.row for each in bad))
 
     def encode_readable(self) -> LabelledFolder:
-        """Encode images that are not in the cache; returns the data set without those that cannot be encoded."""
+        """Encode images that are not in the cache; returns the data set without images that fail."""
         kept = ~np.isin(np.arange(len(self.data.manifest)), list(self.encoded.bad))
         return replace(self.data, manifest=self.data.manifest[kept], digests=list(compress(self.data.digests, kept)))
 

@@ -345,7 +345,7 @@ def format_number(metric: str, number: float) -> str:
 
 
 def lines_of(claim: Tree) -> Iterator[Comparison]:
-    """Split a claim into comparisons: one per metric and, where it lists several rows, per row."""
+    """Split a claim into comparisons: one for each metric and, if the claim lists several rows, for each row."""
     places = claim.get("in", "costs" if "cost" in claim else "closed")
     tables = (places, places) if isinstance(places, str) else (places[0], places[1])
     first, *others = _names(claim)

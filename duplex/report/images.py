@@ -227,7 +227,7 @@ def nearest_texts(context: RetrievalContext) -> tuple[Ints, Floats] | None:
 
 
 def retrieve_texts(context: RetrievalContext, file: str) -> RetrievedTexts:
-    """Find the texts nearest to each test image and the share of right ones; cells cite the JSON file `file`."""
+    """Find the texts nearest to each test image, and the share of right texts; cells cite the JSON file `file`."""
     found = nearest_texts(context)
     if found is None:
         return RetrievedTexts()
