@@ -149,8 +149,8 @@ class LabelSpace:
     def candidates(self, world: str, split: str) -> Ints:
         """The sorted candidates: the compositions that an answer is chosen from (the Duplex paper's `C_tgt`).
 
-        In the open world these are all compositions. In the closed world they are the seen ones and those listed for
-        `split`; for "train", those of all splits, because training may update any of their prototypes.
+        In the open world these are all compositions. In the closed world they are the seen compositions and those that
+        `split` lists; for "train", those that any split lists, because training may update all their prototypes.
         """
         require(world, WORLDS, "world")
         require(split, SPLITS, "split")

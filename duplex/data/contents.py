@@ -207,7 +207,7 @@ def split_by_content(
     """Assign rows to splits as `make_split` does, but keep images with equal keys in `contents` in one split.
 
     If equal images have different pairs, all go to the held-out pair's split, or to training if no pair is held
-    out. They stay in their splits if a seen pair would lose its last training image, or if two held-out pairs disagree.
+    out. None moves if a seen pair would lose its last training image, or if two held-out pairs disagree.
     """
     columns = ["state", "object", "image"]
     rows = frame[columns].reset_index(drop=True).assign(content=list(contents)).sort_values(columns)

@@ -78,7 +78,7 @@ class Scen(EmbeddingHead[ScenOptions]):
     def contrast(self, h: Tensor, same: Tensor, other: Tensor) -> Tensor:
         """Contrastive loss of embeddings `h` [B, e]: L_ts if `same` are states and `other` objects, L_to if exchanged.
 
-        An image is pulled towards one with an equal label in `same`, and pushed away from those equal only in `other`.
+        An image is pulled towards an image equal in `same`, and pushed away from images equal only in `other`.
         """
         positive, paired = next_allowed_partner(same[:, None] == same)
         negative = (other[:, None] == other) & (same[:, None] != same)  # [B, B]

@@ -515,7 +515,7 @@ def flatten(metrics: Metrics) -> dict[str, Any]:
 def frequency_accuracies(result: WorldResult, inputs: RunInputs) -> dict[str, dict[str, float]]:
     """Closed-world accuracies in percent of head, medium, tail and unseen pairs (groups by training frequency).
 
-    Each is measured at bias 0 with all candidates, and with only the seen ones (for unseen pairs: the unseen ones).
+    Each is measured at bias 0 with all candidates, and with seen candidates only (for unseen pairs: unseen only).
     """
     train = inputs.examples["train"].compositions.cpu().numpy()
     train = train[train >= 0]
