@@ -282,7 +282,7 @@ def require_keys(path: Path, config: Any, keys: tuple[str, ...]) -> None:
 
 
 def refuse_other_weights(name: str, weights: str | None, own: str | None = None) -> None:
-    """Raise UsageError if `weights` are given for an encoder that has its own; `own`: the tag of these, if any."""
+    """Raise UsageError if `weights` are given for an encoder that has its own (`own`: their tag, also accepted)."""
     if weights not in (None, own):
         raise UsageError(f"encoder {name!r} has its own weights; leave the weights {weights!r} out")
 

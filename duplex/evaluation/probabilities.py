@@ -155,7 +155,7 @@ class Reliability:
 
 
 def image_weights(is_seen: Bools, new_share: float) -> Floats:
-    """Weights [N] of images with the sum 1; images of unseen pairs have the sum `new_share` unless all are alike."""
+    """Weights [N] of images with the sum 1; images of unseen pairs have the sum `new_share` if both kinds occur."""
     unseen = int((~is_seen).sum())
     if unseen in (0, len(is_seen)):
         return np.full(len(is_seen), 1 / max(1, len(is_seen)))

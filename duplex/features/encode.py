@@ -58,7 +58,7 @@ class OutputSpec:
 
     @classmethod
     def of_record(cls, record: Mapping[str, str], patches: bool, finetuned: bool) -> OutputSpec:
-        """The outputs that a model reads: patch tokens and, if it is fine-tuned, what its `record` names."""
+        """The outputs that a model reads: patch tokens and, if fine-tuned, block inputs or pixels (see `record`)."""
         pixels = finetuned and PIXELS in record
         blocks = int(record["block_inputs"]) if finetuned and not pixels else 0
         return cls(patches, blocks, pixels)

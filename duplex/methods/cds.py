@@ -84,7 +84,7 @@ def state_specificity(labels: LabelSpace) -> Tensor:
 def specificity_pairs(labels: LabelSpace) -> tuple[Tensor, Tensor]:
     """All R combinations of two seen pairs that share the object and whose states differ in specificity.
 
-    Returns positions [R] in `labels.pairs["train"]`: of the pairs with the more specific state, and of their rivals.
+    Returns positions in `labels.pairs["train"]`: [R] for the more specific states, and [R] for the less specific.
     """
     seen = torch.as_tensor(labels.pairs["train"])
     n = len(labels.objects)

@@ -199,7 +199,7 @@ def read_novelty(checkpoint: ModelHeader, device: torch.device) -> NoveltyDetect
 
 
 def check_inputs(place: object, record: Record, labels: LabelSpace, encoder: Mapping[str, str]) -> None:
-    """Raise `DuplexError` unless the run `place` was trained with these labels, this encoder and its word vectors."""
+    """Raise `DuplexError` unless the run `place` was trained with the same labels, encoder and word vectors."""
     for key in COMPARED:
         trained_on, here = record.encoder.get(key), encoder.get(key)
         if trained_on != here:
