@@ -133,7 +133,7 @@ class Plid(TextMethod[PlidOptions]):
         return {name: weight * cross_entropy(path, target) for name, weight, path, target in terms}
 
     def smoothed(self, target: Tensor) -> Tensor:
-        """Target probabilities of the C seen compositions [B, C]: the label's, smoothed by the option `smoothing`."""
+        """Target probabilities [B, C] of the seen compositions: 1 for an image's label, smoothed by `smoothing`."""
         m, n = self.train_candidates.states, self.train_candidates.objects
         related = (m[target][:, None] == m) ^ (n[target][:, None] == n)
         shares = self.options.smoothing * related.double() / related.sum(1, keepdim=True).clamp(min=1)

@@ -308,7 +308,7 @@ def finetuned_recipes(
 
 @dataclass(frozen=True)
 class BlockRoom:
-    """Number of an image tower's last blocks that can be fine-tuned, and why not more."""
+    """The largest number of an image tower's last blocks that can be fine-tuned, and what limits it."""
 
     depth: int  # the largest number of blocks of `DEPTHS`; 0: none
     image_bytes: int  # bytes per image that the inputs of `depth` blocks take in the cache
