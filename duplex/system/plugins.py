@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-from functools import reduce
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
@@ -44,9 +42,8 @@ def load_plugin(
             f"{kind} {point.name!r} comes from both {provider(point)} and {provider(others[0])}; "
             f"uninstall one of them{advice}"
         )
-    module, _, attributes = point.value.partition(":")
     try:
-        plugin = reduce(getattr, attributes.split("."), importlib.import_module(module))
+        plugin = point.load()
     except Exception as reason:
         raise error(
             f"{name} cannot be loaded ({type(reason).__name__}: {reason}); fix or uninstall it{advice}"
