@@ -1,0 +1,106 @@
+"""CLEAR: reasoners add an abstract state and an abstract object, read from likely words and patches, to three paths.
+
+Li, Zhao, Su, "From Model Patterns to Abstract Semantics in CZSL", preprint, 2026.
+
+    t^ = norm(B_L(... B_1(q_s, Y) ..., Y)),   Y = [t_s of the K states with the largest p(s|x); W X] + types
+    l^(s) = (cos(z_s, t_s) + cos(t^, t_s)) / tau                               likewise for objects
+    L = CE(l(c)) + CE(l^(s)) + CE(l^(o)),   S = p(c|x) + p^(s|x) + p^(o|x),   p^ = softmax l^
+
+* z_s: state factor;  t_s: prompts of states;  l(c), p(.|x): logits and posteriors of three paths
+* q_s: text feature of a prompt whose word is a learned vector, at first the mean of all states' vectors
+* X: patch tokens;  W: linear map;  types: two learned vectors, of words and of patches
+* B: blocks of cross-attention and MLP, at first B(x, y) = x;  tau: CLIP's temperature
+
+A published decoder's layers also have self-attention, which for a single query is a linear map, and dropout.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from duplex.encoders.prompt_tree import PromptTree
+from duplex.methods.base import Batch, Inputs, MethodContext
+from duplex.methods.families import CrossBlock, ThreePathOptions, ThreePaths, score_in_chunks
+from duplex.methods.layers import CompositionIndex, unit
+from duplex.methods.prompts import Prototypes
+from duplex.options import Count, Share
+
+
+@dataclass(frozen=True)
+class ClearOptions(ThreePathOptions):
+    joined: Literal["product", "sum"] = "sum"  # how the score joins p(s|x) and p(o|x)
+    ratio: Share = 0.4  # share of states, and of objects, that a reasoner reads: K
+    patches: bool = True  # whether reasoners read patch tokens, too
+    layers: Count = 6  # blocks L of each reasoner
+    heads: Count = 4  # heads of their attention
+
+
+class Clear(ThreePaths[ClearOptions]):
+    """CLEAR: three paths, and a reasoner for states and one for objects that change their logits for each image."""
+
+    def __init__(self, context: MethodContext, options: ClearOptions) -> None:
+        super().__init__(context, options)
+        dim, states = context.dim, len(context.labels.states)
+        prompts, lexicon = self.paths.prompts, self.paths.prompts.lexicon().detach()
+        paths = enumerate(("state", "object"), len(lexicon))  # the masks come after the lexicon
+        self._tree = PromptTree.of(np.array([[0, *prompts.context_rows[path], mask, 1] for mask, path in paths]))
+        words = lexicon[torch.as_tensor(prompts.name_rows[:, 0])]
+        self.masks = nn.Parameter(torch.stack([words[:states].mean(0), words[states:].mean(0)]))
+        self.types = nn.Parameter(torch.zeros(2, dim))
+        self.project = nn.Linear(context.inputs["patch"][1], dim) if options.patches else None
+        self.state = nn.ModuleList(CrossBlock(dim, dim, options.heads) for _ in range(options.layers))
+        self.object = nn.ModuleList(CrossBlock(dim, dim, options.heads) for _ in range(options.layers))
+
+    @classmethod
+    def needs(cls, options: Any) -> frozenset[str]:
+        return frozenset({"cls", "text", "patch"} if options.patches else {"cls", "text"})
+
+    def queries(self) -> Tensor:
+        """The text features q_s and q_o [2, d] of the prompts with a learned vector in place of the word."""
+        prompts = self.paths.prompts
+        return unit(prompts.tower.encode(self._tree, torch.cat([prompts.lexicon(), self.masks])))
+
+    def shared(self) -> Any:
+        return (*super().shared(), self.queries())
+
+    def prepare(self, candidates: CompositionIndex) -> Any:
+        return (*super().prepare(candidates), self.queries())
+
+    def reasoned_logits(self, inputs: Inputs, texts: Any, candidates: CompositionIndex) -> list[Tensor]:
+        """Logits of compositions [B, C], states [B, M] and objects [B, N]; those of words by reasoners, too."""
+        t, (q_s, q_o) = Prototypes(*texts[:3]), texts[3]
+        c, s, o = self.path_logits(self.paths.adapt(inputs["cls"]), t, candidates)
+        patches = None if self.project is None else self.project(inputs["patch"].to(c.dtype)) + self.types[1]
+        abstract_s = self.abstract(self.state, q_s, s, t.states, patches)
+        abstract_o = self.abstract(self.object, q_o, o, t.objects, patches)
+        return [c, s + self.paths.logits(abstract_s, t.states), o + self.paths.logits(abstract_o, t.objects)]
+
+    def abstract(self, blocks: Any, q: Tensor, logits: Tensor, words: Tensor, patches: Tensor | None) -> Tensor:
+        """What a reasoner reads of the likely `words` [M, d], by `logits` [B, M], and of patches: t^ [B, d]."""
+        likely = logits.topk(max(1, math.ceil(self.options.ratio * len(words)))).indices
+        y = words[likely] + self.types[0]
+        y = y if patches is None else torch.cat([y, patches], 1)
+        x = q.expand(len(y), 1, -1)
+        for block in blocks:
+            x, _ = block(x, y)
+        return unit(x[:, 0])
+
+    def losses(self, batch: Batch, shared: Any) -> dict[str, Tensor]:
+        logits = self.reasoned_logits(batch.inputs, shared, self.train_candidates)
+        return self.three_path_losses(logits, batch.compositions, primitives=self.options.primitives)
+
+    def score(self, inputs: Inputs, candidates: CompositionIndex, prepared: Any) -> Tensor:
+        def chunk_scores(cls: Tensor, patches: Tensor) -> Tensor:
+            logits = self.reasoned_logits({"cls": cls, "patch": patches}, prepared, candidates)
+            return self.joined_score(logits, Prototypes(*prepared[:3]), candidates)
+
+        if self.project is None:
+            return chunk_scores(inputs["cls"], inputs["cls"])
+        width = 8 * self.context.dim * self.context.inputs["patch"][0]
+        return score_in_chunks(chunk_scores, inputs["cls"], inputs["patch"], width)
