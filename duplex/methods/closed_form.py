@@ -8,6 +8,8 @@
 * p_g(s|x), p_g(o|x): posteriors by a normal distribution per state and per object
 * w: weights that maximise validation AUC;  Z normalises over the candidates
 
+With `fusion: sum`, probabilities are added instead, as in the Duplex paper.
+
 Without prompts, `losses` train only fine-tuned blocks of the image tower, through linear heads that no score uses:
 
     L = L_s + L_o + L_c,    p(s|x) ~ exp(f_s),  p(o|x) ~ exp(f_o),  p(c|x) ~ exp(f_s + f_o),    f = w . z / tau + b
@@ -31,7 +33,7 @@ from duplex.methods.base import Batch, Inputs, Inspectable, Method, MethodContex
 from duplex.methods.gaussian import ClassStatistics, ClosedForm, FitSettings, FittedStatistics, GroupPosterior
 from duplex.methods.layers import CompositionIndex, unit, zero_initialised
 from duplex.methods.paths import PathOptions, Paths, inspect_paths
-from duplex.methods.portable import candidate_primitives, portable_closed_form, portable_paths
+from duplex.methods.portable import candidate_primitives, portable_closed_form, portable_paths, probabilities_from_sums
 from duplex.methods.score_formula import FLOOR, LEAST
 from duplex.options import NonNegative, Positive
 
@@ -48,6 +50,7 @@ class ClosedFormOptions(PathOptions):
     # of the prompts; without any (inference has neither semantic nor factors) of heads: state, object, composition
     losses: tuple[Literal["state", "object", "semantic", "composition"], ...] = ("state", "object", "semantic")
     inference: tuple[Term, ...] = ("semantic", "factors", "gaussian")  # score terms that are combined
+    fusion: Literal["product", "sum"] = "product"  # of the score terms: powers multiplied, or weighted terms added
     weights: tuple[NonNegative, ...] | None = None  # one per term of `inference`, in order; null: validation chooses
     ridge: Positive = 0.1  # number of images at which the effect of a state is shrunk by half
     shrinkage: Positive | None = None  # number of images at which a pair's mean is shrunk by half; null: by likelihood
@@ -198,7 +201,7 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
         if self.options.weights is not None or len(self.options.inference) < 2:
             return
         terms = [term.cpu() for term in self._log_terms(candidates)(images)]
-        self.weights.copy_(tuned_weights(self.weights, lambda weights: _weighted(terms, weights), auc))
+        self.weights.copy_(tuned_weights(self.weights, lambda weights: self._weighted(terms, weights), auc))
 
     def chosen_options(self) -> dict[str, Any]:
         return {"weights": tuple(self.weights.tolist())}
@@ -207,7 +210,14 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
     def score_terms(self, candidates: Ints) -> ScoreTerms:
         terms, weights = self._log_terms(candidates), tuple(self.weights.tolist())
         names = self.options.inference
-        return torch.no_grad()(lambda inputs: zip(names, _weighted(terms(inputs), weights), strict=True))
+        return torch.no_grad()(lambda inputs: zip(names, self._weighted(terms(inputs), weights), strict=True))
+
+    def probabilities(self, scores: Tensor) -> Tensor:
+        return super().probabilities(scores) if self.options.fusion == "product" else probabilities_from_sums(scores)
+
+    def _weighted(self, terms: list[Tensor], weights: tuple[float, ...]) -> list[Tensor]:
+        multiplies = self.options.fusion == "product"
+        return [w * (term if multiplies else term.exp()) for w, term in zip(weights, terms, strict=True)]
 
     @torch.no_grad()
     def portable(self, candidates: Ints) -> dict[str, Tensor]:
@@ -218,7 +228,7 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
         numbers = torch.as_tensor(candidates, device=device)
         tensors |= portable_closed_form(self.fitted(), numbers, self._factor_posteriors())
         tensors |= {f"weights.{name}": weight for name, weight in zip(names, self.weights.float(), strict=True)}
-        return tensors | {"product": torch.ones((), device=device)}
+        return tensors | ({"product": torch.ones((), device=device)} if self.options.fusion == "product" else {})
 
     def _log_terms(self, candidates: Ints) -> Callable[[Inputs], list[Tensor]]:
         names = self.options.inference
@@ -258,7 +268,3 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
 
     def summary(self) -> dict[str, int]:
         return {**super().summary(), "codebook_rows": len(self.counts)}
-
-
-def _weighted(terms: list[Tensor], weights: tuple[float, ...]) -> list[Tensor]:
-    return [weight * term for weight, term in zip(weights, terms, strict=True)]

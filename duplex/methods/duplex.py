@@ -260,11 +260,12 @@ def _counterfactual_sums(
     return sums, weight.new_zeros(len(candidates)).index_add(0, cell, weight)[:, None]
 
 
-def blend(rows: Tensor, aggregated: Tensor, momentum: float) -> Tensor:
-    """Refined prototypes [C, d]: `momentum * rows + (1 - momentum) * aggregated`, normalised (Eq. 17-18)."""
+def blend(rows: Tensor, aggregated: Tensor, momentum: float, renormalise: bool) -> Tensor:
+    """Refined prototypes [C, d]: `momentum * rows + (1 - momentum) * aggregated`, perhaps normalised (Eq. 17-18)."""
     if momentum == 1.0:
         return rows
-    return normalize(momentum * rows + (1.0 - momentum) * aggregated, dim=-1)
+    mixed = momentum * rows + (1.0 - momentum) * aggregated
+    return normalize(mixed, dim=-1) if renormalise else mixed
 
 
 class RefinedPrototypes(NamedTuple):
@@ -282,6 +283,7 @@ def refine(
     fusion: Fusion | None,
     messages: tuple[Message, ...],
     momentum: float,
+    renormalise: bool = True,
     reading: Reading = Reading(),
 ) -> RefinedPrototypes:
     """Move the prototypes of a batch's candidates towards the mean of their messages (Algorithm 1).
@@ -298,7 +300,7 @@ def refine(
     aggregated, reached = aggregate(nodes, local, fusion, messages, reading)
     rows = codebook.prototypes(local.compositions)
     anchor = rows if codebook.initial is None else codebook.initial.prototypes(local.compositions)
-    blended = blend(anchor, aggregated, momentum)
+    blended = blend(anchor, aggregated, momentum, renormalise)
     return RefinedPrototypes(local.compositions, torch.where(reached[:, None], blended, rows))
 
 
@@ -309,6 +311,7 @@ class DuplexOptions(PathOptions):
     # codebook (Eq. 10-11)
     seen_rows: Literal["data", "random"] = "data"  # initial prototypes of training pairs: mean features, or random
     unseen_rows: Literal["compose", "random"] = "compose"  # of other pairs: composed of means, or random
+    rows: Literal["initial", "recomputed"] = "initial"  # recomputed: computed again after each epoch
 
     # local graph and write-back (Eq. 12-19)
     graph: bool = True  # whether the local graph refines prototypes in training
@@ -316,6 +319,7 @@ class DuplexOptions(PathOptions):
     fusion: Literal["learned", "linear", "additive"] = "learned"  # counterfactuals: Eq. 11, without relu, or added
     momentum: Share = 0.9  # lambda, the weight of a prototype's old value per refinement
     blend: Literal["recursive", "anchored"] = "recursive"  # whether the old value is the current or the initial one
+    renormalise: bool = True  # whether refined prototypes get unit length
     refine_over: Literal["world", "closed", "open"] = "world"  # whose candidates training refines; world: the method's
 
     # objective (Eq. 20) and inference (Eq. 21)
@@ -330,6 +334,11 @@ class DuplexOptions(PathOptions):
         yield self.paths == "three" or not self.graph, "graph: true needs paths: three"
         yield not self.graph or self.messages, "graph: true needs at least one kind in messages"
         yield len(set(self.messages)) == len(self.messages), "messages names a kind twice"
+        recomputed = self.rows == "recomputed"
+        yield not (recomputed and self.graph), "rows: recomputed would undo the refinement; set graph to false"
+        from_data = (self.seen_rows, self.unseen_rows) == ("data", "compose")
+        yield from_data or not recomputed, "rows: recomputed needs seen_rows: data and unseen_rows: compose"
+        yield self.visual or not recomputed, "rows: recomputed needs visual in losses or inference"
         yield from self._reading_rules()
 
     def _reading_rules(self) -> Iterable[tuple[object, str]]:
@@ -344,6 +353,7 @@ class DuplexOptions(PathOptions):
         has_matrices = self.fusion != "additive" or "fusion_rank" not in changed
         yield has_matrices, "fusion: additive has no matrices; leave reading.fusion_rank out"
         yield "visual" in self.losses or not trained, "reading.codebook: trained needs visual in losses"
+        yield self.rows == "initial" or not trained, "rows: recomputed would undo the training of reading.codebook"
         is_all = self.reading.softmax == "all"
         given = self.semantic_negatives == "seen" or not is_all
         yield given, "reading.softmax: all is over all compositions; leave semantic_negatives out"
@@ -404,6 +414,7 @@ class Duplex(PathMethod[DuplexOptions]):
                 self.fusion,
                 messages=self.options.messages,
                 momentum=self.options.momentum,
+                renormalise=self.options.renormalise,
                 reading=self.options.reading,
             )
         if "visual" in names:
@@ -427,6 +438,11 @@ class Duplex(PathMethod[DuplexOptions]):
         if self.pending is not None:
             self.codebook.write_back(*self.pending)
             self.pending = None
+
+    @torch.no_grad()
+    def on_features_changed(self, train: Batch) -> None:
+        if self.options.rows == "recomputed":
+            self.codebook.start(self.paths.adapt(train.cls), train.compositions, seen=True)
 
     @torch.no_grad()
     def score_terms(self, candidates: Ints) -> ScoreTerms:
