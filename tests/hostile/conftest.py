@@ -12,7 +12,10 @@ from tests.features.pictures import write_pictures
 
 __all__ = ["Command", "command", "project"]
 PARAMS = """
-run: {datasets: [pics], methods: [m], seeds: [0]}
+run:
+  datasets: [pics]
+  methods: [m]
+  seeds: [0]
 device: cpu
 extraction: {batch_size: 4, num_workers: 0, max_bad: 0.5}
 evaluation: {}
