@@ -179,7 +179,7 @@ def test_lists_of_suspects_and_corrections_need_the_current_source(tmp_path, mon
     result = corrections(params, Path("edited.csv"))
     assert result.changed == 1 and result.new == ["misspelt"] and result.manifest["state"].iloc[0] == "misspelt"
     first.assign(state="x" * 999).to_csv("long.csv", index=False)
-    with pytest.raises(UsageError, match="999 characters"):
+    with pytest.raises(DuplexError, match="999 characters"):
         corrections(params, Path("long.csv"))
     edit(SourceOptions("table", table.parent, table))
     for work in (
@@ -217,5 +217,5 @@ def test_an_older_list_of_suspects_undoes_no_correction(tmp_path: Path, monkeypa
     assert corrections(params, Path("plain.csv")).changed == 1, "a list of one's own needs no old labels"
     for wrong, right in (("Old_state", "old_state"), ("OLD_OBJECT", "old_object"), ("old state", "old_state")):
         corrected(listed, second).rename(columns={right: wrong}).to_csv("wrong.csv", index=False)
-        with pytest.raises(UsageError, match=f"has a column '{wrong}'; write '{right}'"):
+        with pytest.raises(DuplexError, match=f"has a column '{wrong}'; write '{right}'"):
             corrections(params, Path("wrong.csv"))

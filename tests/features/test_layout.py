@@ -57,7 +57,9 @@ def test_a_cache_of_another_layout_is_neither_read_nor_resumed(cache: Path, dama
 def test_a_cache_of_another_version_is_refused_with_the_command_to_run(cache: Path) -> None:
     with h5py.File(cache, "r+") as file:
         file.attrs["format"] = np.bytes_(b"duplex-features-0")
-    with pytest.raises(DuplexError, match=r"has the format duplex-features-0 of another version, .*; `duplex extract"):
+    with pytest.raises(
+        DuplexError, match=r"has the format duplex-features-0, but this version of duplex reads .*; `duplex extract"
+    ):
         read_features(cache)
     refuse_foreign(cache)  # it may be written over
     cache.rename(layout.partial_path(cache))
