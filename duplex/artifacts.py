@@ -60,7 +60,7 @@ class ArtifactPaths:
         self.trials = root / "trials.partial"  # folder of the trials of `duplex tune`
 
     def of_reproduction(self, dataset: str) -> ArtifactPaths:
-        """A copy of these paths in which the report's files lie in the folder that `duplex reproduce` writes."""
+        """These paths for `duplex reproduce`, which writes its report for `dataset` into a folder of its own."""
         paths, folder = ArtifactPaths(self.root), self.root / "reproduced" / dataset
         paths.report = folder
         paths.plots = folder / "plots"

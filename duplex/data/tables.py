@@ -393,7 +393,7 @@ def resplit(data: LabelledImages, number: int, options: SplitOptions = SplitOpti
 
 
 def split_options_of(rows: pd.DataFrame, seed: int) -> SplitOptions:
-    """Options of a random split that holds out the same shares of pairs and images as the present split of `rows`."""
+    """Options with which a new random split has as large validation and test sets as the split column of `rows`."""
     if len(complete_rows(rows)) < len(rows):
         raise UsageError("a re-split needs the state and the object of every image, and some training images lack one")
     pairs = pd.Series(list(zip(rows["state"], rows["object"], strict=True)), rows.index)

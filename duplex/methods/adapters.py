@@ -240,7 +240,7 @@ class ConceptBottlenecks(BlockAdapters):
 
 
 def mixture(adapters: list[ConceptBottleneck], y: Tensor) -> Tensor:
-    """CAILA's mixture for compositions: the mean of three adapters' outputs, the first from all hidden units' mean."""
+    """Mean output of three adapters for `y`; the first reads the mean of all hidden units, the others their own."""
     z = [adapter.hidden(y) for adapter in adapters]
     inner = [torch.stack(z).mean(0), *z[1:]]
     return torch.stack([adapter.up(each) for adapter, each in zip(adapters, inner, strict=True)]).mean(0)

@@ -58,7 +58,7 @@ class CailaOptions(TextOptions):
 
 
 class ConceptAdapters(nn.Module):
-    """Three residual adapters, of composition, state and object features; images and texts have their own three.
+    """Three residual adapters: one each for features of compositions, of states and of objects.
 
     The adapters change nothing if the towers' blocks have adapters instead.
     """

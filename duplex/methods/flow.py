@@ -88,7 +88,7 @@ class Flow(Method[FlowOptions]):
         return find_method(options.base["kind"]).needs(options.base_options())
 
     def branches(self, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
-        """Image features z_c, state factors z_s and object factors z_o [B, d]."""
+        """Three features [B, d] of each image: the whole image's z_c, its state's z_s and its object's z_o."""
         z = self.base.paths.adapt(inputs["cls"])
         return z, *self.base.paths.factors(z)
 

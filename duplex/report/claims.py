@@ -157,7 +157,7 @@ class Measured:
         return Value(fmean(numbers), error, len(numbers), " ".join(json_pointer(r.files[part], metric) for r in found))
 
     def surroundings(self, table: str, shared: Sequence[str] = SHARED) -> str:
-        """JSON text of the method's settings `shared`, which must be equal in a comparison; "" if there are none."""
+        """The settings named in `shared` as JSON; two results can be compared if these texts are equal."""
         settings = self.settings(table)
         return "" if settings is None else json.dumps([settings.get(key) for key in shared])
 

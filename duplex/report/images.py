@@ -135,7 +135,7 @@ class Hit:
 
 
 def prototype_hits(context: RetrievalContext, composition: int, top: int) -> dict[str, list[Hit]]:
-    """The `top` test images nearest to a composition's prototypes, by kind; raises `UsageError` without prototypes."""
+    """For each kind of prototype of a composition, the `top` test images whose features are nearest to it."""
     if not context.can_retrieve:
         raise UsageError("this method has no prototypes; choose another with --method")
     hits = {}

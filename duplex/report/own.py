@@ -120,7 +120,7 @@ def closed_form_answers(examples: Mapping[str, Examples], labels: LabelSpace, ro
 
 @dataclass(frozen=True)
 class OwnData:
-    """What a data set's page shows: its images and labels, the model's answers for test images, the recipes tried."""
+    """Contents of the report on one data set: its images and labels, a model's answers for its test images."""
 
     name: str
     labels: LabelSpace

@@ -308,7 +308,7 @@ def finetuned_recipes(
 
 @dataclass(frozen=True)
 class BlockRoom:
-    """The largest number of an image tower's last blocks that can be fine-tuned, and what limits it."""
+    """How many of the last blocks of an image encoder can be fine-tuned at most, and the reason for this limit."""
 
     depth: int  # the largest number of blocks of `DEPTHS`; 0: none
     image_bytes: int  # bytes per image that the inputs of `depth` blocks take in the cache
