@@ -23,7 +23,9 @@ from duplex.system.threads import keep_freed_memory
 
 DEBUG = "DUPLEX_DEBUG"
 STOPPED = "stopped; the same command resumes the work"
-PLUGIN_GROUPS = ("duplex.methods", "duplex.encoders", "duplex.training_logs")
+PLUGIN_GROUPS = tuple(
+    f"duplex.{kind}" for kind in ("methods", "adapters", "stream_adapters", "encoders", "training_logs")
+)
 LARGEST_SEED = 2**63 - 1  # the largest that every random generator accepts
 
 

@@ -26,8 +26,9 @@ def raising(error: BaseException) -> Callable[[], None]:
     return work
 
 
-def test_an_error_of_a_plug_in_names_it_before_its_traceback(monkeypatch, capsys):
-    points = {"duplex.methods": [EntryPoint("mine", "my_package.heads:Head", "duplex.methods")]}
+@pytest.mark.parametrize("group", ["methods", "adapters", "stream_adapters", "encoders", "training_logs"])
+def test_an_error_of_a_plug_in_names_it_before_its_traceback(monkeypatch, capsys, group):
+    points = {f"duplex.{group}": [EntryPoint("mine", "my_package.heads:Head", f"duplex.{group}")]}
     monkeypatch.setattr(entry, "entry_points", lambda group: points.get(group, []))
     namespace: dict[str, Any] = {"__name__": "my_package.layers"}
     exec("def work(): return 1 / 0", namespace)
