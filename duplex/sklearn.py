@@ -177,7 +177,7 @@ class CompositionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         return labels[:, 0] if self.single_column_ else labels
 
     def predict_proba(self, X: Any) -> Any:
-        """Probabilities of states [n, M] and objects [n, N] for the rows of `X`; one array if there is one label."""
+        """Probabilities of states [n, M] and of objects [n, N] for `X`; one array if `y` in `fit` had one column."""
         check_is_fitted(self)
         states, objects = map(len, self.names_)
         m, n = self.candidate_numbers_ // objects, self.candidate_numbers_ % objects

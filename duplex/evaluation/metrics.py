@@ -170,7 +170,7 @@ def vocabulary_accuracies(
     and A*O*, new states, new objects and both. `states` and `objects` have the accuracies of predicted states and
     objects, on images with a trained and with a new one. A group without images is left out.
 
-    bias: is added to the scores of unseen columns; the published one has the best harmonic mean.
+    bias: is added to the scores of unseen columns; published tables use the bias with the best harmonic mean.
     states, objects: state and object of each column [C].
     trained: masks of the states [M] and objects [N] with training images.
     """

@@ -219,7 +219,7 @@ class Interactions(WordSimilarityFactors):
         return self.pair_factors(states, objects) @ self.core.flatten(0, 1)
 
     def scores_before_objects(self, x: Tensor) -> Tensor:
-        """A factor [B, M, s] of all pairs' `x . gamma_mn`, for features x [B, d]; the other factor is V^T [s, N]."""
+        """Scores [B, M, s] from features x [B, d]; times V^T [s, N] (`objects`), they are `x . gamma_mn` [B, M, N]."""
         return self.states @ (x @ self.core.flatten(0, 1).T).view(len(x), *self.core.shape[:2])
 
 

@@ -83,7 +83,7 @@ class Sam(TextMethod[SamOptions]):
         return unit(u[:, 0])
 
     def both_logits(self, tokens: Tensor, u: Tensor, t: Prototypes) -> tuple[list[Tensor], list[Tensor]]:
-        """Logits of pairs, states and objects by the nearest token, and by the query's feature `u`."""
+        """Two lists of logits of pairs, states and objects: by the nearest image token, by the learned query's `u`."""
         return [self.scale * (tokens @ rows.T).amax(1) for rows in t], [self.scale * u @ rows.T for rows in t]
 
     def shared(self) -> Prototypes:

@@ -190,7 +190,7 @@ def load_featured_run(
 
 
 def load_queried_run(params: Params, dataset: str, method: str | None, seed: int | None) -> FeaturedRun:
-    """Load the run of a method and seed with its test images; None: the method or seed that the report shows."""
+    """Load a run and its test images; `method` or `seed` may be None: then it is that of the report's examples."""
     params.dataset(dataset)
     paths = ArtifactPaths()
     best = featured_run(params, dataset, paths)

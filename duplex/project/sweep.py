@@ -112,7 +112,7 @@ class SweptRun:
         return f"{self.dataset} {self.method} {self.seed}"
 
     def stage(self, name: str) -> str:
-        """Name in dvc.yaml of this run's stage `name`; a product of finished runs has only the stage `product`."""
+        """Name in dvc.yaml of this run's stage `name`; if its method combines other runs, it is always `product`."""
         return f"{'product' if self.combines else name}@{self.dataset}-{self.method}-{self.seed}"
 
     def difference(self, params: Params, paths: ArtifactPaths, *stages: str) -> str:

@@ -57,7 +57,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Gap:
-    """A signed sum of values, such as a difference; with a 95 % interval over seeds if all values have errors."""
+    """A sum or difference of values; with a 95 % interval if each of them has a standard error over seeds."""
 
     value: float
     low: float | None = None

@@ -57,7 +57,7 @@ class SampleSizeCurve:
 
     @classmethod
     def of(cls, examples: Mapping[str, Examples], labels: LabelSpace) -> SampleSizeCurve | None:
-        """Measure accuracy with a quarter, half and all of the training images; None if there are too few to differ."""
+        """Measure accuracy with a quarter, half and all training images; None if two of these are equally many."""
         train = examples["train"].compositions.numpy()
         target = examples["test"].compositions.numpy()
         weights = image_weights(labels.is_seen(target), NEW_SHARE)  # images of unseen pairs together count `NEW_SHARE`

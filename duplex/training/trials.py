@@ -409,10 +409,10 @@ def make_schedule(
 ) -> Schedule:
     """Choose the numbers of fine-tuned blocks and the learning rates that a search tries within `budget` seconds.
 
-    The predicted time is that of training every recipe, and of a final fit to all images with the last one. The
-    schedule goes up to the largest number of blocks that the time allows, at most `depth`. It also has all smaller
-    numbers if there is time for them, and all learning rates rather than only the first. Without time for one block it
-    is empty.
+    The largest number of blocks, at most `depth`, has priority. If there is time for more, all smaller numbers are
+    tried too, or else the smallest one; several learning rates are tried with the smallest number only. The predicted
+    time includes the final fit, to all images, with the largest number. Without time for one block, the schedule is
+    empty.
 
     epoch_seconds: duration of an epoch without fine-tuned blocks.
     """
