@@ -2,12 +2,14 @@
 
     python -m benchmarks.mutants duplex/labels.py --sample 50     # or: make mutants ARGS="..."
 
-A mutant is a module with one operator, number, condition or call changed. It is checked by the fast tests that run its
-line, in a child process that was forked after the heavy imports and has the changed module in memory: no file changes,
-and most mutants take a few seconds. Which tests run which line is found out by running the suite once under `coverage`
-(some ten minutes; kept in `.coverage.tests.json` until a module or a test is newer). A mutant whose tests all pass, or
-pass for `SECONDS`, is printed as a survivor. Some survivors are equivalent to the original, so that no test can notice
-them, and some are noticed by slow tests or by processes that tests start; all of them count as survivors.
+A mutant is a module with one operator, number, condition or call changed. -1 becomes 0: +1 is the same dimension of a
+matrix. What changes no result, or only memory and time, is left out (`_without_effect`). A mutant is checked by the
+fast tests that run its line, in a child process that was forked after the heavy imports and has the changed module in
+memory: no file changes, and most mutants take a few seconds. Which tests run which line is found out by running the
+suite once under `coverage` (some ten minutes; kept in `.coverage.tests.json` until a module or a test is newer). A
+mutant whose tests all pass, or pass for `SECONDS`, is printed as a survivor. Some survivors are equivalent to the
+original, so that no test can notice them, and some are noticed by slow tests or by processes that tests start; all of
+them count as survivors.
 """
 
 from __future__ import annotations
@@ -49,7 +51,10 @@ SWAPS: dict[type[ast.AST], type[ast.AST]] = {
 SIZES = {
     "AHEAD", "ANNOUNCED", "BLOCK", "BLOCK_BYTES", "BLOCK_REORDERED", "BLOCK_SCORES", "BLOCK_SEARCHED",
     "CELLS", "CHUNK", "IMAGES", "READ_EVERY", "ROWS", "STEP", "TABLE", "step",
+    "SETTINGS", "(PATCHES, WIDTH)",  # of the small task in duplex/testing.py
 }  # fmt: skip
+HINTS = {"madvise", "read_ahead"}  # functions that tell the system what is read next
+SEEDED = {"default_rng", "manual_seed", "small_batch"}  # functions whose numbers are seeds, or sizes of the small task
 POLL_SECONDS = 0.02  # between two looks at a child
 SECONDS = 60.0  # that the tests of one mutant take together, at most
 
@@ -180,7 +185,7 @@ def mutants(path: Path, order: random.Random | None = None) -> Iterator[Mutant]:
     text = path.read_text(encoding="utf-8")
     tree = ast.parse(text)
     module = path.relative_to(ROOT).as_posix()
-    ignored = set(_without_effect(tree)) | set(_size_nodes(tree))
+    ignored = set(_without_effect(tree))
     places = [
         (number, node, change)
         for number, node in enumerate(ast.walk(tree))
@@ -199,29 +204,32 @@ def mutants(path: Path, order: random.Random | None = None) -> Iterator[Mutant]:
 
 
 def _without_effect(tree: ast.AST) -> Iterator[ast.AST]:
-    """Yield nodes without effect: annotations, imports for type checking, assertions, `strict=` of `zip`, the sign of
-    `dim=-1`, the parser of YAML, and what follows from sizes of blocks."""
+    """Yield nodes whose change no test can notice, or should: annotations, imports for type checking, assertions,
+    `strict=` of `zip`, the parser of YAML, what follows from sizes of blocks, hints to the system, and seeds, of which
+    each is as good as another."""
     for node in ast.walk(tree):
         said = getattr(node, "annotation", None) or getattr(node, "returns", None)
         yield from ast.walk(said) if said is not None else ()
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
             yield node
-        if isinstance(node, ast.Assert):
-            yield from ast.walk(node)
-        if isinstance(node, ast.BinOp) and ast.unparse(node.left) in SIZES:
-            yield from ast.walk(node)
-        if isinstance(node, ast.keyword) and (
-            node.arg in ("strict", "pure") or ast.unparse(node) in ("dim=-1", "axis=-1")
-        ):
+        if isinstance(node, ast.UnaryOp) and ast.unparse(node) == "-1":
+            yield node.operand  # the whole is changed
+        if isinstance(node, ast.keyword) and node.arg in ("strict", "pure"):
             yield node.value
-        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("softmax", "logsumexp")):
-            yield from (argument for argument in node.args if ast.unparse(argument) == "-1")
+        if (
+            isinstance(node, ast.Assert)
+            or (isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in SIZES)
+            or (isinstance(node, ast.BinOp) and ast.unparse(node.left) in SIZES)
+            or (isinstance(node, ast.FunctionDef) and node.name in HINTS)
+            or (isinstance(node, ast.Expr | ast.Call) and _called(node) in HINTS | SEEDED)
+        ):
+            yield from ast.walk(node)
 
 
-def _size_nodes(tree: ast.Module) -> Iterator[ast.AST]:
-    for statement in ast.walk(tree):
-        if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) in SIZES:
-            yield from ast.walk(statement.value)
+def _called(node: ast.Expr | ast.Call) -> str:
+    """The last name of the function that a call, or a statement that is a call, calls."""
+    call = node.value if isinstance(node, ast.Expr) else node
+    return ast.unparse(call.func).rpartition(".")[2] if isinstance(call, ast.Call) else ""
 
 
 def _changes(node: ast.AST) -> int:
@@ -241,8 +249,8 @@ def _apply(tree: ast.AST, node: ast.AST, change: int) -> None:
     if isinstance(node, ast.Compare):
         places = [place for place, operator in enumerate(node.ops) if type(operator) in SWAPS]
         node.ops[places[change]] = SWAPS[type(node.ops[places[change]])]()  # type: ignore[call-overload]
-    elif isinstance(node, ast.UnaryOp) and type(node.op) not in SWAPS:
-        _replace(tree, node, node.operand)
+    elif isinstance(node, ast.UnaryOp) and (type(node.op) not in SWAPS or ast.unparse(node) == "-1"):
+        _replace(tree, node, ast.Constant(0) if isinstance(node.op, ast.USub) else node.operand)
     elif isinstance(node, ast.BoolOp | ast.BinOp | ast.UnaryOp | ast.AugAssign):
         node.op = SWAPS[type(node.op)]()  # type: ignore[assignment]
     elif isinstance(node, ast.Constant):

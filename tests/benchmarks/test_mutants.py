@@ -19,7 +19,8 @@ def total(values, strict=False):
     for a, b in zip(values, values, strict=True):
         if a < b:
             raise ValueError(f"{1 + 1} is wrong")
-    return -sum(values)
+    file.madvise(1)
+    return -default_rng(7).permutation(values)[-1]
 '''
 
 
@@ -43,7 +44,8 @@ def test_every_operator_number_condition_and_call_is_changed(module):
         ("if a < b:", "if a <= b:"),
         ("if a < b:", "if False:"),
         ("if a < b:", "if True:"),
-        ("return -sum(values)", "return +sum(values)"),
+        ("return -default_rng(7).permutation(values)[-1]", "return +default_rng(7).permutation(values)[-1]"),
+        ("return -default_rng(7).permutation(values)[-1]", "return -default_rng(7).permutation(values)[0]"),
     }
 
 
