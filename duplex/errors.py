@@ -40,8 +40,7 @@ def install_command(extra: str) -> str:
 def require_type(value: object, kind: type, noun: str) -> None:
     """Raise `UsageError` unless `value` is an instance of `kind`; `noun` names the value in the message."""
     if not isinstance(value, kind):
-        article = "an" if kind.__name__[0] in "AEIOU" else "a"
-        raise UsageError(f"{noun} is {shown(value)}; expected {article} {kind.__name__}")
+        raise UsageError(f"{noun} is {shown(value)}; expected a {kind.__name__}")
 
 
 def require_whole(value: object, noun: str, low: int = 1, high: int | None = None) -> int:

@@ -280,7 +280,7 @@ def _with_new_words(
     states = {state for state, _ in others}
     objects = {thing for _, thing in others}
     new = [pair for pair in pairs if pair[0] not in states or pair[1] not in objects]
-    shuffled = [new[i] for i in rng.permutation(len(new))] if new else []
+    shuffled = [new[i] for i in rng.permutation(len(new))]
     return sorted(shuffled, key=lambda pair: (pair[1] not in objects, pair[0] not in states))
 
 

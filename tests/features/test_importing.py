@@ -1,5 +1,6 @@
 import io
 import pickle
+import re
 from pathlib import Path
 
 import numpy as np
@@ -7,8 +8,8 @@ import pytest
 
 from duplex.errors import DuplexError, UsageError
 from duplex.features import imported
-from duplex.features.file import ALL_ZERO, NOT_FINITE, PartialCache, read_features
-from duplex.features.imported import import_features
+from duplex.features.file import ALL_ZERO, IMPORTED, NOT_FINITE, PartialCache, read_features
+from duplex.features.imported import FeatureFile, import_features, refuse_other_width
 from tests.features.test_store import opened_in
 
 
@@ -99,3 +100,23 @@ def test_names_saved_as_objects_are_refused_with_the_remedy(tmp_path: Path) -> N
     np.savez(tmp_path / "x.npz", features=np.ones((2, 3), np.float32), images=np.array(["a", "b"], dtype=object))
     with pytest.raises(UsageError, match=r"holds Python objects; save .* `images\.astype\(str\)`"):
         import_features(tmp_path / "x.npz", 2, "0", tmp_path / "c.h5", ["a", "b"])
+
+
+def test_one_row_or_one_column_is_enough_and_none_is_refused(tmp_path: Path) -> None:
+    for shape in ((1, 3), (3, 1)):
+        np.save(tmp_path / "x.npy", np.ones(shape, np.float32))
+        import_features(tmp_path / "x.npy", shape[0], "0", tmp_path / "c.h5")
+        assert read_features(tmp_path / "c.h5").cls.shape == shape
+    for shape in ((0, 3), (3, 0)):
+        np.save(tmp_path / "x.npy", np.ones(shape, np.float32))
+        with pytest.raises(UsageError, match=f"it has {re.escape(str(shape))} float32"):
+            import_features(tmp_path / "x.npy", shape[0], "0", tmp_path / "c.h5")
+
+
+def test_the_width_is_that_of_the_encoder_where_it_is_known(tmp_path: Path, encoder_name: str) -> None:
+    np.save(tmp_path / "x.npy", np.ones((2, 5), np.float32))
+    file = FeatureFile.open(tmp_path / "x.npy")
+    for name, width in (("tiny", 128), (encoder_name, 16)):
+        with pytest.raises(UsageError, match=f"width 5, and {name} makes features of {width}"):
+            refuse_other_width(file, name, None)
+    refuse_other_width(file, IMPORTED, None)

@@ -46,6 +46,10 @@ def test_an_image_that_became_bad_or_was_repaired_is_reported(run, images, check
     image.write_bytes(content)
     with pytest.raises(DuplexError, match=r"00007.jpg \(row 7\) is now readable, but empty in the cache"):
         checked(path)
+    path = run(fresh=True).path
+    image.unlink()
+    with pytest.raises(DuplexError, match="is now missing, but readable"):
+        checked(path)
 
 
 def test_an_image_without_usable_features_is_no_image_that_was_repaired(run, encoder, checked) -> None:

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from duplex.features import tokens
+from duplex.features.file import row_checksums
 from duplex.features.tokens import DiskTokens, read_tokens
 from duplex.methods.base import Batch
 from duplex.training.loop import prefetch, shuffled_rows
@@ -83,3 +84,12 @@ def test_a_cache_that_is_replaced_meanwhile_is_read_as_it_was(cache, tmp_path):
     (tmp_path / "other").write_bytes(bytes(cache.stat().st_size))
     os.replace(tmp_path / "other", cache)
     assert torch.equal(streamed[torch.tensor([30])][0], torch.from_numpy(TOKENS)[30])
+
+
+def test_rows_are_compared_with_their_checksums_once(cache, monkeypatch):
+    streamed = DiskTokens.open(cache)
+    first = streamed[2:5]
+    compared = []
+    monkeypatch.setattr(tokens, "row_checksums", lambda rows: compared.append(len(rows)) or row_checksums(rows))
+    assert torch.equal(streamed[2:5], first) and compared == []
+    assert torch.equal(streamed[3:8][:2], first[1:]) and compared == [3]
