@@ -60,8 +60,7 @@ def auc(model: ClosedForm, z: Tensor, own: Tensor, space: LabelSpace, columns: I
 
 
 def main() -> None:
-    parser = options(__doc__)
-    wanted = parser.parse_args()
+    wanted = options(__doc__).parse_args()
     space = labels()
     z, own = images(space, space.pairs["train"], TRAIN, 1)
     z_val, own_val = images(space, space.pairs["val"], VAL, 2)

@@ -1,6 +1,6 @@
 """Measure the cost of fine-tuning blocks: seconds per training step and bytes per image, at ViT-L/14 size.
 
-python -m benchmarks.depth [--json] [--depths 0,1,2,4] [--batch 2] [--rounds 1] [--layers 24] [--width 1024]
+    python -m benchmarks.depth --json
 
 Weights are random. A step is the image side alone, forward and backward: the feature adapter (0 blocks), bottlenecks in
 the last k blocks over cached block inputs, and in all blocks over images (`all`). `speedup_depth2` is the step of `all`
@@ -23,7 +23,8 @@ from duplex.methods.finetuned import FinetunedBlocks
 from duplex.methods.layers import Adapter
 from duplex.options import FinetuneOptions
 
-DIM, SIZE, PATCH = 768, 224, 14
+DIM, SIZE, PATCH, LAYERS, WIDTH = 768, 224, 14, 24, 1024
+DEPTHS = (1, 2, 4)
 
 
 def encoder(layers: int, width: int) -> Any:
@@ -56,38 +57,29 @@ class Whole(nn.Module):
         return found
 
 
-def measure(depths: list[int], batch: int, rounds: int, layers: int, width: int) -> dict[str, Any]:
+def measure(batch: int, layers: int, width: int) -> dict[str, Any]:
     tower, pictures = encoder(layers, width), torch.randn(batch, 3, SIZE, SIZE)
     row = ((SIZE // PATCH) ** 2 + 1, width)
     with torch.no_grad(), capture_block_input(tower, 1) as seen:
         cls = tower.visual(pictures)
     works = {"0": step(Adapter(DIM, 64, 0.1, 0.1), cls)}
-    tails = {
-        depth: FinetunedBlocks(last_blocks(tower, depth), FinetuneOptions(depth), row) for depth in depths if depth
-    }
+    tails = {depth: FinetunedBlocks(last_blocks(tower, depth), FinetuneOptions(depth), row) for depth in DEPTHS}
     works |= {str(depth): step(tail, seen[0].half()) for depth, tail in tails.items()}
     works["all"] = step(Whole(tower, layers, row), pictures)
-    seconds = alternate(works, rounds=rounds, warm=1 if rounds > 1 else 0)
-    record: dict[str, Any] = {
+    seconds = alternate(works, rounds=1, warm=0)
+    return {
         "batch": batch,
         "threads": torch.get_num_threads(),
         "seconds_a_step": seconds,
         "bytes_an_image": {"0": 2 * DIM, **{str(depth): 2 * DIM + 2 * row[0] * row[1] for depth in tails}},
+        "speedup_depth2": seconds["all"] / seconds["2"],
     }
-    if 2 in tails:
-        record["speedup_depth2"] = seconds["all"] / seconds["2"]
-    return record
 
 
 def main() -> None:
-    parser = options(__doc__)
-    parser.add_argument("--depths", default="0,1,2,4")
-    for name, value in {"batch": 2, "rounds": 1, "layers": 24, "width": 1024}.items():
-        parser.add_argument(f"--{name}", type=int, default=value)
-    wanted = vars(parser.parse_args())
-    prints = wanted.pop("json")
-    record = measure(**{**wanted, "depths": [int(depth) for depth in wanted["depths"].split(",")]})
-    emit(record) if prints else say(str(record))
+    wanted = options(__doc__).parse_args()
+    record = measure(2, LAYERS, WIDTH)
+    emit(record) if wanted.json else say(str(record))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Compare extraction with the speed of the bare encoder: python -m benchmarks.extraction [--json] [--device cuda]
+"""Compare extraction with the speed of the bare encoder: python -m benchmarks.extraction [--json]
 
 Three ways over the same images and weights alternate in one run: the encoder alone over tensors in memory, open_clip's
 example (open, transform, encode, one batch after another), and `extract`. Decoding alone, in as many processes as
@@ -41,46 +41,46 @@ PICTURE: dict[str, Any] = {"size": (400, 300), "coarse": 10}
 
 def main() -> None:
     parser = options(__doc__)
-    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-    parser.add_argument("--workers", default="auto", help="decoding processes, or auto")
     parser.add_argument("--precision", default="fp32", choices=PRECISIONS)
-    parser.add_argument("--encoder", choices=SIZES, action="append")
-    parser.add_argument("--scale", type=int, default=1, help="factor for numbers of images and batch sizes, for a GPU")
     parser.add_argument("--part", help=argparse.SUPPRESS)  # one measurement, in its own process
     given = parser.parse_args()
     if given.part:
         print(peak_memory(int(given.part)))
         return
     keep_freed_memory()
-    given.workers = decoding_workers(given.workers if given.workers == "auto" else int(given.workers))
+    workers = decoding_workers("auto")
     encoders: dict[str, Any] = {}
-    for name in given.encoder or SIZES:
+    for name in SIZES:
         with tempfile.TemporaryDirectory() as folder:
-            encoders[name] = compare(name, Path(folder), given)
+            encoders[name] = compare(name, Path(folder), workers, precision=given.precision)
         say(f"{name}: {encoders[name]}")
     record = {
         "encoders": encoders,
         "peak_megabytes": {f"{count} pictures": apart("benchmarks.extraction", str(count)) for count in (1000, 8000)},
         "threads": torch.get_num_threads(),
-        "workers": given.workers,
+        "workers": workers,
         "precision": given.precision,
-        "device": given.device,
     }
     emit(record) if given.json else say(str(record))
 
 
-def compare(name: str, folder: Path, given: argparse.Namespace) -> dict[str, Any]:
-    """Images per second of each way: medians over rounds, and the median of each round's ratio."""
+def compare(
+    name: str, folder: Path, workers: int, *, precision: str, device: str = "cpu", scale: int = 1
+) -> dict[str, Any]:
+    """Images per second of each way: medians over rounds, and the median of each round's ratio.
+
+    scale: factor for numbers of images and batch sizes, for a GPU.
+    """
     count, batch, rounds = SIZES.get(name, (16, 8, 1))
-    count, batch = count * given.scale, batch * given.scale
-    encoder = random_encoder(name, folder, given.device, given.precision)
+    count, batch = count * scale, batch * scale
+    encoder = random_encoder(name, folder, device, precision)
     images = [path.name for path in write_pictures(folder, count, **PICTURE)]
     pixels = torch.stack([encoder.image_transform(Image.open(folder / image)) for image in images])
     encoder.encode_images(pixels[:batch])
     ways: dict[str, Callable[[], object]] = {
         "bare": partial(bare, encoder, pixels, batch),
-        "decoding": partial(decode, encoder, folder, images, batch, given.workers),
-        "extract": partial(run, encoder, folder, images, batch, given.workers),
+        "decoding": partial(decode, encoder, folder, images, batch, workers),
+        "extract": partial(run, encoder, folder, images, batch, workers),
         "plain": partial(plain, encoder, folder, images, batch),
     }
     ways = {way: finished(work, encoder.device) for way, work in ways.items()}

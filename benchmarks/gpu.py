@@ -3,19 +3,16 @@
     make gpu                                                    # python -m benchmarks.gpu
     python -m benchmarks.gpu --device cpu --quick --out PAGE    # a quick trial without a GPU
 
-Checked: the device tests of the suite; extraction, training and evaluation of a small project give a CPU's results; one
-seed trained twice, and once more with a SIGKILL in between, gives the same bytes. Measured, with random weights in the
-sizes of the three data sets and in fp32, tf32 and bf16: text, a training step, extraction; graph and evaluation in
-fp32. Without a GPU it prints a message and exits with 0; it exits with 1 if a check fails. Parts that would start after
-LIMIT seconds are skipped and listed.
+The page says what is checked (`ABOUT`) and measured. Without a GPU this prints a message and exits with 0; it exits
+with 1 if a check fails. Parts that would start after LIMIT seconds are skipped and listed.
 """
 
 from __future__ import annotations
 
+import argparse
 import csv
 import inspect
 import io
-import json
 import sys
 import tempfile
 import time
@@ -28,7 +25,7 @@ import torch
 
 from benchmarks.gpu_holds import holds
 from benchmarks.gpu_times import TIMES, Look
-from benchmarks.measure import emit, options, say
+from benchmarks.measure import say
 from duplex.system.files import write_text
 from duplex.training.run import reproducible
 
@@ -42,8 +39,7 @@ within three points of a CPU's, because rounding changes the answers for single 
 copied asynchronously; the same checkpoint, byte for byte, if a seed is trained twice or killed and resumed, from
 features (`duplex`) and with blocks trained from augmented pixels (`augmented`)."""
 LIMIT = 480  # seconds after which no further part begins
-Part = Callable[[Look, Path], Any]
-PARTS: dict[str, Part] = {"holds": holds, **TIMES}
+PARTS: dict[str, Callable[[Look, Path], Any]] = {"holds": holds, **TIMES}
 
 
 @reproducible()  # as the stages run, so that times are theirs
@@ -85,11 +81,7 @@ def write(out: Path, record: dict[str, Any]) -> None:
     write_text(out, page(record))
     for name in set(PARTS) & set(record):
         rows = record[name] if name != "holds" else checks(record[name])
-        write_text(out.parent / tables(name), csv_of(rows))
-
-
-def tables(name: str) -> str:
-    return f"results/gpu_{name}.csv"
+        write_text(out.parent / f"results/gpu_{name}.csv", csv_of(rows))
 
 
 def checks(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -110,7 +102,7 @@ def page(record: dict[str, Any]) -> str:
         if name in record:
             about = [inspect.getdoc(TIMES[name]) or ""] if name in TIMES else []
             title = name.capitalize() if name in TIMES else "Checks"
-            parts += [f"## {title}", *about, f"[Table: {Path(tables(name)).name}]({tables(name)})"]
+            parts += [f"## {title}", *about, f"[Table: gpu_{name}.csv](results/gpu_{name}.csv)"]
     return "\n\n".join(parts) + "\n"
 
 
@@ -132,7 +124,7 @@ def shown(value: Any) -> str:
 
 
 def main() -> int:
-    parser = options(__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"], help="cpu: a quick trial, with --quick")
     parser.add_argument("--quick", action="store_true", help="small sizes, one round each")
     parser.add_argument("--out", type=Path, help=f"page to write; default: {PAGE.relative_to(PAGE.parents[1])}")
@@ -146,8 +138,6 @@ def main() -> int:
     out = wanted.out or PAGE
     write(out, record)
     say(f"{out}: {'; '.join(failures(record)) or 'all checks passed'}")
-    if wanted.json:
-        emit(json.loads(json.dumps(record, default=str)))
     return 1 if failures(record) else 0
 
 

@@ -5,7 +5,6 @@ The docstrings are the texts above the tables of the page.
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -66,10 +65,10 @@ def text(look: Look, _: Path) -> Table:
             states, objects, count, _splits = texts.SIZES[name]
             tower = texts.random_tower("ViT-L-14-quickgelu", precision=precision, device=look.device, **look.tower)
             pairs = texts.made_up(states, objects, count)
-            names = texts.Names.of(pairs, "learned", 3, tower)
+            names = texts.Names.of(pairs, "learned", tower)
             sizes = texts.Options(look.device, time.perf_counter, look.rounds, sample=8, chunk=1024)
             with float32_arithmetic(precision):
-                row = texts.compare(tower, names.pairs(pairs, 3), names.size, sizes)
+                row = texts.compare(tower, names.pairs(pairs), names.size, sizes)
             found[f"{name}, {precision}"] = {
                 "tokens": row["tokens"]["tree"],
                 "tree, ms": 1e3 * row["seconds"]["tree"],
@@ -164,12 +163,14 @@ def extraction(look: Look, folder: Path) -> Table:
     """Images per second of ViT-L/14: `extract`, the encoder alone over pixels in memory, decoding alone, open_clip's
     example; and whether encoder or decoding is the bottleneck.
     """
-    given = argparse.Namespace(device=look.device, workers=decoding_workers("auto"), scale=1 if look.quick else 16)
     found: Table = {}
     for precision in TIMED:
-        given.precision, here = precision, folder / precision
+        here = folder / precision
         here.mkdir()
-        row = pictures.compare("small" if look.quick else "ViT-L-14", here, given)
+        name, scale = ("small", 1) if look.quick else ("ViT-L-14", 16)
+        row = pictures.compare(
+            name, here, decoding_workers("auto"), precision=precision, device=look.device, scale=scale
+        )
         kinds = ("extract", "bare", "decoding", "plain")
         found[precision] = {kind: row[f"{kind}_per_second"] for kind in kinds} | {"held by": row["held_by"]}
     return found
@@ -214,12 +215,5 @@ def small_world() -> LabelSpace:
     return LabelSpace.from_pairs({"train": pairs[:15], "val": pairs[10:], "test": pairs[10:]})
 
 
-TIMES: dict[str, Callable[[Look, Path], Table]] = {
-    "text": text,
-    "sampling": sampling,
-    "training": training,
-    "paper": paper,
-    "graph": graph,
-    "extraction": extraction,
-    "evaluation": evaluation,
-}
+PARTS: tuple[Any, ...] = (text, sampling, training, paper, graph, extraction, evaluation)
+TIMES: dict[str, Callable[[Look, Path], Table]] = {part.__name__: part for part in PARTS}

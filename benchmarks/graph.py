@@ -142,8 +142,7 @@ def by_batch(sizes: Sequence[int] = (16, 32, 64, 128, 256, 512), device: str = "
 
 
 def main() -> None:
-    parser = options(__doc__)
-    wanted = parser.parse_args()
+    wanted = options(__doc__).parse_args()
     record = {"batches": by_batch(), "threads": torch.get_num_threads()}
     emit(record) if wanted.json else say(str(record))
 

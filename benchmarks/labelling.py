@@ -1,4 +1,4 @@
-"""Measure `duplex next`: python -m benchmarks.labelling [--seeds 8] [--json]
+"""Measure `duplex next`: python -m benchmarks.labelling [--json]
 
 Of the training images of `shapes`, 150 random ones are labelled and fitted by the method `closed_form`. Then 50, 100 or
 200 of the others are labelled too, chosen at random or as `duplex next` lists them, and the fit is repeated.
@@ -25,14 +25,12 @@ from duplex.features.file import read_features
 from duplex.project.suspects import in_labelling_order
 from duplex.recognition.answers import Answer, Candidates
 
-FIRST, ADDED = 150, (50, 100, 200)
+FIRST, ADDED, SEEDS = 150, (50, 100, 200), 8
 NEW_SHARE = 0.1
 
 
 def main() -> None:
-    parser = options(__doc__)
-    parser.add_argument("--seeds", type=int, default=8)
-    given = parser.parse_args()
+    given = options(__doc__).parse_args()
     paths = ArtifactPaths()
     features = read_features(paths.features("shapes")).cls
     shapes = read_manifest(paths.manifest("shapes")).assign(row=range(len(features)))
@@ -62,7 +60,7 @@ def main() -> None:
     record = {}
     for added in ADDED:
         found = []
-        for seed in range(given.seeds):
+        for seed in range(SEEDS):
             rows = np.random.default_rng(seed).permutation(np.flatnonzero(shapes["split"] == "train"))
             labelled, pool = rows[:FIRST], rows[FIRST:]
             said = answers(labelled, pool)

@@ -14,8 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-STATUS = "/proc/self/status"
-
 
 def all_rounds(
     works: Mapping[str, Callable[[], object]], rounds: int, warm: int, clock: Callable[[], float] = time.perf_counter
@@ -49,7 +47,7 @@ def finished(work: Callable[[], object], device: Any) -> Callable[[], None]:
     return call
 
 
-def memory(name: str, path: str = STATUS) -> int:
+def memory(name: str, path: str = "/proc/self/status") -> int:
     """The bytes of a `Name:  123 kB` line of this process: VmRSS is its memory, VmHWM the peak.
 
     `ru_maxrss` of a child starts at its parent's, so it cannot be used.

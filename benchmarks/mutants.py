@@ -69,10 +69,6 @@ class Mutant:
     after: str
     source: str
 
-    @property
-    def name(self) -> str:
-        return f"{self.module}: `{self.before}` -> `{self.after}`"
-
 
 def modules() -> list[str]:
     """The modules of the rooms that compute, and those beside the rooms."""
@@ -356,7 +352,8 @@ def survey(chosen_modules: list[str], found: Runs, sample: int, seed: int) -> fl
             limit = 20 + 5 * sum(found.seconds[test] for test in tests)
             if not tests or not killed(mutant, tests, limit):
                 survived += 1
-                print(f"line {mutant.line}, {mutant.name} ({len(tests)} tests)", flush=True)
+                change = f"`{mutant.before}` -> `{mutant.after}`"
+                print(f"line {mutant.line}, {module}: {change} ({len(tests)} tests)", flush=True)
         drawn += len(chosen)
         counts = f"{drawn - survived} killed, {survived} survived"
         print(f"{module}: {len(chosen)} mutants; of {drawn} {counts}", file=sys.stderr, flush=True)

@@ -1,6 +1,6 @@
 """Measure the paper's table of costs (Tab. 10): parameters, seconds and memory with a random ViT-L/14.
 
-python -m benchmarks.paper [--json] [--encoder ViT-L-14-quickgelu] [--batch 2] [--rounds 1]
+    python -m benchmarks.paper --json
 
 Labels have the sizes of UT-Zappos. A step is forward and backward, with the optimiser; text is encoded in each.
 
@@ -170,12 +170,8 @@ def measure_cache(params: Params, encoder: str, batch: int, device: str, rounds:
 
 def main() -> None:
     parser = options(__doc__)
-    parser.add_argument("--encoder", default=ENCODER)
-    parser.add_argument("--batch", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=1)
-    given = parser.parse_args()
-    setting = (given.encoder, given.batch, "cpu", given.rounds)
-    rows = measure(PAPER, load_params(), *setting) | measure_cache(load_params(), *setting)
+    given, params = parser.parse_args(), load_params()
+    rows = measure(PAPER, params, ENCODER, 2, "cpu", 1) | measure_cache(params, ENCODER, 2, "cpu", 1)
     emit(rows) if given.json else say(str(rows))
 
 

@@ -48,12 +48,12 @@ class SomeRows:
         return self.path, self.rows
 
 
-def few_shot(rows: pd.DataFrame, share: float, most: int, seed: int) -> pd.DataFrame:
+def few_shot(rows: pd.DataFrame, share: float, most: int) -> pd.DataFrame:
     """The rows of a new split, with at most `most` training images a pair; 0: all. Indexed by image, in their order."""
-    unseen = SplitOptions(seed=seed, val_unseen=share / 2, test_unseen=share / 2)
+    unseen = SplitOptions(val_unseen=share / 2, test_unseen=share / 2)
     split = from_rows(rows, unseen, "the manifest").manifest
     train = split["split"] == "train"
-    order = np.random.default_rng(seed).permutation(len(split))
+    order = np.random.default_rng(0).permutation(len(split))
     place = split.iloc[order].groupby(["state", "object", "split"]).cumcount().sort_index()
     return split[~train | (place < most) | (most == 0)]
 
@@ -86,8 +86,6 @@ def main() -> None:
     parser.add_argument("--datasets", default="shapes")
     parser.add_argument("--images", default="0,20,5,2", help="largest numbers of training images a pair; 0: all")
     parser.add_argument("--shares", default="0.1,0.3,0.5", help="shares of pairs that are unseen")
-    parser.add_argument("--columns", default=",".join([*METHODS, FINETUNED]))
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--csv", type=Path, help="write the table to this file, row by row")
     wanted = parser.parse_args()
     params, paths, table = load_params(), ArtifactPaths(), []
@@ -95,10 +93,10 @@ def main() -> None:
         manifest, features = read_manifest(paths.manifest(dataset)), duplex.read_features(paths.features(dataset)).cls
         place = pd.Series(range(len(manifest)), manifest["image"])
         for most, share in ((int(n), float(s)) for n in wanted.images.split(",") for s in wanted.shares.split(",")):
-            rows = few_shot(manifest[["image", "state", "object"]], share, most, wanted.seed)
+            rows = few_shot(manifest[["image", "state", "object"]], share, most)
             cells = {"encoder": params.dataset(dataset).encoder.name, "images a pair": str(most or "all")}
             cells |= {"unseen pairs": f"{share:.0%}"}
-            for name in wanted.columns.split(","):
+            for name in (*METHODS, FINETUNED):
                 found = accuracies(params, dataset, name, rows, features, np.array(place[rows["image"]], np.int64))
                 cells[name] = "" if found[0] is None else f"{found[0]:.1f} / {found[1]:.1f}"
             say(str(cells))

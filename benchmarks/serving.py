@@ -89,8 +89,6 @@ def predicted(model: str, picture: Path) -> float:
 
 def steps(model: str, pictures: list[Path]) -> dict[str, float]:
     """Measure decoding, transform and parsing of the form; encoding and scoring one image and sixteen."""
-
-    threads = torch.get_num_threads()
     torch.set_num_threads(1)
     recognizer = Recognizer.load(model, exact=False, device="cpu")
     candidates, files, large = recognizer.candidates(), [path.read_bytes() for path in pictures], Limits().pixels
@@ -113,7 +111,6 @@ def steps(model: str, pictures: list[Path]) -> dict[str, float]:
     with torch.no_grad():
         times = all_rounds({name: run for name, (_, run) in work.items()}, rounds=3, warm=1, clock=time.process_time)
         found = {name: round(1000 * min(times[name]) / count, 3) for name, (count, _) in work.items()}
-    torch.set_num_threads(threads)
     return found
 
 

@@ -3,10 +3,10 @@
     duplex sweep --datasets shapes,photos --methods cso,dual,dual_finetuned
     python -m benchmarks.stream --datasets shapes,photos --csv docs/results/stream.csv
 
-Validation chooses the options, with `--variants tomcat` or `"warm start"` all but the start. Numbers are means over
-seeds and orders; ± is the mean over seeds of the standard deviation over orders; CPU ms is the processor's time per
-image; the chosen options are listed by seed. `--cgqa` instead measures memory and time in the open world of C-GQA's
-size, with all rows in use, for a method with prompts of a small random text tower and features of 768 dimensions.
+Validation chooses the options, which are listed by seed. Numbers are means over seeds and orders; ± is the mean over
+seeds of the standard deviation over orders; CPU ms is the processor's time per image. `--cgqa` instead measures memory
+and time in the open world of C-GQA's size, with all rows in use, for a method with prompts of a small random text tower
+and features of 768 dimensions.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ from duplex.methods.prompt_method import PromptMethod, PromptOptions
 from duplex.methods.tomcat import Tomcat, TomcatOptions
 from duplex.project.stages import evaluate_stage
 
-VARIANTS: dict[str, dict[str, Any]] = {"chosen": {}, "tomcat": {"warm": False}, "warm start": {"warm": True}}
 CSP = PromptOptions(paths="composition", adapter="none", losses=("semantic",), inference=("semantic",))
 DIM, IMAGES = 768, 5
 
@@ -52,11 +51,10 @@ class TimedTomcat(Tomcat):
             start = time.process_time()
 
 
-def streams(dataset: str, method: str, variant: str, seeds: list[int], orders: int) -> list[dict[str, Any]]:
+def streams(dataset: str, method: str, seeds: list[int], orders: int) -> list[dict[str, Any]]:
     """The group `stream` of each seed's metrics, with the milliseconds per image of each world."""
     params = load_params()
-    stream = StreamParams(orders=orders, options=VARIANTS[variant])
-    evaluation = params.evaluation.model_copy(update={"stream": stream, "terms": False})
+    evaluation = params.evaluation.model_copy(update={"stream": StreamParams(orders=orders), "terms": False})
     changed, found = params.model_copy(update={"evaluation": evaluation}), []
     for seed in seeds:
         TimedTomcat.seconds.clear()
@@ -65,17 +63,17 @@ def streams(dataset: str, method: str, variant: str, seeds: list[int], orders: i
         for world in params.worlds(method):
             record[world]["ms"] = 1000 * fmean(TimedTomcat.seconds[record[world]["entropy_candidates"]])
         found.append(record)
-        say(f"{dataset} {method} seed {seed}, {variant}: {record['options']}")
+        say(f"{dataset} {method} seed {seed}: {record['options']}")
     return found
 
 
-def rows_of(dataset: str, method: str, variant: str, records: list[dict[str, Any]]) -> list[dict[str, str]]:
+def rows_of(dataset: str, method: str, records: list[dict[str, Any]]) -> list[dict[str, str]]:
     """The table's lines for the two worlds, from the results of `streams`."""
     rows = []
     for world in [name for name in ("closed", "open") if name in records[0]]:
         auc = fmean([record[world]["auc"] for record in records])
         plain = fmean([record[world]["unadapted"]["auc"] for record in records])
-        row = {"data": dataset, "method": method, "world": world, "options": variant, "AUC": f"{plain:.2f}"}
+        row = {"data": dataset, "method": method, "world": world, "AUC": f"{plain:.2f}"}
         row |= {"adapted": f"{auc:.2f}", "gain": f"{auc - plain:+.2f}"}
         row["±"] = f"{fmean([record[world]['auc_sd'] for record in records]):.2f}"
         row["validation AUC"] = f"{fmean([record['val_auc'] for record in records]):.2f}"
@@ -106,7 +104,6 @@ def main() -> None:
     parser.add_argument("--methods", default="cso,dual,dual_finetuned")
     parser.add_argument("--seeds", default="0,1")
     parser.add_argument("--orders", type=int, default=5)
-    parser.add_argument("--variants", default="chosen")
     parser.add_argument("--csv", type=Path, help="write the table to this file")
     parser.add_argument("--cgqa", action="store_true", help="measure memory at C-GQA's size instead")
     wanted = parser.parse_args()
@@ -116,9 +113,7 @@ def main() -> None:
     rows, seeds = [], [int(seed) for seed in wanted.seeds.split(",")]
     for dataset in wanted.datasets.split(","):
         for method in wanted.methods.split(","):
-            for variant in wanted.variants.split(","):
-                records = streams(dataset, method, variant, seeds, wanted.orders)
-                rows += rows_of(dataset, method, variant, records)
+            rows += rows_of(dataset, method, streams(dataset, method, seeds, wanted.orders))
     emit(rows)
     if wanted.csv:
         pd.DataFrame(rows).to_csv(wanted.csv, index=False, lineterminator="\n")

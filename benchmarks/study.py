@@ -252,16 +252,14 @@ def margins(run: RunPaths, world: str) -> Margins:
 
 
 def difference(first: Runs, second: Runs, world: str) -> dict[str, Any]:
-    """The test AUC of the second row minus that of the first, in points, with its interval and by split."""
+    """The test AUC of the second row minus that of the first, in points, with its interval."""
     sides = [[[margins(run, world) for run in split] for split in runs] for runs in (first, second)]
-    by_split: list[float] = []
     if len(first) == 1:
         gain: Difference = compare_seeds(sides[0][0], sides[1][0])["auc"]
     else:
-        found = compare_splits(sides[0], sides[1])
-        gain, by_split = found.difference["auc"], [100 * one["auc"] for one in found.by_split]
+        gain = compare_splits(sides[0], sides[1]).difference["auc"]
     low, high = gain.interval or (float("nan"), float("nan"))
-    return {"auc": 100 * gain.value, "low": 100 * low, "high": 100 * high, "p": gain.p, "by_split": by_split}
+    return {"auc": 100 * gain.value, "low": 100 * low, "high": 100 * high}
 
 
 def measured(runs: Runs, world: str) -> dict[str, Any]:
@@ -281,7 +279,7 @@ def measured(runs: Runs, world: str) -> dict[str, Any]:
     if not several:
         keys += ["auc_low", "auc_high"]
     error = stdev(by_split) if several else standard_error([part["auc"] for part in parts[0]])
-    return {**{key: mean(key) for key in keys}, "auc_error": error, "auc_by_split": by_split}
+    return {**{key: mean(key) for key in keys}, "auc_error": error}
 
 
 def validation(runs: Runs, world: str) -> list[float] | None:

@@ -34,6 +34,7 @@ Pair = tuple[str, str]
 SIZES = {"mit-states": (115, 245, 1262, 64), "ut-zappos": (16, 12, 83, 64), "cgqa": (413, 674, 5592, 32)}
 TOWER = "ViT-L-14-quickgelu"  # with random weights
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
+LEARNED = 3  # tokens after the start token
 START, END, CONTEXT = 0, 1, 2  # lexicon rows; the rows of three contexts follow
 
 
@@ -44,8 +45,6 @@ def random_tower(
     from duplex.encoders.open_clip import open_clip
 
     config = open_clip.get_model_config(name)
-    if config is None:
-        raise SystemExit(f"open_clip has no architecture {name!r}")
     text = dict(config["text_cfg"])
     text["layers"] = layers or text["layers"]
     if width:
@@ -81,9 +80,9 @@ class Names:
     size: int  # of the lexicon
 
     @classmethod
-    def of(cls, pairs: list[Pair], vocabulary: str, context: int, tower: ClipTextTower) -> Names:
+    def of(cls, pairs: list[Pair], vocabulary: str, tower: ClipTextTower) -> Names:
         states, objects = sorted({s for s, _ in pairs}), sorted({o for _, o in pairs})
-        first = CONTEXT + 3 * context
+        first = CONTEXT + 3 * LEARNED
         if vocabulary == "learned":
             end = first + len(states)
             rows = {s: [first + m] for m, s in enumerate(states)}, {o: [end + n] for n, o in enumerate(objects)}
@@ -93,15 +92,15 @@ class Names:
         named = {name: [row[token] for token in tokens] for name, tokens in ids.items()}
         return cls({s: named[s] for s in states}, {o: named[o] for o in objects}, first + len(row))
 
-    def pairs(self, pairs: list[Pair], context: int) -> list[list[int]]:
-        begin = [START, *range(CONTEXT, CONTEXT + context)]
+    def pairs(self, pairs: list[Pair]) -> list[list[int]]:
+        begin = [START, *range(CONTEXT, CONTEXT + LEARNED)]
         return [[*begin, *self.states[s], *self.objects[o], END] for s, o in pairs]
 
-    def alone(self, context: int) -> list[list[int]]:
+    def alone(self) -> list[list[int]]:
         """The prompts of single states and objects, each path with its own context."""
         paths = []
         for path, rows in enumerate((self.states, self.objects), start=1):
-            begin = [START, *range(CONTEXT + path * context, CONTEXT + (path + 1) * context)]
+            begin = [START, *range(CONTEXT + path * LEARNED, CONTEXT + (path + 1) * LEARNED)]
             paths += [[*begin, *row, END] for row in rows.values()]
         return paths
 
@@ -129,9 +128,6 @@ class Stopwatch:
 
     def median(self, name: str) -> float:
         return statistics.median(self.seconds[name])
-
-    def ratio(self, slow: str, fast: str) -> float:
-        return median_ratio(self.seconds[slow], self.seconds[fast])
 
     def _reset(self) -> float:
         """Start a peak; the result is the memory in use, in GiB (on a CPU as Linux counts it)."""
@@ -197,8 +193,8 @@ def compare(tower: ClipTextTower, prompts: list[list[int]], size: int, sizes: Op
     weight = torch.randn(len(prompts), tower.dim, device=device) / len(prompts)
     watch, products = Stopwatch(device, sizes.clock), floor(tower, tree.tokens, device)
     sample, chunk = rows[: sizes.sample], sizes.chunk or len(prompts)
-    for step in range(sizes.warmup + sizes.rounds):
-        watch.live = step >= sizes.warmup
+    for step in range(1 + sizes.rounds):
+        watch.live = step >= 1
         watch.run("floor", products)
         shared = watch.run("tree", lambda: gradient(lambda x: tower.encode(tree, x), learned, weight))
         cut = watch.run("cut", lambda: chunked(tower, rows, learned, weight, chunk))
@@ -211,8 +207,8 @@ def compare(tower: ClipTextTower, prompts: list[list[int]], size: int, sizes: Op
         "seconds": {name: watch.median(name) for name in watch.seconds} | {"full": full},
         "peak_gib": watch.peak,
         "speedup_over_full": full / watch.median("tree"),
-        "speedup_over_cut": watch.ratio("cut", "tree"),
-        "times_floor": watch.ratio("tree", "floor"),
+        "speedup_over_cut": median_ratio(watch.seconds["cut"], watch.seconds["tree"]),
+        "times_floor": median_ratio(watch.seconds["tree"], watch.seconds["floor"]),
         "max_error": (shared[0] - cut[0]).abs().max().item(),
         "max_gradient_error": ((shared[1] - cut[1]).abs().max() / cut[1].abs().max()).item(),
     }
@@ -229,8 +225,8 @@ def training_step(
     count = count if sampled is None else batch + sampled
     device = torch.device(sizes.device)
     pairs = made_up(states, objects, SIZES[name][2])
-    names = Names.of(pairs, "learned", sizes.context, tower)
-    tree = PromptTree.of(names.pairs(pairs[-count:], sizes.context) + names.alone(sizes.context))
+    names = Names.of(pairs, "learned", tower)
+    tree = PromptTree.of(names.pairs(pairs[-count:]) + names.alone())
     learned = torch.nn.Parameter(torch.randn(names.size, tower.width, device=device) * 0.02)
     images = F.normalize(torch.randn(batch, tower.dim, device=device), dim=-1)
     trained = [learned]
@@ -247,8 +243,8 @@ def training_step(
         torch.stack(losses).sum().backward()
         optimiser.step()
 
-    for number in range(sizes.warmup + sizes.rounds):
-        watch.live = number >= sizes.warmup
+    for number in range(1 + sizes.rounds):
+        watch.live = number >= 1
         watch.run("step", step)
     say(f"{name}: {watch.median('step'):.3f} s a step, {watch.peak['step']:.2f} GiB")
     seconds, peak = watch.median("step"), watch.peak["step"]
@@ -262,8 +258,6 @@ class Options:
     rounds: int
     sample: int  # pairs encoded at full length
     chunk: int | None = None  # prompts encoded at once when cut; None: all
-    warmup: int = 1
-    context: int = 3  # learned tokens after the start token
     adapter: str | None = None
 
 
@@ -272,10 +266,8 @@ def main() -> None:
     parser.add_argument("--pairs", type=Path, help="file with a pair `state object` per line")
     parser.add_argument("--vocabulary", default="learned", choices=("learned", "fixed"), help="or tokens of names")
     parser.add_argument("--layers", type=int, help="fewer layers, for a quick trial")
-    parser.add_argument("--width", type=int, help="another width, for a quick trial")
     parser.add_argument("--clock", default="wall", choices=CLOCKS, help="cpu: processor time, on a busy machine")
     parser.add_argument("--threads", type=int, help="CPU threads")
-    parser.add_argument("--rounds", type=int, default=3, help="measured rounds")
     parser.add_argument("--sample", type=int, default=32, help="pairs encoded at full length; the time is scaled")
     parser.add_argument("--steps", action="store_true", help="measure training steps of three sizes instead")
     parser.add_argument("--adapter", help="with --steps: what is trained in the blocks, such as bottleneck")
@@ -283,15 +275,15 @@ def main() -> None:
     wanted = parser.parse_args()
     if wanted.threads:
         torch.set_num_threads(wanted.threads)
-    sizes = Options("cpu", CLOCKS[wanted.clock], wanted.rounds, sample=wanted.sample, adapter=wanted.adapter)
-    tower = random_tower(TOWER, layers=wanted.layers, width=wanted.width)
+    sizes = Options("cpu", CLOCKS[wanted.clock], rounds=3, sample=wanted.sample, adapter=wanted.adapter)
+    tower = random_tower(TOWER, layers=wanted.layers)
     record: dict[str, Any]
     if wanted.steps:
         record = {name: training_step(tower, name, sizes, checkpoint=wanted.checkpoint) for name in SIZES}
     else:
         pairs = read_pairs(wanted.pairs)
-        names = Names.of(pairs, wanted.vocabulary, sizes.context, tower)
-        record = compare(tower, names.pairs(pairs, sizes.context), names.size, sizes)
+        names = Names.of(pairs, wanted.vocabulary, tower)
+        record = compare(tower, names.pairs(pairs), names.size, sizes)
     record |= {"tower": TOWER, "clock": wanted.clock, "threads": torch.get_num_threads()}
     emit(record) if wanted.json else say(str(record))
 

@@ -14,11 +14,9 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated
 
 import numpy as np
 import torch
-import typer
 from numpy.typing import NDArray
 from PIL import Image
 from rich.console import Console
@@ -135,22 +133,16 @@ def save_weights(model: nn.Module, rows: Tensor, folder: Path) -> Path:
 
 
 def main(
-    *,
-    images: Annotated[int, typer.Option(help="Number of images of the corpus.")] = 30_000,
-    epochs: Annotated[int, typer.Option(help="Passes over the corpus.")] = 14,
-    batch: Annotated[int, typer.Option(help="Images per step.")] = 128,
-    seed: Annotated[int, typer.Option(help="Seed of the initial weights and of the order of images.")] = SEED,
-    threads: Annotated[int, typer.Option(help="Threads of the training; more help only if cores are idle.")] = 1,
-    out: Annotated[Path, typer.Option(help="Folder for weights.safetensors.")] = WEIGHTS.parent,
+    images: int = 30_000, epochs: int = 14, batch: int = 128, seed: int = SEED, out: Path = WEIGHTS.parent
 ) -> None:
-    """Train the tiny CLIP and write its weights."""
+    """Train the tiny CLIP with so many passes over so many images, and write its weights."""
     config = read_config(CONFIG)
     preprocess, text = config["preprocess"], config["architecture"]["text_cfg"]
     console.print(f"expected: {EXPECTED}")
     corpus = render_corpus(images, preprocess["image_size"], text["context_length"])
     console.print(f"{images} images, {len(corpus.texts)} distinct captions, {len(corpus.tokens)} tokens")
     text["vocab_size"] = len(corpus.tokens)
-    torch.set_num_threads(threads)
+    torch.set_num_threads(1)
     torch.manual_seed(seed)
     model = open_clip.CLIP(**config["architecture"]).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     norm = [torch.tensor(preprocess[name])[:, None, None] for name in ("mean", "std")]
@@ -161,4 +153,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    main()

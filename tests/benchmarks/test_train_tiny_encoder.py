@@ -42,6 +42,6 @@ def test_the_corpus_is_broader_than_the_benchmark_and_shares_no_image():
 @pytest.mark.slow
 def test_training_lowers_the_loss_and_repeats(tmp_path):
     for name in ("one", "two"):
-        main(images=256, epochs=2, batch=64, seed=3, threads=1, out=tmp_path / name)
+        main(images=256, epochs=2, batch=64, seed=3, out=tmp_path / name)
     weights = [(tmp_path / name / "weights.safetensors").read_bytes() for name in ("one", "two")]
     assert weights[0] == weights[1]

@@ -186,8 +186,8 @@ def test_a_step_takes_few_operations_and_no_synchronisation(pretended: Pretended
     states, objects, count, _ = SIZES["mit-states"]
     pairs = made_up(states, objects, count)
     tower = random_tower("ViT-L-14-quickgelu", width=64, device=pretended.name)
-    names = Names.of(pairs, "learned", 3, tower)
-    tree = PromptTree.of(names.pairs(pairs, 3) + names.alone(3))
+    names = Names.of(pairs, "learned", tower)
+    tree = PromptTree.of(names.pairs(pairs) + names.alone())
     lexicon = (torch.randn(names.size, tower.width) * 0.02).to(pretended.name).requires_grad_()
     tower.encode(tree, lexicon)  # index tensors are made once
     layers = len(tower.blocks)
