@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from duplex.errors import DuplexError, UsageError, require_type, require_whole, shown
-from duplex.methods.product import ProductOptions
 from duplex.options import AutoFinetune, FinetuneOptions, OptionError, SplitOptions, TrainingOptions
 
 
@@ -22,11 +21,10 @@ from duplex.options import AutoFinetune, FinetuneOptions, OptionError, SplitOpti
         (TrainingOptions, "memory", (2**-8,), (2**-8 - 1e-6,)),
         (AutoFinetune, "minutes", (1e-3, 60.0), (0.0,)),
         (FinetuneOptions, "blocks", (1, "all"), (0, "none")),
-        (FinetuneOptions, "augment", (["crop", "flip"],), (["crop", "crop"],)),
+        (FinetuneOptions, "augment", (["crop", "flip"],), (["crop", "crop"], ["blur"])),
         (SplitOptions, "seed", (0, 2**63 - 1), (-1, 2**63)),
         (SplitOptions, "val_unseen", (1e-9, 0.84), (0.0, 0.85, 1.0)),
         (SplitOptions, "unseen_states", (0.0, 0.99), (1.0,)),
-        (ProductOptions, "of", (["a", "b"],), (["a"], ["a", "a"])),
     ],
 )
 def test_values_are_allowed_up_to_their_bounds(make, key, allowed, refused):
@@ -62,8 +60,6 @@ def test_an_option_that_does_not_belong_to_another_is_refused():
     for adapter in ("lora", "full", "concepts", "experts"):
         with pytest.raises(OptionError, match=f"{adapter} has no dropout"):
             FinetuneOptions(1, adapter=adapter, dropout=0.2)
-    with pytest.raises(OptionError, match="full has no width"):
-        FinetuneOptions(1, text="full", width=3)
     assert FinetuneOptions("all").depth > FinetuneOptions(999).depth == 999
 
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from duplex.errors import UsageError
 from duplex.methods.augmentation import (
     DEGREES,
     DRAWN,
@@ -23,7 +22,6 @@ from duplex.methods.augmentation import (
     homographies,
     warp,
 )
-from duplex.options import FinetuneOptions
 
 CPU = torch.device("cpu")
 CORNERS = np.array([[-1, -1], [1, -1], [1, 1], [-1, 1]], float)
@@ -105,10 +103,3 @@ def test_perspective_moves_corners_inwards_for_half_of_the_images() -> None:
     warped = inwards.max(axis=(1, 2)) > 1e-9
     assert 0.45 < warped.mean() < 0.55
     assert inwards[warped].mean() == pytest.approx(0.25, abs=0.01)
-
-
-def test_an_unknown_or_repeated_augmentation_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"augment"):
-        FinetuneOptions.from_dict({"blocks": 1, "augment": ["blur"]})
-    with pytest.raises(UsageError, match="name each augmentation once"):
-        FinetuneOptions.from_dict({"blocks": 1, "augment": ["flip", "flip"]})
