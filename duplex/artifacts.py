@@ -20,7 +20,7 @@ RESERVED = (
 
 
 def log_folder(log: str, dataset: str, method: str, seed: int) -> Path:
-    """Folder of a run's training log, `LOG/DATASET/METHOD/SEED` for the option `log`; it lies outside `artifacts/`."""
+    """Folder of a run's training log: `LOG/DATASET/METHOD/SEED`, outside `artifacts/`; LOG is the option `log`."""
     return Path(log) / dataset / method / str(seed)
 
 
@@ -60,7 +60,7 @@ class ArtifactPaths:
         self.trials = root / "trials.partial"  # folder of the trials of `duplex tune`
 
     def of_reproduction(self, dataset: str) -> ArtifactPaths:
-        """These paths for `duplex reproduce`, which writes its report for `dataset` into a folder of its own."""
+        """A copy of these paths in which the report and its tables, of `duplex reproduce`, have a separate folder."""
         paths, folder = ArtifactPaths(self.root), self.root / "reproduced" / dataset
         paths.report = folder
         paths.plots = folder / "plots"
@@ -99,7 +99,7 @@ class ArtifactPaths:
         return self.root / "trained" / dataset / f"{method}-{seed}.json"
 
     def inventory(self, dataset: str) -> Path:
-        """Path of a folder with hashes of a data set's files, and the method and seed of the run that its map shows."""
+        """Path of a folder with two files: hashes of a data set's files, and which run the report's t-SNE maps show."""
         return self.root / "inventory" / dataset
 
     def maps(self, dataset: str) -> Path:
