@@ -92,7 +92,7 @@ def log(text: str) -> None:
 
 
 def issue_lines(name: str, issues: Iterable[DataIssue], notes: dict[str, int], differences: Iterable[str]) -> str:
-    """Result of checking a data set, as text; `notes` gives the number of lines left out while reading, by reason."""
+    """Lines of text on a data set's faults; `notes`: reason -> number of the source's lines that were left out."""
     lines = [f"{'problem' if issue.problem else 'remark'}: {issue}" for issue in issues]
     lines += [f"note: {note}: {count:,}" for note, count in notes.items()]
     lines += [f"differs from the published table: {line}" for line in differences]

@@ -246,7 +246,7 @@ def split(
 
     The new data sets have the images, encoder, options and number of unseen pairs of NAME; features are copied if
     they exist. If a re-split exists already, only a changed `source` of NAME is copied to it. With unseen
-    states or objects, the names are NAME-words1, NAME-words2, …; with few images per pair, NAME-few4-split1, ….
+    states or objects, the names are NAME-words1, NAME-words2, …; with at most 4 images per pair, NAME-few4-split1, ….
     """
     from duplex.config.params import check_name, write_dataset
     from duplex.data.sources import load_source

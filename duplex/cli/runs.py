@@ -383,9 +383,9 @@ def compare(
     """Print how far the second method's S, U, HM and AUC exceed the first's, in percentage points.
 
     Each difference has a 95 % interval and a p-value, which cover variance over test images, seeds and re-splits (other
-    random choices of unseen pairs). METHOD+stream is a method while it adapts to the test images, in the first order of
-    `duplex evaluate --stream`. Margins, the biases at which images become right or wrong, are read from predictions.csv
-    with nine digits; equal margins count as ties.
+    random choices of unseen pairs). METHOD+stream is a method that adapts to the test images, in the first of the
+    orders that `duplex evaluate --stream` tries. Margins, the biases at which images become right or wrong, are read
+    from predictions.csv with nine digits; equal margins count as ties.
     """
     from duplex.data.tables import split_name
     from duplex.evaluation.intervals import compare_seeds
