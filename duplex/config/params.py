@@ -156,7 +156,7 @@ class MethodEntry(MethodChanges):
 
     @property
     def members(self) -> tuple[str, ...]:
-        """The methods whose runs this method, a product, combines (its option `of`); empty for other methods."""
+        """The methods whose runs a method of the kind `product` combines, its option `of`; empty for other kinds."""
         return tuple(self.options.get("of", ()))
 
     @property
@@ -280,7 +280,7 @@ class Params(ParamsSection):
         return self.methods[require(name, self.methods, "method")]
 
     def method_for_world(self, name: str, world: World) -> str:
-        """Name of the method whose results are shown as `name` in a world; raises UsageError if there is none."""
+        """The method that tables of a world (closed, open) list as `name`; raises UsageError if there is none."""
         if world in self.entry(name).worlds:
             return name
         for other, entry in self.methods.items():
@@ -530,7 +530,7 @@ def shipped_project() -> Path:
 
 
 def json_schema() -> dict[str, Any]:
-    """JSON schema of params.yaml, for editors that complete keys and mark mistakes; options of kinds are unchecked."""
+    """JSON schema of params.yaml, for editors that complete keys and mark mistakes; methods' options are unchecked."""
     schema, parts = Params.model_json_schema(), {}
     for options in (TrainingOptions, FinetuneOptions, AutoFinetune):
         parts[options] = {**TypeAdapter(options).json_schema(), "required": [], "additionalProperties": False}
@@ -558,7 +558,7 @@ def check_name(name: str) -> None:
 
 
 def write_dataset(name: str, entry: Mapping[str, Any], *, run: bool) -> None:
-    """Set `entry`'s keys in datasets/NAME.yaml, keeping other keys; `run`: add the data set to `run.datasets`."""
+    """Write the keys of `entry` to datasets/NAME.yaml, keeping other keys; with `run`, also add to `run.datasets`."""
     record, files = read_yaml(PARAMS_FILE), dataset_files(PARAMS_FILE)
     files[name] = {**files.get(name, {}), **entry}
     listed = record["run"]["datasets"]
