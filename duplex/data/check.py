@@ -35,7 +35,7 @@ class DataIssue:
 
 
 def check_dataset(dataset: LabelledImages, root: Path) -> list[DataIssue]:
-    """Check a data set's labels and its images below `root`; returns the faults found, problems first."""
+    """Check a data set's labels and its images below `root`; returns the faults, problems before remarks."""
     issues = [*check_labels_of(dataset), *_check_images(dataset.manifest, root)]
     return sorted((issue for issue in issues if issue.count), key=lambda issue: not issue.problem)
 
@@ -116,10 +116,10 @@ def _check_images(manifest: pd.DataFrame, root: Path) -> list[DataIssue]:
 def content_issues(
     manifest: pd.DataFrame, keys: Mapping[str, str], nouns: tuple[str, str] = ("content", "contents")
 ) -> list[DataIssue]:
-    """Find equal images; returns three issues: with equal labels, with different labels, and in two splits.
+    """Find copies of images; returns three issues: copies with one label, copies with two, and copies in two splits.
 
-    keys: image -> a key that is equal for equal contents; missing and unreadable images have none.
-    nouns: what messages call a content, in singular and plural.
+    keys: image -> a key; copies of an image have equal keys, missing and unreadable images have none.
+    nouns: what messages say is equal, in singular and plural, such as "content" and "contents".
     """
     content = pd.Series(keys, dtype=object)
     known = manifest.assign(content=manifest["image"].map(content))

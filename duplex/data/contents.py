@@ -46,7 +46,7 @@ def content_keys(root: Path, images: Sequence[str]) -> list[str]:
 
 
 def near_copies(looks: NDArray[np.uint8]) -> Ints:
-    """Find copies and near-copies by their looks [N, 192]; returns pairs of row numbers [K, 2], lower number first."""
+    """Find copies and near-copies among looks [N, 192], images of 8 x 8 RGB pixels; returns pairs of rows [K, 2]."""
     mean = looks.mean(axis=1) / 255
     order = np.argsort(mean, kind="stable")  # the difference of two means is at most that of the looks
     mean, x = mean[order], looks[order].astype(np.float32) / 255
@@ -206,8 +206,8 @@ def split_by_content(
 ) -> SplitResult:
     """Assign rows to splits as `make_split` does, but keep images with equal keys in `contents` in one split.
 
-    If equal images have different pairs, all go to the held-out pair's split, or to training if no pair is held
-    out. None moves if a seen pair would lose its last training image, or if two held-out pairs disagree.
+    If equal images have different pairs, all go to the split of the held-out pair, or to training if no pair is held
+    out. They stay apart if a seen pair would lose its last training image, or if pairs are held out in two splits.
     """
     columns = ["state", "object", "image"]
     rows = frame[columns].reset_index(drop=True).assign(content=list(contents)).sort_values(columns)

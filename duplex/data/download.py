@@ -245,7 +245,7 @@ TABLE = "table.csv"
 
 
 def local_source(source: str | Path, cache: Path) -> Path:
-    """Absolute path of a source of images; a data set on the hub is downloaded below `cache`, and is a table there."""
+    """Absolute path of a source of images; a data set on the Hugging Face hub is downloaded to a table in `cache`."""
     path = checked_path(source, "source")
     return _hub_table(str(path).removeprefix(HUB), cache) if str(path).startswith(HUB) else path.resolve()
 

@@ -84,7 +84,7 @@ def machine_fault(place: object, error: BaseException) -> MachineFault | None:
 
 
 class BadImageFile(Exception):
-    """Raised for a file that cannot be read as an image; `reason` is one of `features.file.REASONS` ("empty", …)."""
+    """Raised for a file that cannot be read as an image; `reason` is in `features.file.REASONS`, such as "empty"."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)

@@ -374,7 +374,7 @@ def few_images(frame: pd.DataFrame, options: SplitOptions) -> pd.DataFrame:
 
 
 def resplit(data: LabelledImages, number: int, options: SplitOptions = SplitOptions()) -> LabelledImages:
-    """The data set with a new random split that has the same shares; the same `number` always gives the same split.
+    """The data set with a new random split into parts of the same sizes; equal numbers `number` give equal splits.
 
     options: shares of states and objects without training images, and `images_per_pair`; other options are not used.
     """
