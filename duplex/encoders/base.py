@@ -202,7 +202,7 @@ def _find(name: str, weights: str | None) -> tuple[EncoderFamily, EncoderSource]
 
 
 def missing_weights(name: str, weights: str | None = None) -> MissingWeights | None:
-    """The weights that loading an encoder would download; None if they are on disk or its family cannot tell."""
+    """The weights that loading an encoder would download; None if they are on disk or its family cannot tell that."""
     return find_family(name).missing_weights(name, weights)
 
 
@@ -282,7 +282,7 @@ def require_keys(path: Path, config: Any, keys: tuple[str, ...]) -> None:
 
 
 def refuse_other_weights(name: str, weights: str | None, own: str | None = None) -> None:
-    """Raise UsageError if `weights` are given for an encoder that has its own (`own`: their tag, also accepted)."""
+    """Raise UsageError if `weights` are given, other than the tag `own`, for an encoder that has weights of its own."""
     if weights not in (None, own):
         raise UsageError(f"encoder {name!r} has its own weights; leave the weights {weights!r} out")
 
@@ -332,7 +332,7 @@ class TextTower(Protocol):
         """Frozen embeddings `[n, width]` of token ids."""
 
     def encode(self, tree: PromptTree, lexicon: Tensor, *, checkpoint: bool = False) -> Tensor:
-        """Features `[P, dim]` of prompts, not normalised; `checkpoint` recomputes activations in the backward pass."""
+        """Features `[P, dim]` of prompts, not normalised; with `checkpoint`, gradients need less memory, more time."""
 
     def encode_plain(self, sequences: Prompts, lexicon: Tensor, *, checkpoint: bool = False) -> Tensor:
         """The features that `encode` returns, computed for each prompt by itself, without shared prefixes."""

@@ -38,7 +38,7 @@ class TowerLayout:
 
 @dataclass(frozen=True)
 class LastBlocks:
-    """The last blocks of a tower, not copied; a call maps an image tower's block inputs to features [B, d]."""
+    """The last blocks of a tower (not copies); a call maps the input of the first of them to features [B, d]."""
 
     blocks: TowerBlocks
     end: Callable[[Tensor], Tensor]  # output of the last block -> features [B, d]
@@ -77,7 +77,7 @@ class Stop(nn.Module):
 
 
 def stem(encoder: Any) -> Callable[[Tensor], Tensor]:
-    """A function from pixels [B, 3, R, R] uint8 to the input of the image tower's first block."""
+    """A function that computes the input of the image tower's first block from pixels [B, 3, R, R] uint8."""
     first = select_blocks(encoder, block_count(encoder))[0][0]
     [path] = [name for name, module in encoder.visual.named_modules() if module is first]
     tower = _with_part(encoder.visual, path.split("."), Stop())

@@ -176,7 +176,7 @@ class GatheredQkv:
     def gradients(self, p: Tensor, grad: Tensor, plan: AttentionPlan) -> Tensor:
         """Gradients of queries, keys and values; to save memory, they overwrite `self.rows`.
 
-        With `do` the gradient of the output and `ds` that of the scores: `dv_j = Σ_i p_ij do_i`,
+        With weights `p`, output gradients `do` and score gradients `ds`: `dv_j = Σ_i p_ij do_i`,
         `dk_j = Σ_i ds_ij q_i / √e`, `dq_i = Σ_j ds_ij k_j / √e`.
         """
         do = F.embedding(plan.query_of_slot, grad.reshape(-1, self.width))  # [C*H, B, e]
@@ -195,7 +195,7 @@ class GatheredQkv:
 class AttentionPlan:
     """Index tensors for attention in a prefix tree, of `Q` queries in `C` blocks of `B` queries and `S` keys each.
 
-    Its input `[R, 3 * width]`, each token's query, key and value, is cut into `H` heads of width `e`: `[R * 3 * H, e]`.
+    The tokens' queries, keys and values `[R, 3 * width]` are cut into `H` heads of width `e`: `[R * 3 * H, e]`.
     """
 
     heads: int

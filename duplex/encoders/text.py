@@ -112,7 +112,7 @@ class Vocabulary:
 class ClipTextTower:
     """`TextTower` that runs the text part of an open_clip model.
 
-    tokenizer: None for CLIP's byte-pair tokenizer.
+    tokenizer: that of the open_clip model; None: CLIP's byte-pair tokenizer.
     precision: number format of matrix products (norms and positions are float32).
     """
 
@@ -172,14 +172,14 @@ class ClipTextTower:
         return x @ self.projection if isinstance(self.projection, Tensor) else self.projection(x)
 
     def own_blocks(self) -> LastBlocks:
-        """Replace the blocks by copies that adapters may train in; shallow copies of the tower keep the old blocks."""
+        """Replace the blocks by copies, into which adapters may be inserted; also returns these as `LastBlocks`."""
         self.blocks = copy.deepcopy(self.blocks)
         self.is_trained = True
         blocks = [nn.Sequential(block) for block in self.blocks]
         return LastBlocks(blocks, self.finish, ("ls_1", "ls_2"), ("ln_1", "ln_2"), of_text=True)
 
     def with_blocks(self, blocks: TowerBlocks) -> ClipTextTower:
-        """A shallow copy of this tower that runs the given blocks instead."""
+        """A shallow copy of this tower that runs the given blocks instead of its own."""
         tower = copy.copy(self)
         tower.blocks = nn.ModuleList(block[-1] for block in blocks)
         return tower
@@ -220,7 +220,7 @@ class ClipTextTower:
         """Encode each prompt by itself, without shared prefixes; returns features [P, dim].
 
         sequences: each prompt as row numbers of `lexicon` [P, L], padded with -1.
-        padding: embedding [width] to fill prompts up to the context length; None for causal towers, which need none.
+        padding: embedding [width] that fills prompts up to the context length; None for causal towers, which need none.
         """
         device = lexicon.device
         rows = torch.from_numpy(sequences).to(device)
