@@ -58,13 +58,13 @@ class OutputSpec:
 
     @classmethod
     def of_record(cls, record: Mapping[str, str], patches: bool, finetuned: bool) -> OutputSpec:
-        """The outputs that a model reads: patch tokens and, if fine-tuned, block inputs or pixels (see `record`)."""
+        """The outputs that a model reads: patch tokens and, if fine-tuned, the block inputs or pixels in `record`."""
         pixels = finetuned and PIXELS in record
         blocks = int(record["block_inputs"]) if finetuned and not pixels else 0
         return cls(patches, blocks, pixels)
 
     def row_shapes(self, encoder: Encoder) -> dict[str, tuple[int, ...]]:
-        """HDF5 data set -> shape of one image's values, for these outputs; found by encoding a blank image."""
+        """HDF5 data set -> shape of one image's values, for each of these outputs; found by encoding a blank image."""
         if not (self.patches or self.block_inputs or self.pixels):
             return {}
         blank = encoder.image_transform(Image.new("RGB", (8, 8)))[None].to(encoder.device)
@@ -137,7 +137,7 @@ def encode_outputs(encoder: Encoder, pixels: Tensor, outputs: OutputSpec) -> dic
 
 
 def pad_batches(batches: Iterable[PixelBatch], multiple: int) -> Iterator[PixelBatch]:
-    """Pad batches with black images to a multiple of `multiple`, so that features do not depend on the batch size."""
+    """Pad batches with black images to a multiple of `multiple`; features then do not depend on the batch size."""
     for start, pixels, statuses, contents in batches:
         missing = -len(pixels) % multiple
         yield (

@@ -154,7 +154,7 @@ def contents_digest(file: Any, rows: NDArray[np.int64] | slice = slice(None)) ->
 
 
 def read_rows(file: Any, name: str, rows: Any = slice(None)) -> NDArray[Any]:
-    """Read rows (a slice or ascending numbers) of the HDF5 data set `name`, and check all that are not pending.
+    """Read rows (a slice or ascending numbers) of the HDF5 data set `name`; pending ones are not checked.
 
     Raises `DamagedCache` if a row does not match its checksum.
     """
@@ -204,7 +204,7 @@ def check_identity(stored: Mapping[str, str], expect: Mapping[str, str | None], 
     """Raise `DuplexError`, which names the first difference, unless a cache was made with the expected settings.
 
     Versions of libraries may differ. Of imported features only manifest and width are compared, as the rest is unknown.
-    If a cache records no folder of images, folders are not compared. An expected None means that a setting is absent.
+    If a cache records no folder of images, folders are not compared. If None is expected, the setting must be absent.
     """
     imported = stored.get("encoder") == IMPORTED
     others = sorted(set(expect) - set(DISPLAY_NAMES) - set(LIBRARIES))
@@ -224,7 +224,7 @@ def cache_identity(
     root: str | None = None,
     pixels: bool = False,
 ) -> Identity:
-    """All settings that the bytes of a cache depend on, without defaults; `root`: the folder of the images."""
+    """All settings that a cache's bytes depend on, except those at their defaults; `root`: the images' folder."""
     options = {
         ROOT: root,
         "tokens": tokens if tokens != "none" else None,
@@ -327,7 +327,7 @@ def require_cache_file(path: Path) -> None:
 
 
 def read_format(file: Any) -> str:
-    """The attribute `format` of an open HDF5 file; "" if the file has no such attribute."""
+    """The attribute `format` of an open HDF5 file; "" if the file has none."""
     return bytes(file.attrs.get("format", b"")).decode(errors="replace")
 
 

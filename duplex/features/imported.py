@@ -104,7 +104,7 @@ class FeatureFile:
         return np.array([place[image] for image in images], dtype=np.int64)
 
     def unusable(self, rows: Ints) -> NDArray[np.bool_]:
-        """Mask [n] of the n `rows` with NaN, infinity or only zeros in float16; UsageError if float16 overflows."""
+        """Mask of the n `rows` that have NaN, infinity or only zeros; UsageError for numbers too large for float16."""
         bad = np.empty(len(rows), dtype=bool)
         for start in range(0, len(rows), CHUNK):
             block = np.asarray(self.values[rows[start : start + CHUNK]])
@@ -208,8 +208,9 @@ def check_features(
 ) -> Iterator[DataIssue]:
     """Check a user's file of image features; yields issues about rows that are unusable, equal, or without an image.
 
-    Raises UsageError unless the file fits the data set and, unless this is IMPORTED, the encoder. A file without names
-    needs a data set in a fixed order, a table (`is_table`). A larger share of unusable rows than `max_bad` is fatal.
+    Raises UsageError unless the file fits the data set and the encoder (IMPORTED: an unknown one, with which any width
+    fits). Without image names in the file, the data set must be a table (`is_table`), whose order is fixed. A larger
+    share of unusable rows than `max_bad` is fatal.
     """
     file = FeatureFile.open(path)
     images = data.manifest["image"].tolist()

@@ -128,7 +128,7 @@ class DiskTokens:
         return (len(self.rows), *self.stored.shape[1:])
 
     def at(self, places: Ints) -> DiskTokens:
-        """The tokens of the images at the positions `places` alone, in that order; nothing is read from disk yet."""
+        """Select the tokens of the images at the positions `places`, in this order; nothing is read from disk yet."""
         return replace(self, rows=self.rows[places])
 
     def to(self, device: torch.device) -> DiskTokens:
