@@ -38,7 +38,7 @@ NO_COLUMN = np.iinfo(np.int64).max
 
 @dataclass(frozen=True)
 class ColumnRun:
-    """Adjacent columns that belong to one group, in a block of scores whose columns were sorted by group."""
+    """Adjacent columns of one group in a block of scores, after the columns were perhaps sorted by group."""
 
     group: int
     span: slice  # in the ordered block
@@ -56,7 +56,7 @@ class ColumnPlan:
 
     @classmethod
     def of(cls, groups: NDArray[Any]) -> ColumnPlan:
-        """Make the plan for w columns from the `groups` [w] of each: 0 seen, 1 and more unseen, -1 infeasible."""
+        """Make the plan for w columns from each column's group [w]: 0 seen, 1 and more unseen, -1 infeasible."""
         cuts = np.flatnonzero(np.diff(groups)) + 1
         positions, order = np.arange(groups.size), None
         if cuts.size >= 2 * np.unique(groups).size:  # groups alternate often: move the columns

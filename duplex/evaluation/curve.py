@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Margins:
-    """Margins of images: the bias on unseen scores at which each becomes right or wrong; NaN if it is never right.
+    """Margin of each image: the bias on unseen scores at which it becomes right or wrong; NaN if it is never right.
 
     An image is right if fewer than `k` other columns score at least as much as its label. So a label that ties for the
     k-th place is wrong, and the order of columns has no effect.
@@ -87,7 +87,7 @@ class Curve:
         return cls(breakpoints, np.where(never_seen, -1, seen_until), unseen_from)
 
     def resampled(self, seen: Ints | slice, unseen: Ints | slice) -> tuple[Floats, Floats]:
-        """Seen and unseen accuracies [P + 1] of a resample, given as indices of seen-pair and unseen-pair images."""
+        """Seen and unseen accuracies [P + 1] of a resample; `seen` and `unseen`: the indices of its images."""
         points = self.breakpoints.size
         return share_right_until(self.seen_until[seen], points), share_right_from(self.unseen_from[unseen], points)
 
@@ -138,13 +138,13 @@ class Curve:
 
 
 def share_right_until(until: Ints, breakpoints: int) -> Floats:
-    """Share of images that are right at each point 0..P, if each is right up to the point `until` (-1: at none)."""
+    """Share of images that are right at each point 0..P; `until`: the last point at which each is right, or -1."""
     counts = np.bincount(until + 1, minlength=breakpoints + 2)[1:]
     return _share(np.cumsum(counts[::-1])[::-1], until.size)
 
 
 def share_right_from(since: Ints, breakpoints: int) -> Floats:
-    """Share of images that are right at each point 0..P, if each is right from `since` on (P + 1: at none)."""
+    """Share of images that are right at each point 0..P; `since`: the first point at which each is right, or P + 1."""
     return _share(np.cumsum(np.bincount(since, minlength=breakpoints + 2)[:-1]), since.size)
 
 

@@ -34,8 +34,8 @@ NAMES = ("seen", "unseen", "hm", "auc")
 class Components:
     """Each image's part of AUC; the variance of the parts gives the standard error of AUC (DeLong's method).
 
-    For an image of a seen pair, it is the share of the images of unseen pairs for which some bias makes both right, and
-    for an image of an unseen pair, such a share of the images of seen pairs; ties count one half.
+    The part of a seen pair's image is the share of unseen pairs' images for which some bias makes both images right;
+    the part of an unseen pair's image is such a share of seen pairs' images. Ties count one half.
     """
 
     seen: Floats  # [N_s] V10_i = mean_j (d_i > d_j) + (d_i = d_j) / 2
@@ -101,7 +101,7 @@ def bootstrap(methods: Sequence[Margins], rounds: int = ROUNDS, seed: int = 0) -
 
 
 def percentiles(draws: Floats) -> Interval | None:
-    """The interval that holds the middle 95 % of bootstrapped values; None if there are no values or one is NaN."""
+    """The interval with the middle 95 % of bootstrapped values; None without values, or if one of them is NaN."""
     if not draws.size or np.isnan(draws).any():
         return None
     low, high = np.percentile(draws, [2.5, 97.5])
@@ -162,7 +162,7 @@ def compare_seeds(
 
 
 def differences(values: Floats, draws: Floats) -> dict[str, Difference]:
-    """Join differences in the metrics `seen, unseen, hm, auc` with intervals and p-values; NaN is left out.
+    """Give the differences in the metrics `seen, unseen, hm, auc` intervals and p-values; a NaN is left out.
 
     values: the differences [D] in the first D of these metrics.
     draws: the differences in each bootstrap round [rounds, D], from which intervals and p-values are computed.
@@ -175,7 +175,7 @@ def differences(values: Floats, draws: Floats) -> dict[str, Difference]:
 
 
 def all_indices(runs: Sequence[Margins]) -> tuple[Ints, Ints, Ints]:
-    """The indices of all runs, all images of seen pairs, and all images of unseen pairs, for `mean_change`."""
+    """The indices of all runs, of all images of seen pairs, and of all images of unseen pairs, for `mean_change`."""
     return np.arange(len(runs)), np.arange(runs[0].seen.size), np.arange(runs[0].unseen.size)
 
 
@@ -186,7 +186,7 @@ def resample(runs: Sequence[Margins], rng: np.random.Generator) -> tuple[Ints, I
 
 
 def mean_change(curves: Sequence[Sequence[Curve]], runs: Ints, seen: Ints, unseen: Ints) -> Floats:
-    """Mean difference in S, U, HM and AUC [4] between two methods' `curves`, over the given runs and images."""
+    """Mean difference in S, U, HM and AUC [4], second method minus first, over the given runs and images."""
     drawn, times = np.unique(runs, return_counts=True)
     change = [
         headline_metrics(curves[1][run], seen, unseen) - headline_metrics(curves[0][run], seen, unseen) for run in drawn
@@ -209,7 +209,7 @@ def area_under_curve(seen: Floats, unseen: Floats) -> float:
 
 @dataclass(frozen=True)
 class SplitComparison:
-    """Two methods compared over several splits of a data set: by how much each metric differs, where it is defined."""
+    """Two methods compared over several splits of a data set: the difference in each metric that is defined."""
 
     difference: dict[str, Difference]  # mean over splits
     by_split: list[dict[str, float]]  # difference of each metric on each split

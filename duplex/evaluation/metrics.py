@@ -286,7 +286,7 @@ def number(value: float | None, form: str = ".2f") -> str:
 
 
 def interval_of(values: Mapping[str, Any], name: str = "auc") -> tuple[float, float] | None:
-    """The two ends of a metric's 95 % interval; None if either is not defined."""
+    """The two ends of a metric's 95 % interval; None if one of them is not defined."""
     low, high = values.get(f"{name}_low"), values.get(f"{name}_high")
     return None if low is None or high is None else (low, high)
 

@@ -63,7 +63,7 @@ UNFITTED = Confidence()  # leaves the probabilities of a method as they are, bes
 
 
 def log_probabilities(probabilities: Callable[[Tensor], Tensor], scores: Tensor) -> Tensor:
-    """Apply a method's `probabilities` to scores; returns logarithms [B, C] in float64, no less than log 1e-300."""
+    """Logarithms [B, C] of the probabilities that a method derives from scores, in float64; at least log 1e-300."""
     return probabilities(scores.double()).clamp(min=LEAST).log()
 
 
@@ -205,6 +205,6 @@ class AnsweredImages:
         return Reliability.of(self.probability, self.right, image_weights(self.is_seen, self.new_share))
 
     def matrix(self, part: Callable[[Ints], Ints], size: int) -> Ints:
-        """Confusion matrix [size, size]: image counts by label (row) and answer (column), each mapped by `part`."""
+        """Confusion matrix [size, size]: images by label (row) and answer (column); `part` maps both to a class."""
         cells = part(self.target) * size + part(self.answer)
         return np.bincount(cells, minlength=size * size).reshape(size, size)

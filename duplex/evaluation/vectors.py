@@ -105,7 +105,7 @@ def nearest(queries: Vectors, gallery: Vectors, k: int) -> tuple[Ints, Floats]:
 
 
 def most_similar(queries: Vectors, gallery: Vectors, k: int) -> tuple[Ints, Floats]:
-    """Like `nearest`, for vectors that already have unit length; cosines have the precision of the vectors."""
+    """Like `nearest`, for queries and a gallery of unit length; cosines have the precision of these vectors."""
     k = min(k, len(gallery))
     nearest_rows = np.empty((len(queries), k), dtype=np.int64)
     cosines = np.empty((len(queries), k), np.result_type(queries, gallery))
