@@ -105,7 +105,7 @@ class LabelSpace:
         return m * len(self.objects) + n
 
     def partial_index(self, states: Sequence[str], objects: Sequence[str]) -> Ints:
-        """Like `index`, but in `states` or `objects` a name may be "": -1 - m is state m, -1 - M - n object n alone."""
+        """Like `index`, but a name in `states` or `objects` may be "": -1 - m is state m, -1 - M - n object n alone."""
         columns = []
         for index, names, kind in ((self._state_index, states, "state"), (self._object_index, objects, "object")):
             column = np.full(len(names), -1, dtype=np.int64)
