@@ -43,8 +43,9 @@ class AdeOptions(WordOptions):
 class ConceptAttention(nn.Module):
     """Attention of an image's CLS feature to patch tokens; returns unit vectors [B, e] and attention weights [B, T].
 
-    `v = sum_t a_t (V y_t + b_v)`, `a = softmax_t (K y_t + b_k) . q / sqrt(e)`. To save products of K and V with tokens,
-    `(K y_t + b_k) . q` is computed as `y_t . K^T q + b_k . q`, and `v` as `V (sum_t a_t y_t) + b_v` (weights sum to 1).
+    With tokens y_t and the query q, `v = sum_t a_t (V y_t + b_v)`, `a = softmax_t (K y_t + b_k) . q / sqrt(e)`. To save
+    products of K and V with tokens, `v` is computed as `V (sum_t a_t y_t) + b_v`, since weights sum to 1, and
+    `(K y_t + b_k) . q` as `y_t . K^T q + b_k . q`.
     """
 
     def __init__(self, dim: int, token_width: int, width: int) -> None:
@@ -104,7 +105,7 @@ class Ade(WordMethod[AdeOptions]):
     def cross_losses(
         self, attend: ConceptAttention, z: Tensor, tokens: Tensor, partner: Tensor, target: Tensor, words: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Let images and partners attend to each other; returns the sum of two cross-entropies, and the maps' distance.
+        """Let images and partners attend to each other; returns two cross-entropies' sum, and attention maps' distance.
 
         partner: index of each image's partner in the batch [B].
         target: the state (or object) that both images share [B], a row of `words`.
@@ -134,7 +135,7 @@ class Ade(WordMethod[AdeOptions]):
 
 
 def partners(same: Tensor, other: Tensor) -> Tensor:
-    """Index of each image's partner [B]: the next image equal in `same`, preferably not in `other`; else itself."""
+    """Index of each image's partner [B]: the next one equal in `same`, if possible unequal in `other`; else itself."""
     equal = same[:, None] == same
     different, exists = next_allowed_partner(equal & (other[:, None] != other))
     nearest, _ = next_allowed_partner(equal)

@@ -87,7 +87,7 @@ def draw_perspectives(count: int, device: torch.device) -> Tensor:
 
 
 def homographies(places: Tensor, shown: Tensor) -> Tensor:
-    """Homographies [B, 3, 3] that map the four points `places` [B, 4, 2] of each image to the points `shown` [4, 2]."""
+    """Homographies [B, 3, 3] that map each image's four points `places` [B, 4, 2] to the points `shown` [4, 2]."""
     x, y = places.unbind(-1)  # [B, 4]
     u, v = shown.unbind(-1)
     zero = torch.zeros_like(x)

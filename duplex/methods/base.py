@@ -53,7 +53,7 @@ OptionsT = TypeVar("OptionsT", bound=Options)
 
 @dataclass(frozen=True)
 class Inspectable:
-    """A method's functions that return features, for reports, `duplex retrieve` and `duplex swap`; None: missing."""
+    """A method's functions that return features, for reports, `duplex retrieve` and `duplex swap`; some may be None."""
 
     features: Callable[[Inputs], Tensor] | None = None  # unit features z^c [B, d], compared with prototypes
     semantic: Callable[[Ints], Tensor] | None = None  # compositions [C] -> semantic prototypes t^c [C, d]
@@ -182,7 +182,7 @@ class Method(nn.Module, Generic[OptionsT]):
         return type(self).__name__
 
     def grow(self, name: str, *shape: int, dtype: torch.dtype = torch.float32) -> None:
-        """Register a buffer `name` [0, *shape] of type `dtype` whose length depends on data: `start` sets its rows."""
+        """Register a buffer `name` [0, *shape] of type `dtype`, which `start` fills with any number of rows."""
         self.register_buffer(name, torch.empty(0, *shape, dtype=dtype))
         self.growing = (*self.growing, name)
 
@@ -243,7 +243,7 @@ class Method(nn.Module, Generic[OptionsT]):
         raise DuplexError(f"{type(self).__name__} must define losses()")
 
     def after_batch(self) -> None:
-        """Make updates of buffers that must wait until the backward pass of a batch is done."""
+        """Update buffers; called after the backward pass of each batch."""
 
     def after_step(self) -> None:
         """Update buffers that depend on the parameters; called after each optimiser step."""
@@ -281,7 +281,7 @@ class Method(nn.Module, Generic[OptionsT]):
         return torch.no_grad()(lambda inputs: torch.stack([term for _, term in terms(inputs)]).sum(0))
 
     def score_terms(self, candidates: Ints) -> ScoreTerms | None:
-        """A function that yields each summand of the `candidates`' scores with its name; None if a score is no sum."""
+        """A function that yields each summand of the `candidates`' scores with its name; None if scores are no sums."""
         return None
 
     def probabilities(self, scores: Tensor) -> Tensor:

@@ -60,7 +60,7 @@ class CailaOptions(TextOptions):
 class ConceptAdapters(nn.Module):
     """Three residual adapters: one each for features of compositions, of states and of objects.
 
-    The adapters change nothing if the towers' blocks have adapters instead.
+    With the option `adapter: blocks`, they return features unchanged: the towers' blocks have adapters instead.
     """
 
     def __init__(self, dim: int, options: CailaOptions) -> None:

@@ -42,7 +42,7 @@ class ClearOptions(ThreePathOptions):
 
 
 class Clear(ThreePaths[ClearOptions]):
-    """CLEAR: three paths, and a reasoner for states and one for objects that change their logits for each image."""
+    """CLEAR: three paths; for each image, two networks (reasoners) change the logits of states and of objects."""
 
     def __init__(self, context: MethodContext, options: ClearOptions) -> None:
         super().__init__(context, options)
@@ -62,7 +62,7 @@ class Clear(ThreePaths[ClearOptions]):
         return frozenset({"cls", "text", "patch"} if options.patches else {"cls", "text"})
 
     def queries(self) -> Tensor:
-        """The text features q_s and q_o [2, d] of the prompts with a learned vector in place of the word."""
+        """Text features q_s and q_o [2, d] of a state's and an object's prompt whose word is a learned vector."""
         prompts = self.paths.prompts
         return unit(prompts.tower.encode(self._tree, torch.cat([prompts.lexicon(), self.masks])))
 
@@ -73,7 +73,7 @@ class Clear(ThreePaths[ClearOptions]):
         return (*super().prepare(candidates), self.queries())
 
     def reasoned_logits(self, inputs: Inputs, texts: Any, candidates: CompositionIndex) -> list[Tensor]:
-        """Logits of compositions [B, C], states [B, M] and objects [B, N]; those of words by reasoners, too."""
+        """Logits of compositions [B, C], states [B, M] and objects [B, N]; reasoners raise or lower the last two."""
         t, (q_s, q_o) = Prototypes(*texts[:3]), texts[3]
         c, s, o = self.path_logits(self.paths.adapt(inputs["cls"]), t, candidates)
         patches = None if self.project is None else self.project(inputs["patch"].to(c.dtype)) + self.types[1]
@@ -82,7 +82,7 @@ class Clear(ThreePaths[ClearOptions]):
         return [c, s + self.paths.logits(abstract_s, t.states), o + self.paths.logits(abstract_o, t.objects)]
 
     def abstract(self, blocks: Any, q: Tensor, logits: Tensor, words: Tensor, patches: Tensor | None) -> Tensor:
-        """What a reasoner reads of the likely `words` [M, d], by `logits` [B, M], and of patches: t^ [B, d]."""
+        """A reasoner's feature [B, d], by attention of `q` to the words with the highest `logits` and to patches."""
         likely = logits.topk(max(1, math.ceil(self.options.ratio * len(words)))).indices
         y = words[likely] + self.types[0]
         y = y if patches is None else torch.cat([y, patches], 1)

@@ -45,7 +45,7 @@ INITIAL_WEIGHTS = {"semantic": 0.5, "factors": 0.5, "gaussian_factors": 0.125, "
 
 @dataclass(frozen=True)
 class ClosedFormOptions(PathOptions):
-    """Options of `kind: closed_form`; default score: `p(c^t|x) p(s|x) p(o|x) p_g(c|x)`, with tuned exponents."""
+    """Options of `kind: closed_form`; by default, the score multiplies powers of probabilities (see `inference`)."""
 
     # of the prompts; without any (inference has neither semantic nor factors) of heads: state, object, composition
     losses: tuple[Literal["state", "object", "semantic", "composition"], ...] = ("state", "object", "semantic")

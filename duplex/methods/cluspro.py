@@ -45,7 +45,7 @@ class ClusProOptions(ThreePathOptions):
 
 
 class ClusPro(ThreePaths[ClusProOptions]):
-    """ClusPro: scores by prompts; training pulls image factors towards clusters of their state and object."""
+    """ClusPro: scores by prompts; training pulls state and object factors towards clusters of their state or object."""
 
     states: Tensor  # prototypes [M, K, d]
     objects: Tensor  # prototypes [N, K, d]
@@ -81,7 +81,7 @@ class ClusPro(ThreePaths[ClusProOptions]):
         return {**losses, "contrast": alpha * contrast, "decorrelation": beta * dependence}
 
     def contrast(self, z_s: Tensor, z_o: Tensor, own_s: Tensor, own_o: Tensor) -> Tensor:
-        """L_contrast of state and object factors [B, d]; `own_s`, `own_o`: number of each image's own prototype [B]."""
+        """The loss L_contrast of state and object factors [B, d]; `own_s`, `own_o`: each factor's own prototype [B]."""
         states = self.states.flatten(0, 1)  # [M K, d]
         prototypes = torch.cat([states, self.objects.flatten(0, 1)])  # [(M + N) K, d]
         logits_s = z_s @ prototypes.T / self.options.temperature
@@ -123,7 +123,7 @@ def assign_clusters(z: Tensor, groups: Tensor, rows: Tensor) -> Tensor:
 
 
 def balanced_assignment(similarity: Tensor, groups: Tensor, count: int) -> Tensor:
-    """Share of each image that belongs to each of its group's K prototypes [B, K] (Sinkhorn-Knopp; `count` groups)."""
+    """Shares [B, K] in which an image belongs to its group's K prototypes, by Sinkhorn-Knopp; `count`: all groups."""
     log = similarity / SHARPNESS
     for _ in range(ROUNDS):
         masses = log.new_zeros(count, log.shape[1]).index_add(0, groups, log.exp())

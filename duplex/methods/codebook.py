@@ -38,7 +38,7 @@ class Codebook(nn.Module):
     The state dict holds only the K stored prototypes `rows [K, d]` and their compositions `known [K]`.
 
     unseen: how prototypes of compositions without training images begin: "compose" (from means) or "random".
-    random_seen: whether random prototypes of the training compositions are stored at first.
+    random_seen: whether to store random prototypes of the training compositions when the codebook is made.
     anchored: whether to keep the initial prototypes, as `initial`, so that every refinement can start from them.
     """
 
@@ -79,7 +79,7 @@ class Codebook(nn.Module):
 
     @torch.no_grad()
     def start(self, z: Tensor, compositions: Tensor, *, seen: bool) -> None:
-        """Compute means from training features `z` [n, d]; `seen`: also set seen pairs' prototypes to mean features."""
+        """Compute means of training features `z` [n, d]; with `seen`, those of seen pairs become their prototypes."""
         if self.unseen == "compose":
             n = len(self.labels.objects)
             self.mean_s.copy_(group_means(z, compositions // n, len(self.labels.states)))
@@ -143,7 +143,7 @@ class Codebook(nn.Module):
         self._stored = rows
 
     def logits_over(self, candidates: Ints | None) -> Logits:
-        """A function `(z, scale) -> scale * (z . h)` [B, C] for the candidates' prototypes h (None: all prototypes)."""
+        """A function `(z, scale) -> scale * (z . h)` [B, C], where h are the candidates' prototypes; None: all."""
         count = self.labels.size if candidates is None else len(candidates)
         if count > ROWS and self.unseen == "compose":
             return self._logits_by_sums(candidates)
@@ -178,7 +178,7 @@ class Codebook(nn.Module):
 
     @torch.no_grad()
     def inverse_lengths(self) -> Tensor:
-        """The factors 1 / |a_m + b_n| [M, N] by which composed prototypes are normalised."""
+        """The factors [M, N] that scale a state's and an object's vectors, added up, to prototypes of unit length."""
         if self._inverse is None:  # in double precision, because terms may cancel
             a, b = (self.mean_s - self.mean_all).double(), self.mean_o.double()
             squares = torch.addmm((a * a).sum(1)[:, None] + (b * b).sum(1), a, b.T, alpha=2)

@@ -41,7 +41,7 @@ class CompCosOptions(WordOptions):
 
 
 class CompCos(EmbeddingHead[CompCosOptions]):
-    """CompCos: the score is the cosine of the image's embedding and the composition's, made from two word vectors."""
+    """CompCos: the score is the cosine of an image embedding and a composition embedding, made of two word vectors."""
 
     def __init__(self, context: MethodContext, options: CompCosOptions) -> None:
         super().__init__(context, options, trained_words=options.train_words, scale=options.scale)

@@ -74,7 +74,7 @@ class Dfsp(TextMethod[DfspOptions]):
         return frozenset({"cls", "text"} if options.fusion == "none" else {"cls", "text", "patch"})
 
     def decompose(self, t: Tensor) -> Prototypes:
-        """Join text features `t` [C, d] of seen compositions with their means per state [M, d] and object [N, d]."""
+        """Text features `t` [C, d] of seen compositions, their means per state [M, d], and their means per object."""
         return Prototypes(t, *self.train_candidates.means(t, len(self.labels.states), len(self.labels.objects)))
 
     def shared(self) -> Prototypes:

@@ -143,8 +143,9 @@ class FactorNodes:
 class LocalCandidates:
     """The candidates whose state and object both occur in a batch; their prototypes are refined.
 
-    `C_cand = (S(B) x O(B)) & C_tgt` (Eq. 12-13). A pair of images `(i, j)` belongs to the cell of i's state and j's
-    object. All is computed from labels in the host's memory, so that nothing waits for the device.
+    `C_cand = (S(B) x O(B)) & C_tgt` (Eq. 12-13): S(B) and O(B) are the batch's states and objects. A pair of images
+    `(i, j)` belongs to the cell of i's state and j's object. All is computed from labels in the host's memory, so that
+    nothing waits for the device.
     """
 
     compositions: Ints  # the candidates as m * N + n, rising [C]
@@ -291,7 +292,7 @@ def refine(
     nodes: features, factors and posteriors of the batch's images.
     compositions: the images' labels [B].
     candidates: the compositions whose prototypes may be refined.
-    fusion: joins state and object factors to counterfactuals; None: a feature plus another's difference from the mean.
+    fusion: joins two images' state and object factors; None: one image's feature plus the other's minus the mean.
     momentum: weight lambda of the old prototypes (if the codebook is anchored, of the initial ones).
     """
     n = len(codebook.labels.objects)

@@ -40,7 +40,7 @@ class SeenMethod(Method[OptionsT], Generic[OptionsT]):
         self.train_candidates = CompositionIndex(context.labels.pairs["train"], len(context.labels.objects))
 
     def prepare(self, candidates: CompositionIndex) -> Any:
-        """Compute once what `score` needs to know about the candidates, such as their embeddings; returns it."""
+        """What `score` needs to know about the candidates, such as their embeddings; computed once for all images."""
 
     def score(self, inputs: Inputs, candidates: CompositionIndex, prepared: Any) -> Tensor:
         """Scores [B, C] of C candidates, for which `prepare` returned `prepared`."""
@@ -100,7 +100,7 @@ class TextMethod(SeenMethod[TextOptionsT], Generic[TextOptionsT]):
         return logits if self.options.score == "logit" else logits.softmax(-1)
 
     def soft_prompts(self, template: str) -> Prompts:
-        """Prompts with a learned vector per name and a learned prefix, initialised with the words of `template`."""
+        """Prompts of a learned prefix, at first the words of `template`, and a learned vector per state and object."""
         labels, tower = self.labels, self.context.tower
         return Prompts(labels, tower, context="learned", vocabulary="learned", paths="composition", template=template)
 
@@ -205,7 +205,7 @@ class EmbeddingHead(WordMethod[WordOptionsT], Generic[WordOptionsT]):
         return torch.where(torch.as_tensor(self.labels.seen), 0.0, INITIAL_MARGIN * self.scale)
 
     def raise_margins(self, rho: Tensor, epoch: int) -> None:
-        """Set the margins to `rho` [M * N] times a factor that grows over the first `margin_epochs` epochs."""
+        """Set the margins to the feasibility `rho` [M * N] times a factor that grows over the first `margin_epochs`."""
         assert self.margins is not None
         options: Any = self.options
         alpha = options.margin * min(1.0, epoch / options.margin_epochs)
@@ -329,7 +329,7 @@ class CrossBlock(nn.Module):
 
 
 def score_in_chunks(score: Callable[[Tensor, Tensor], Tensor], z: Tensor, tokens: Tensor, width: int) -> Tensor:
-    """Apply `score` to chunks of images and join the scores [B, C]; `width`: numbers per image in memory."""
+    """Apply `score` to chunks of images and join the scores [B, C]; `width`: how many numbers an image needs."""
     step = max(1, CHUNK // max(width, 1))
     return torch.cat([score(a, b) for a, b in zip(z.split(step), tokens.split(step), strict=True)])
 

@@ -107,7 +107,7 @@ class FinetunedBlocks(nn.Module):
         return self.method_inputs(block_inputs)["cls"]
 
     def method_inputs(self, block_inputs: Tensor) -> dict[str, Tensor]:
-        """Compute inputs of a method by name: `cls` [B, d], with adapters `concepts` more features, perhaps `patch`."""
+        """Compute a method's inputs: CLS features `cls` [B, d], and further ones for patch tokens or other adapters."""
         if torch.is_grad_enabled():
             return self._compute(block_inputs)
         starts = range(0, max(1, len(block_inputs)), IMAGES)

@@ -211,7 +211,7 @@ def kernel_factor(words: Tensor, rank: int = RANK) -> Tensor:
 
 @dataclass(frozen=True)
 class Interactions(WordSimilarityFactors):
-    """The interactions `gamma_mn` [d]: a pair's predicted mean minus what the effects of its words alone predict."""
+    """The interactions `gamma_mn` [d]: a pair's predicted mean minus what its state and object alone predict."""
 
     core: Tensor  # G [r, s, d], the fitted weights of products of both factors
 
@@ -314,7 +314,7 @@ def interaction_variance(seen: PairMeans, ridge: float) -> float:
 
 
 def choose_variances(seen: PairMeans, kernels: WordSimilarityFactors, ridge: float) -> tuple[float, float]:
-    """The variances `v` and `tau` (see the module) under which the means of the most frequent pairs are likeliest."""
+    """Variances `v` and `tau` of interactions (see the module), the likeliest by the most frequent pairs' means."""
     often = seen.counts.argsort(descending=True, stable=True)[:PAIRS]
     some = PairMeans(seen.states[often], seen.objects[often], seen.counts[often], seen.means[often], seen.shape)
 
@@ -435,7 +435,7 @@ class ClosedForm(MovableTensors):
         return positions, place[positions]
 
     def linear(self, candidates: Tensor) -> tuple[Tensor, Tensor]:
-        """Weights `h_c - mu` [C, d] and offsets [C] of the candidates' scores `(x - mu) . (h_c - mu) + offset_c`."""
+        """Weights [C, d] and offsets [C] of the candidates' scores, linear in whitened features minus their mean."""
         h = self.prototypes(candidates) - self.additive.mean
         return h, self._log_prior(candidates) - 0.5 * (h * h).sum(1)
 
@@ -526,14 +526,14 @@ class FittedStatistics:
 
 @dataclass(frozen=True)
 class GroupPosterior(MovableTensors):
-    """Linear discriminant analysis of states or of objects, with its own covariance; a call returns log p [B, G]."""
+    """Linear discriminant analysis of G states or objects; a call returns their log probabilities [B, G]."""
 
     weight: Tensor  # Sigma^-1 e [d, G], with e the differences of the groups' means from the mean of all images
     offset: Tensor  # [G]
 
     @classmethod
     def fit(cls, groups: Groups) -> GroupPosterior:
-        """Fit the classifier; a group without images counts as if it had one, at the mean of all images."""
+        """Fit the classifier; a group without images counts as one image at the mean of all images."""
         whitening = shared_whitening(groups)
         means = groups.means @ whitening  # [G, d]
         middle = (groups.counts @ means) / groups.counts.sum()

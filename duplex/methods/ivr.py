@@ -45,7 +45,7 @@ class IvrOptions(WordOptions):
 
 
 class PrimitiveHead(nn.Module):
-    """Classifier of states (or objects): a network, then a linear map V for images and a linear map V' for partners."""
+    """Classifier of states (or objects): a network, then a linear map V for images or V' for their partners."""
 
     def __init__(self, width: int, count: int, options: IvrOptions) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class PrimitiveHead(nn.Module):
 
 
 class Ivr(WordMethod[IvrOptions]):
-    """IVR: the score `p(s|x) p(o|x) + d_c` adds a product of posteriors and a cosine of embeddings."""
+    """IVR: the score adds a product of state and object posteriors and a cosine of embeddings."""
 
     def __init__(self, context: MethodContext, options: IvrOptions) -> None:
         super().__init__(context, options, trained_words=True)

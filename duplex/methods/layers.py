@@ -147,7 +147,7 @@ class CompositionIndex(nn.Module):
         return torch.searchsorted(self.compositions, compositions)
 
     def means(self, rows: Tensor, states: int, objects: int) -> tuple[Tensor, Tensor]:
-        """Mean of `rows` [C, ...] per state [M, ...] and per object [N, ...]; words of no composition get zeros."""
+        """Mean of `rows` [C, ...] per state [M, ...] and per object [N, ...]; zeros for words of no composition."""
         return mean_over(rows, self.states, states), mean_over(rows, self.objects, objects)
 
 

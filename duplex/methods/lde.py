@@ -44,7 +44,7 @@ class LdeOptions(TextOptions):
 
 
 class Lde(TextMethod[LdeOptions]):
-    """LDE or GDE: scores p(c|x) by vectors that are sums of the state's and the object's ideal word."""
+    """LDE or GDE: scores p(c|x) by sums of two vectors, the "ideal words" of the state and of the object."""
 
     centre: Tensor
     states: Tensor

@@ -153,7 +153,7 @@ class Paths(nn.Module):
     ) -> tuple[dict[str, Tensor], FactorPosteriors | None]:
         """Compute the losses listed in `names` (`semantic`, `state`, `object`); returns them by name, and the factors.
 
-        Factors come with their posteriors. They are None if no loss needs them, unless `with_factors` is set.
+        The factors, with their posteriors, are None if neither a loss nor `with_factors` asks for them.
         """
         losses: dict[str, Tensor] = {}
         if "semantic" in names:

@@ -101,7 +101,7 @@ class Plid(TextMethod[PlidOptions]):
         return torch.stack([each.encode(compositions).compositions for each in prompts], dim=1)
 
     def shared(self) -> tuple[Tensor, ...]:
-        """Six tensors: unit mean text features of compositions, states and objects, then `deviations` of each."""
+        """Six tensors: mean text features of compositions, states, objects, and the `deviations` from these means."""
         t = self.prompts(self.labels.pairs["train"], self.checkpointing).compositions  # [C, d]
         described = self.described.to(t)  # [C, D, d]
         means = [self.enrich(t, described)]
@@ -133,14 +133,14 @@ class Plid(TextMethod[PlidOptions]):
         return {name: weight * cross_entropy(path, target) for name, weight, path, target in terms}
 
     def smoothed(self, target: Tensor) -> Tensor:
-        """Target probabilities [B, C] of the seen compositions: 1 for an image's label, smoothed by `smoothing`."""
+        """Target probabilities [B, C]: `1 - smoothing` for the label, the rest for pairs with its state or object."""
         m, n = self.train_candidates.states, self.train_candidates.objects
         related = (m[target][:, None] == m) ^ (n[target][:, None] == n)
         shares = self.options.smoothing * related.double() / related.sum(1, keepdim=True).clamp(min=1)
         return shares.scatter(1, target[:, None], 1 - shares.sum(1, keepdim=True))
 
     def draw_mix(self, like: Tensor) -> Tensor:
-        """Draw the weight b ~ Beta(1, q); its mean `1 / (1 + q)` is the option `mix`."""
+        """Draw a random weight from the distribution Beta(1, q), whose mean is the option `mix`."""
         q = 1 / self.options.mix - 1
         return 1 - torch.rand((), device=like.device, dtype=like.dtype) ** (1 / q)
 

@@ -86,7 +86,7 @@ def portable_closed_form(
 
 
 def prototype_means(rows: Tensor, labels: LabelSpace, compositions: Ints) -> dict[str, Tensor]:
-    """Tensors `mean.*` for words added later: means of the visual prototypes `rows` per state, per object, over all."""
+    """Tensors `mean.*`, from which later words get prototypes: means of `rows` per state, per object, over all."""
     means = {"mean.all": rows.mean(0)}
     states = torch.as_tensor(labels.state_of(compositions), device=rows.device)
     objects = torch.as_tensor(labels.object_of(compositions), device=rows.device)
@@ -111,7 +111,7 @@ def composed_prototypes(t: Tensors, states: Tensor, objects: Tensor) -> Tensor:
 
 
 def score_terms(t: Tensors, features: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Yield each summand of the score, name and values [B, C], computed from cached `features` [B, d]."""
+    """Yield (name, values [B, C]) of each summand of the score, computed from cached `features` [B, d]."""
     x = unit(features)
     yield from score_formula.score_terms(t, x, torch, x.float())
 

@@ -24,7 +24,7 @@ TEMPLATE = "a photo of"
 
 
 class Prototypes(NamedTuple):
-    """Semantic prototypes, text features or embedded words: of given compositions, all states and all objects."""
+    """Semantic prototypes, which are text features or embedded words: of compositions, all states, all objects."""
 
     compositions: Tensor  # t^c [C, d]
     states: Tensor  # t^s [M, d]; empty without the state path

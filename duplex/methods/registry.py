@@ -47,7 +47,7 @@ def installed_methods() -> dict[str, EntryPoint]:
 
 
 def method_source(kind: str) -> EntryPoint:
-    """The entry point of a kind, made up if the kind is `module:Class`; raises `UsageError` for an unknown kind."""
+    """The entry point of a kind, a new one if the kind is `module:Class`; raises `UsageError` for an unknown kind."""
     if ":" in kind:
         return EntryPoint(kind, kind, GROUP)
     known = installed_methods()

@@ -117,7 +117,7 @@ class Sam(TextMethod[SamOptions]):
         self.memory[:, :count], self.filled[:, :count] = u[images.T], lowest.T.isfinite()
 
     def memory_logits(self, u: Tensor, t: Tensor, candidates: CompositionIndex) -> Tensor:
-        """Logits u.r_c / tau [B, C] of the candidates by the memory."""
+        """Logits [B, C] of the candidates: cosines of `u` with what the memory holds of a candidate, else with `t`."""
         by_text = u @ t.T
         own = torch.isin(candidates.compositions, self.train_candidates.compositions).nonzero()[:, 0]
         rows = self.train_candidates.positions_of_listed(candidates.compositions[own])

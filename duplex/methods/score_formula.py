@@ -26,7 +26,7 @@ def two_layer_network(t: Mapping[str, Any], first: str, second: str, x: Any, xp:
 
 
 def path_terms(t: Mapping[str, Any], x: Any, xp: Any) -> Iterator[tuple[str, Any]]:
-    """Yield name and log probabilities [B, C] of the terms among `visual`, `semantic`, `factors` that exist in `t`."""
+    """Yield (name, log probabilities [B, C]) of those terms `visual`, `semantic`, `factors` that the tensors have."""
     z, floor = x, FLOOR if "product" in t else -inf
     if "adapter.scale" in t:
         z = unit(z + t["adapter.scale"] * two_layer_network(t, "adapter.down", "adapter.up", z, xp), xp)
@@ -102,7 +102,7 @@ def member_terms(t: Mapping[str, Any], x: Any, xp: Any, single: Any) -> Iterator
 
 
 def score_terms(t: Mapping[str, Any], x: Any, xp: Any, single: Any = None) -> Iterator[tuple[str, Any]]:
-    """Yield name and values [B, C] of each summand of the score, for image features `x` [B, d] of unit length.
+    """Yield (name, values [B, C]) of each summand of the score, for image features `x` [B, d] of unit length.
 
     single: the features in float32 if `x` has another precision; closed form and classifiers use them.
     """

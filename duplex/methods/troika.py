@@ -69,7 +69,7 @@ class Traction(nn.Module):
 
 
 class Troika(ThreePaths[TroikaOptions]):
-    """Troika: scores by prompts of pairs, states and objects, whose text features are pulled towards each image."""
+    """Troika: scores by prompts of pairs, states and objects; each image pulls their text features towards itself."""
 
     def __init__(self, context: MethodContext, options: TroikaOptions) -> None:
         super().__init__(context, options)

@@ -55,7 +55,7 @@ class VpCmjl(ThreePaths[VpCmjlOptions]):
             self.read_s, self.read_o = CrossBlock(dim, dim, heads), CrossBlock(dim, dim, heads)
 
     def text_logits(self, z: Tensor, t: Prototypes) -> Logits:
-        """Logits l_t of compositions, states and objects, by prompts, for adapted image features `z` [B, d]."""
+        """Logits of compositions, states and objects by prompts, for adapted image features `z` [B, d]."""
         z_s, a_s = self.read_s(z, t.states)
         z_o, a_o = self.read_o(z, t.objects)
         s = self.paths.logits(unit(z_s), t.states) + self.paths.scale * a_s
@@ -63,7 +63,7 @@ class VpCmjl(ThreePaths[VpCmjlOptions]):
         return self.paths.logits(z, t.compositions), s, o
 
     def visual_logits(self, z: Tensor, candidates: CompositionIndex) -> Logits:
-        """Logits l_v of compositions [B, C], states [B, M] and objects [B, N], by visual proxies."""
+        """Logits of compositions [B, C], states [B, M] and objects [B, N] by visual proxies."""
         assert self.paths.factors is not None
         z_s, z_o = self.paths.factors(z)
         states, objects = self.states @ self.from_state.T, self.objects @ self.from_object.T
