@@ -26,7 +26,7 @@ OptionsType = TypeVar("OptionsType", bound="Options")
 
 @cache
 def type_hints(cls: Any, include_extras: bool = False) -> dict[str, Any]:
-    """The types of a class's fields, evaluated once, because that takes longer than checking their values."""
+    """The types of a class's fields; they are evaluated once, which takes longer than checking values."""
     return get_type_hints(cls, include_extras=include_extras)
 
 
@@ -151,7 +151,7 @@ NO_TABLE = ("dict_type", "model_type", "dataclass_type")
 
 
 def describe_error(error: ValidationError, table: Any = None) -> tuple[str, str]:
-    """Place and message of one fault in a pydantic error: the first unknown key, else the first fault of any kind.
+    """Where one fault in a pydantic error is, and its message: the first unknown key, else the first fault.
 
     The place is a path of keys such as `run.seeds`. If a key is unknown, the message lists the keys that are known,
     which are looked up in `table`, the class that was validated.
