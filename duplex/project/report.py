@@ -147,7 +147,7 @@ def read_metrics_of(params: Params, dataset: str, paths: ArtifactPaths) -> tuple
     """Read each seed's metrics by method; also returns the names of runs without metrics.
 
     Metrics of a method with `shown_as: NAME` are listed as NAME's, for the worlds of its option `world`. METHOD+stream
-    stands for a method while it adapts to the test images.
+    stands for a method that adapts to the test images.
     """
     by_method: dict[str, dict[int, Tree]] = {}
     missing = []
@@ -192,7 +192,7 @@ def read_results(params: Params, summary: Tree, paths: ArtifactPaths) -> Results
 
 
 def changed_options(params: Params) -> dict[tuple[str, str], dict[str, Any]]:
-    """Kind and world of each (data set, method), and its options, `training` and `finetune` set in the files."""
+    """For each (data set, method): kind, world, and the options, also of `training` and `finetune`, that files set."""
     table = {}
     for dataset, method in product(params.run.datasets, params.run.methods):
         entry = params.entry(method)
@@ -236,7 +236,7 @@ def training_table(results: Results) -> pd.DataFrame:
 
 
 def image_parts(params: Params, dataset: str, paths: ArtifactPaths) -> tuple[list[ReportPart], dict[str, object]]:
-    """Parts of the report with one run's examples, errors, nearest images and maps; and the JSON files they cite."""
+    """Parts of the report with one run's examples, errors, nearest images and maps; JSON file -> numbers they cite."""
     chosen = featured_run(params, dataset, paths)
     files = paths.run(dataset, *chosen)
     root = params.dataset(dataset).source.root

@@ -39,9 +39,9 @@ def best_run(
     hint: str = "name one",
     params: Params | None = None,
 ) -> RunPaths:
-    """The run with the best validation AUC among runs calibrated for `world`; by default closed, else any run.
+    """The run with the best validation AUC among runs calibrated for `world`; None: for the closed, else any world.
 
-    hint: how the user can choose a run, for the error. params: runs that do not match these are skipped, with a note.
+    hint: the error's advice if there is no run. params: runs that do not match these are skipped, with a note.
     """
     root = paths.root
     outdated = False
@@ -83,7 +83,7 @@ def folder_difference(params: Params, run: Path, paths: ArtifactPaths) -> str:
 
 
 def featured_run(params: Params, dataset: str, paths: ArtifactPaths) -> tuple[str, int]:
-    """Method and seed of the run in the report's examples: the run of the maps, else the last method, first seed."""
+    """Method and seed of the run in the report's examples: that of the maps, else the last method and first seed."""
     return mapped_run(params, dataset, paths) or (params.run.methods[-1], params.run.seeds[0])
 
 
@@ -142,7 +142,7 @@ def model_card_facts(run: Path, *, name: str | None, licence: str, repository: s
 def training_images(
     params: Params, dataset: str, paths: ArtifactPaths = ArtifactPaths(), *, check: Callable[[Features], None]
 ) -> Neighbours:
-    """A data set's readable training images with features; `check` must raise an error if these are not the model's."""
+    """A data set's readable training images with features; `check` gets these, to raise an error if they do not fit."""
     manifest = read_manifest(paths.manifest(dataset))
     features = read_features(paths.features(dataset), expect={"manifest": sha256(paths.manifest(dataset))})
     check(features)

@@ -159,7 +159,7 @@ def prepare_extraction(params: Params, dataset: str, paths: ArtifactPaths) -> tu
 
 
 def write_extraction_summary(cache: Path) -> None:
-    """Write `extraction.json` (size, unreadable images) beside a data set's own cache, and delete the old stamp."""
+    """Write extraction.json (size, unreadable images) beside a data set's own cache, and delete its outdated stamp."""
     paths, dataset = ArtifactPaths(cache.parent.parent), cache.parent.name
     if cache != paths.features(dataset) or not paths.manifest(dataset).exists():
         return

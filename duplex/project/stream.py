@@ -31,7 +31,7 @@ from duplex.training.inputs import RunInputs
 
 @dataclass(frozen=True)
 class StreamTask(scoring.ScoringTask):
-    """A scoring task that passes the images in the order `order` to an adapter's `scores`."""
+    """A scoring task that passes the images, in the given `order`, to an adapter's method `scores`."""
 
     order: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))  # places of the images
     batch: int = 1
@@ -95,7 +95,7 @@ class Stream:
 def evaluate_stream(
     stream: Stream, plain: Mapping[World, run.WorldResult], calibrations: Mapping[str, scoring.Calibration]
 ) -> tuple[dict[str, Any], list[pd.DataFrame]]:
-    """The metrics `stream` of a run, and each world's predictions in the first order; `plain`: unadapted results."""
+    """The metrics `stream` of a run, and each world's predictions in the first order; `plain`: results unadapted."""
     short = stream.settings.model_copy(update={"bootstrap": 0, "k": (1,)})
     stream, params = replace(stream, settings=short), stream.params
     options, auc = stream.chosen_options()

@@ -62,7 +62,7 @@ class LabelledSource:
     params: Params | None = None  # of the project whose data set it is
 
     def features(self, files: Sequence[str]) -> Features:
-        """The cached features in the table's order; `files` has their sha256. `UsageError` if no image is encoded."""
+        """The cached features in the table's order; `files`: sha256 of the images. `UsageError` if none is encoded."""
         if self.params is not None:
             manifest = ArtifactPaths().manifest(self.name)
             expected = {"manifest": sha256(manifest), ROOT: self.params.dataset(self.name).source.recorded_root}
@@ -106,7 +106,7 @@ class LabelMargins:
 
 
 def margins(features: NDArray[Any], labels: Ints, *, folds: int = FOLDS, seed: int = 0) -> LabelMargins:
-    """Margin of each image's label over the best other label, and this other label; 0 if other folds lack one."""
+    """Margin of each image's label over the best other label, by models of the other folds; 0 if they lack a label."""
     if len(features) < 2 * folds:
         raise UsageError(f"{len(features)} images are too few to check labels; expected at least {2 * folds}")
     classes, label = np.unique(labels, return_inverse=True)
@@ -150,7 +150,7 @@ def rank_suspects(source: LabelledSource) -> pd.DataFrame:
 
 
 def judged(features: NDArray[Any], compositions: Ints, labels: LabelSpace, seed: int = 0) -> dict[str, LabelMargins]:
-    """Margins of the images' compositions, states and objects, under these names; features [n, d] have unit length."""
+    """The `margins` of images as `composition`, `state` and `object`, given features [n, d] of unit length."""
     kinds = {"state": labels.state_of(compositions), "object": labels.object_of(compositions)}
     return {name: margins(features, kind, seed=seed) for name, kind in {"composition": compositions, **kinds}.items()}
 

@@ -183,7 +183,7 @@ class SweepReport:
 def grid(
     params: Params, datasets: Sequence[str] | None, methods: Sequence[str] | None, seeds: Sequence[int] | None
 ) -> list[SweptRun]:
-    """Runs for all combinations of data sets, methods and seeds; None: all under `run:` in params.yaml."""
+    """Runs for all combinations of data sets, methods and seeds; for None, all of them under `run:` in params.yaml."""
     datasets, methods = datasets or params.run.datasets, methods or params.run.methods
     seeds = seeds or params.run.seeds
     for thing, values in (("data set", datasets), ("method", methods), ("seed", seeds)):
@@ -295,7 +295,7 @@ def _with_progress(label: str, engine: Execute, tasks: Sequence[Task]) -> Iterat
 
 
 def commit_targets(runs: Sequence[SweptRun], changed: Collection[str]) -> list[str]:
-    """Stages for `dvc commit` of `runs`: groups such as `train`, or single stages if other runs have changed."""
+    """The stages of `runs` for `dvc commit`: groups such as `train`, or if other runs have changed, single stages."""
     stages = list(dict.fromkeys(run.stage(stage) for stage in RUN_STAGES for run in runs))
     groups = list(dict.fromkeys(name.partition("@")[0] for name in stages))
     others = {name for name in changed if name.partition("@")[0] in groups} - set(stages)

@@ -87,7 +87,7 @@ def with_members(
     paths: ArtifactPaths,
     folder: Path,
 ) -> MethodSpec:
-    """A product's spec with references to the finished runs that it combines; paths are relative to its `folder`."""
+    """`spec` with references to the finished runs that its method combines, as paths relative to its own `folder`."""
     if spec.finetune is not None:
         raise UsageError(f"{spec.name} trains nothing, so it cannot fine-tune the encoder; remove `finetune`")
     members = []
