@@ -93,7 +93,7 @@ class Answer:
         return self.top[0]
 
     def to_dict(self, marginals: int | None = None) -> dict[str, Any]:
-        """The answer for JSON, with the `marginals` most probable states and objects; None: with all of them."""
+        """The answer for JSON; `marginals`: how many of the most probable states and objects to list (None: all)."""
         return {
             "top": [guess.to_dict() for guess in self.top],
             "states": _rounded(self.states, marginals),
@@ -312,7 +312,7 @@ def split_composition(text: str, labels: LabelSpace) -> Pair:
 
 
 def trained_words(pair: Pair, labels: LabelSpace) -> TrainedWords:
-    """Whether a pair's state and object have training images; case, `.` and `_` in names do not matter."""
+    """Whether a pair's state has training images, and whether its object has; case, `.` and `_` do not matter."""
     places = _find(pair[0], labels.states), _find(pair[1], labels.objects)
     return TrainedWords(
         *(place is not None and bool(own[place]) for place, own in zip(places, labels.trained_words, strict=True))
@@ -356,7 +356,7 @@ def with_added_compositions(
 
 
 def portable_terms(tensors: Mapping[str, Tensor]) -> ScoreTerms:
-    """A function that computes the score terms [B, C] of images, by name, from an export's tensors."""
+    """A function that yields the score terms of images (name, values [B, C]), computed with an export's tensors."""
 
     @torch.no_grad()
     def terms(inputs: Inputs) -> Iterator[tuple[str, Tensor]]:
@@ -453,7 +453,7 @@ def _find(name: str, labels: Sequence[str]) -> int | None:
 
 
 def find_or_append(name: str, names: list[str]) -> int:
-    """Index of a name in `names`, ignoring case, `.` and `_`; a missing name is appended to the list."""
+    """Index of a name in the list `names`, ignoring case, `.` and `_`; a missing name is appended to the list."""
     place = _find(name, names)
     if place is None:
         names.append(name)

@@ -235,7 +235,7 @@ def write_statistics(folder: Path, fitted: FittedStatistics, model: Mapping[str,
 def read_statistics(folder: Path) -> FittedStatistics:
     """Read the statistics of the training features from a model's folder.
 
-    Raises `UsageError` if they are missing, belong to another model, or a plug-in encoder's code has changed since.
+    Raises `UsageError` if they are missing or of another model, or if a plug-in encoder's code has changed since.
     """
     model = read_header(folder / MODEL, "export")
     path = folder / STATISTICS
@@ -359,7 +359,7 @@ def upload(
 
 
 class OnnxScores(nn.Module):
-    """The part of an ONNX export that computes scores [B, C] from features [B, d]."""
+    """Module for ONNX that computes scores [B, C] from features [B, d]."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         super().__init__()
@@ -371,7 +371,7 @@ class OnnxScores(nn.Module):
 
 
 class OnnxImageTower(nn.Module):
-    """The part of an ONNX export that computes features [B, d] from pixels [B, 3, R, R] uint8: the image tower."""
+    """Module for ONNX, the image tower, that computes features [B, d] from pixels [B, 3, R, R] uint8."""
 
     mean: Tensor
     std: Tensor
@@ -391,7 +391,7 @@ class OnnxImageTower(nn.Module):
         return self.both(pixels)[1]
 
     def both(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
-        """Features of the frozen tower, and of the fine-tuned blocks; without such blocks, the former twice."""
+        """Features of the frozen tower and of the fine-tuned blocks; without such blocks, the frozen tower's twice."""
         with capture_block_input(self._encoder, self._depth) as block_inputs:
             outputs = self.visual((pixels.float() / 255 - self.mean) / self.std)
         pooled = outputs[0] if isinstance(outputs, tuple) else outputs
@@ -402,7 +402,7 @@ class OnnxImageTower(nn.Module):
 
 
 class OnnxAnswers(nn.Module):
-    """A whole model: pixels [B, 3, R, R] uint8 to probabilities [B, C] and the distance to the nearest pair [B]."""
+    """Module for ONNX that turns pixels [B, 3, R, R] uint8 into probabilities [B, C] and distances to a pair [B]."""
 
     def __init__(self, tower: OnnxImageTower, tensors: Mapping[str, Tensor], model: TrainedModel) -> None:
         super().__init__()

@@ -127,7 +127,7 @@ def choose_encoder(labels: LabelSpace, images: int, *, gpu: bool, cores: int) ->
 
 
 def named_encoder(name: str, weights: str | None, labels: LabelSpace) -> tuple[EncoderParams, str]:
-    """The encoder `name`, and the reason of the choice as text; UsageError if it is unknown or lacks a label's word."""
+    """The encoder `name`, and why it was chosen, as text; UsageError if it is unknown or lacks a word of the labels."""
     if weights is None and name.startswith("ViT-"):
         weights = "openai"
     try:
@@ -223,7 +223,7 @@ def read_labelled_folder(
 
 
 def near_copy_notes(data: LabelledImages, images: Sequence[str], copies: Ints) -> list[str]:
-    """A list with one note: the number of near-copies (`copies`: pairs of rows), and how many are in two splits."""
+    """A list with one note on near-copies (`copies`: pairs of rows): how many there are, how many in two splits."""
     split = data.manifest.set_index("image")["split"]
     across = sum(split[images[a]] != split[images[b]] for a, b in copies)
     where = f"{across:,} in two splits, which flatter the measured numbers" if across else "each in one split"

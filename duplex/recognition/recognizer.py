@@ -338,7 +338,7 @@ class Recognizer:
 
 
 def stream_scorer(adapter: base.StreamAdapter, batch: int) -> base.Scorer:
-    """A scorer that passes the images of all its calls as one stream to an adapter, `batch` images at a time."""
+    """A scorer whose calls all continue one stream of images, which an adapter gets in batches of `batch` images."""
     waiting: deque[Inputs] = deque()
     scores = iter(adapter.scores(iter(waiting.popleft, None)))
 
@@ -374,7 +374,7 @@ def encode_files(
     outputs: OutputSpec,
     batch_multiple: int = BATCH_MULTIPLE,
 ) -> Iterator[tuple[NDArray[np.uint8], Inputs]]:
-    """Encode image files in batches; yields the files' status codes [B] (encoded, or why not) and a model's inputs."""
+    """Encode image files in batches; yields status codes [B] (encoded, or why not) and inputs for a model."""
     blocks = split_rows(range(len(paths)), batch_size)
     images = ImageRows([str(path) for path in paths], Path(), encoder.image_transform)
     workers = min(decoding_workers(num_workers), max(0, len(blocks) - 1))  # a process takes longer than one block
@@ -396,7 +396,7 @@ def as_inputs(values: dict[str, NDArray[Any]], device: Any) -> Inputs:
 
 
 def as_features(images: Any, dim: int) -> NDArray[np.float32] | None:
-    """`images` as an array [B, dim] if they are features (arrays of floats); None if they are images."""
+    """Features as an array [B, dim], if `images` are features (arrays of floats); None if they are images."""
     if isinstance(images, Features):
         if images.bad.any():
             raise UsageError(f"{images.path} has rows of unreadable images; omit them: features.cls[~features.bad]")
