@@ -117,7 +117,7 @@ def _summary(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def at_threshold(record: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A run's open-world metrics at the feasibility threshold by words, used or not; empty without a threshold."""
+    """A run's open-world metrics with the feasibility threshold by words, even if unused; empty if it has none."""
     unused: Mapping[str, Any] = record.get("words", {})
     return record if "threshold" in record else unused
 
@@ -268,6 +268,6 @@ def mean_curve(seeds: Sequence[Margins], points: int = POINTS, rounds: int = ROU
 
 
 def unseen_at(seen: Floats, unseen: Floats, grid: Floats) -> Floats:
-    """For each seen accuracy in `grid`, a curve's best unseen accuracy at that seen accuracy or more; else 0."""
+    """For each seen accuracy in `grid`: a curve's best unseen accuracy at this seen accuracy or more, or 0."""
     last = seen.size - np.searchsorted(seen[::-1], grid - 1e-12, side="left") - 1
     return np.where(last >= 0, unseen[last], 0.0)

@@ -83,7 +83,7 @@ def predicted_parts(
 
 
 def example_gallery(answers: pd.DataFrame, thumbnails: Thumbnails, texts: Mapping[int, Sequence[Line]]) -> Gallery:
-    """Gallery of test images by seen or unseen and right or wrong, each with three answers and its `texts`."""
+    """Gallery of test images, right and wrong, of seen and unseen pairs; each has three answers and its `texts`."""
     groups = []
     for seen, right in ((True, True), (False, True), (True, False), (False, False)):
         rows = answers[(answers["seen"] == seen) & (answers["right"] == right)].drop_duplicates("label")
@@ -130,7 +130,7 @@ def pair_accuracy_table(
     best: bool = False,
     train: Mapping[str, int] | None = None,  # number of training images
 ) -> Table:
-    """Table of each pair's accuracy, the lowest first (`best`: the highest); ties: pairs with more images first."""
+    """Table of pairs by accuracy, the lowest first or, if `best`, the highest; of equal ones that with more images."""
     pairs = answers.groupby("label").agg(seen=("seen", "first"), images=("right", "size"), share=("right", "mean"))
     shown = pairs.sort_values(["share", "images"], ascending=[not best, False], kind="stable").head(limit)
     rivals: dict[str, str] = {}
@@ -179,7 +179,7 @@ def _overall_table(answered: AnsweredImages) -> Table:
 
 
 def primitive_table(kind: str, answered: AnsweredImages, part: Callable[[Ints], Ints], labels: Sequence[str]) -> Table:
-    """Table of the accuracy of each state or object, the lowest first; `part` is `state_of` or `object_of`."""
+    """Table of the accuracy of each state (`part` is `state_of`) or object (`object_of`), the lowest first."""
     names = [prompt_name(name) for name in labels]
     target = part(answered.target)
     answer = part(answered.answer)

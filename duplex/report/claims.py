@@ -65,7 +65,7 @@ class Gap:
 
     @classmethod
     def of(cls, *terms: tuple[float, Value]) -> Gap:
-        """Sum the terms (factor * value), taken as independent; the fewest seeds give the degrees of freedom."""
+        """Sum independent terms (factor * value); the interval's degrees of freedom are the fewest seeds minus one."""
         total = math.fsum(factor * value.mean for factor, value in terms)
         errors = [None if value.error is None else (factor * value.error) ** 2 for factor, value in terms]
         freedom = min((value.seeds for _, value in terms if value.seeds), default=0) - 1
@@ -157,13 +157,13 @@ class Measured:
         return Value(fmean(numbers), error, len(numbers), " ".join(json_pointer(r.files[part], metric) for r in found))
 
     def surroundings(self, table: str, shared: Sequence[str] = SHARED) -> str:
-        """The settings named in `shared` as JSON; two results can be compared if these texts are equal."""
+        """The settings named in `shared`, as JSON; two results can be compared if their texts are equal."""
         settings = self.settings(table)
         return "" if settings is None else json.dumps([settings.get(key) for key in shared])
 
 
 def measured(results: Results, data: DatasetResults) -> list[Measured]:
-    """All methods measured on a data set: the ablations, which have more seeds, then the main project's methods."""
+    """All methods measured on a data set: first the ablations, which have more seeds, then the methods of `run:`."""
     found = [Measured(name, data.name, results.ablations_file, tree) for name, tree in data.ablations.items()]
     for name, tree in data.summary.items():
         found.append(Measured(name, data.name, results.metrics_file, tree, data.runs.get(name, {})))
@@ -364,7 +364,7 @@ def _names(claim: Tree) -> list[Any]:
 
 
 def judge_all(results: Results, data: DatasetResults) -> list[Judgement]:
-    """Judge every claim of claims.yaml on a data set, once per metric and per encoder, data and fine-tuned blocks."""
+    """Judge every claim of claims.yaml on a data set, per metric and per setting of encoder, data and fine-tuning."""
     candidates = measured(results, data)
     benchmark = benchmark_of(counts_of(data.statistics))
     found: list[Judgement] = []

@@ -77,7 +77,7 @@ def curve_figure(data: DatasetResults, world: str) -> Figure | None:
 
 
 def tones_of(data: DatasetResults) -> dict[str, int]:
-    """The colour number of each method, the same in all figures; keys are its own name and its name in figures."""
+    """Number of each method's colour, the same in all figures; by its own name and by its name in figures."""
     tones = {method: tone for tone, method in enumerate(data.runs)}
     return {data.shown_as.get(method, method): tone for method, tone in tones.items()} | tones
 
@@ -123,7 +123,7 @@ def _total_loss(history: pd.DataFrame) -> pd.Series:
 
 
 def lambda_figures(data: DatasetResults, places: Sequence[Tree]) -> list[Figure]:
-    """Figures of AUC and HM by lambda, the prototypes' momentum; `places` lists ablations with their lambdas."""
+    """Figures of AUC and HM by lambda, the prototypes' momentum; `places`: names and lambdas of ablations."""
     runs = data.ablations
     points = [(row["value"], row["run"]) for row in places if "closed" in runs.get(row["run"], {})]
     figures = []

@@ -174,7 +174,7 @@ def _shares_table(
 
 
 def prototype_blocks(context: RetrievalContext, file: str) -> tuple[list[Block], dict[str, Any]]:
-    """Blocks on the test images nearest to prototypes, and the numbers for the JSON `file` that they cite."""
+    """Parts of the page on test images nearest to prototypes, and their numbers, for the JSON `file` that they cite."""
     if not context.can_retrieve:
         return [Note("The method has no prototypes.")], {}
     present = np.unique(context.compositions)
@@ -217,7 +217,7 @@ class RetrievedTexts:
 
 
 def nearest_texts(context: RetrievalContext) -> tuple[Ints, Floats] | None:
-    """Compositions [n, 3] of the three texts nearest to each test image, and their cosines; None without texts."""
+    """The three texts nearest to each test image, as compositions [n, 3], with cosines; None without texts."""
     text_space = context.features.text_space
     if context.method.semantic is None or text_space is None:
         return None
@@ -248,7 +248,7 @@ def retrieve_texts(context: RetrievalContext, file: str) -> RetrievedTexts:
 
 
 def swap_blocks(context: RetrievalContext, file: str) -> tuple[list[Block], dict[str, Any]]:
-    """Blocks on swapped factors of test images, and the numbers in them, cited from the JSON `file`.
+    """Parts of the page on swapped factors of test images, and their numbers, for the JSON `file` that they cite.
 
     For each pair, an image with only its state gives the state factor, one with only its object the object factor.
     """

@@ -119,7 +119,7 @@ def value_at(tree: Any, keys: Sequence[str]) -> Any:
 
 
 def ranked(rows: Sequence[TableRow], places: Iterable[int]) -> list[TableRow]:
-    """The rows with ranks 1 and 2 at the largest numbers of the columns `places`. Equal numbers share a rank."""
+    """The rows, in which the two largest numbers of each column of `places` are ranked 1 and 2; equal ones, equally."""
     grid = [list(row.cells) for row in rows]
     for place in places:
         numbers = (line[place].value for line in grid)
@@ -132,7 +132,7 @@ def ranked(rows: Sequence[TableRow], places: Iterable[int]) -> list[TableRow]:
 
 
 def metric_cells(values: Tree, place: Sequence[str], names: Iterable[str] = METRICS) -> list[TableCell]:
-    """One cell per metric in `names`, with its standard error over seeds; it cites `place`, a file and keys in it."""
+    """One cell per metric in `names`, with its standard error over seeds; `place`: the file and keys that are cited."""
     cells = []
     for name in names:
         value, error = values.get(name), values.get(f"{name}_se")
@@ -155,7 +155,7 @@ def run_cell(
 def mean_cell(
     places: Sequence[tuple[RunRecord, Sequence[str]]], form: str, part: str = "metrics", scale: float = 1.0
 ) -> TableCell:
-    """Cell with the mean of one number over runs, times `scale`; `part` and the keys locate the number in a record."""
+    """Cell with the mean of one number over runs, times `scale`; the number is in the `part` of records, under keys."""
     values = [value_at(getattr(run, part), keys) for run, keys in places]
     numbers = [value for value in values if isinstance(value, int | float) and math.isfinite(value)]
     if not places or len(numbers) < len(places):
