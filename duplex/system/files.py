@@ -71,7 +71,8 @@ def replace_file(path: Path, *, sync: bool = True) -> Iterator[Path]:
 def replace_folder(path: Path) -> Iterator[Path]:
     """Context manager that yields a scratch folder, which replaces the folder `path` at the end.
 
-    If the process is killed between the two renames, the next call first gives the old folder its name back.
+    The old folder is renamed first. If the process is killed before the new one takes its place, the next call undoes
+    this renaming.
     """
     scratch = path.with_name(f"{path.name}.{os.getpid()}{SCRATCH}")
     with report_write_errors(path):
