@@ -80,7 +80,7 @@ class RunInputs:
 
     @cached_property
     def words(self) -> PrimitiveVectors | None:
-        """Word vectors of all states and objects, from the GloVe file or else the text tower; None without both."""
+        """Word vectors of all states and objects, from the GloVe file, else the text tower; None without either."""
         if self.glove is not None:
             from duplex.evaluation.vectors import read_word_vectors
 
@@ -102,7 +102,7 @@ class CachedFeatures:
     root: str | None = None  # folder of the images as params.yaml gives it; None: any
 
     def require(self) -> tuple[Path, None]:
-        """The cache's path, and None for "all rows"; `UsageError` if the manifest has changed since it was loaded."""
+        """The cache's path, and None for all rows; `UsageError` if the manifest has changed since it was loaded."""
         if sha256(self.manifest) != self.manifest_sha256:
             raise UsageError("the data set was prepared again after it was loaded; load it again")
         return self.path, None

@@ -89,7 +89,7 @@ class MethodSpec:
 
     @classmethod
     def of(cls, params: Params, dataset: str, method: str) -> MethodSpec:
-        """Read a method of params.yaml with its options on a data set; the caller has to treat `finetune: auto`."""
+        """Read a method of params.yaml with its options on a data set; `finetune: auto` is left to the caller."""
         entry: MethodEntry = params.entry(method)
         finetune = params.finetune(method, dataset)
         return cls(
@@ -515,7 +515,7 @@ def flatten(metrics: Metrics) -> dict[str, Any]:
 def frequency_accuracies(result: WorldResult, inputs: RunInputs) -> dict[str, dict[str, float]]:
     """Closed-world accuracies in percent of head, medium, tail and unseen pairs (groups by training frequency).
 
-    Each is measured at bias 0 with all candidates, and with seen candidates only (for unseen pairs: unseen only).
+    Measured twice: at bias 0 with all candidates; and with seen candidates alone (for unseen pairs, with unseen alone).
     """
     train = inputs.examples["train"].compositions.cpu().numpy()
     train = train[train >= 0]
@@ -530,7 +530,7 @@ def frequency_accuracies(result: WorldResult, inputs: RunInputs) -> dict[str, di
 
 
 def term_metrics(method: Method[Any], inputs: RunInputs) -> dict[str, dict[str, Any]]:
-    """Closed-world metrics of each score term alone, and of sums of some terms."""
+    """Closed-world metrics of each score term alone, and of each sum of several, but not all, terms."""
     labels, test = inputs.labels, inputs.examples["test"]
     sums = score_term_sums(method, labels.candidates("closed", "test"), test, labels)
     records = {}

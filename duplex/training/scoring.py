@@ -147,7 +147,7 @@ def score_split(
 def score_term_sums(
     method: Method[Any], candidates: Ints, examples: Examples, labels: LabelSpace
 ) -> dict[tuple[str, ...], ScoreAccumulator]:
-    """Statistics of each score term and of sums of some, by the terms' names; empty if the score is not a sum."""
+    """Score statistics of single score terms and of sums of them, by the terms' names; empty if a score is no sum."""
     method.eval()
     score_terms = method.score_terms(candidates.copy())
     statistics: dict[tuple[str, ...], ScoreAccumulator] = {}

@@ -245,7 +245,7 @@ def search_recipes(
 
 
 def gain_exceeds_error(dearer: TrialResult, cheaper: TrialResult) -> bool:
-    """Whether the dearer trial's validation AUC is higher by more than the standard error of the difference."""
+    """Whether the costlier trial's validation AUC is higher by more than the standard error of the difference."""
     difference = dearer.components.minus(cheaper.components)
     gain, error = difference.auc, difference.standard_error
     return gain is not None and gain > (error or 0.0)
