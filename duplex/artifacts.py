@@ -60,7 +60,7 @@ class ArtifactPaths:
         self.trials = root / "trials.partial"  # folder of the trials of `duplex tune`
 
     def of_reproduction(self, dataset: str) -> ArtifactPaths:
-        """A copy of these paths in which the report and its tables, of `duplex reproduce`, have a separate folder."""
+        """These paths for `duplex reproduce`: its report for `dataset`, with all tables, is in a separate folder."""
         paths, folder = ArtifactPaths(self.root), self.root / "reproduced" / dataset
         paths.report = folder
         paths.plots = folder / "plots"
