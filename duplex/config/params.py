@@ -558,7 +558,7 @@ def check_name(name: str) -> None:
 
 
 def write_dataset(name: str, entry: Mapping[str, Any], *, run: bool) -> None:
-    """Write the keys of `entry` to datasets/NAME.yaml, keeping other keys; with `run`, also add to `run.datasets`."""
+    """Write the keys of `entry` to datasets/NAME.yaml, keeping others; `run` adds the data set to `run.datasets`."""
     record, files = read_yaml(PARAMS_FILE), dataset_files(PARAMS_FILE)
     files[name] = {**files.get(name, {}), **entry}
     listed = record["run"]["datasets"]
