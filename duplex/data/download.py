@@ -198,7 +198,7 @@ def download(name: str, root: Path, report: Callable[[str], None]) -> None:
 def download_archive(archive: BenchmarkArchive, root: Path, report: Callable[[str], None]) -> None:
     """Download an archive to ROOT/.archives, unless it is there, and unpack the wanted files to `root`.
 
-    As no sha256 is published, the archive's own is recorded when it is first unpacked, and later archives must match.
+    As no sha256 is published, that of the first archive unpacked is recorded, and later archives must match it.
     """
     if all((root / name).exists() for name in archive.take):
         report(f"{', '.join(archive.take)}: already in {root}")

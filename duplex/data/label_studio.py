@@ -22,7 +22,7 @@ CONTROLS = ("state", "object")
 
 
 def read_tasks(path: Path) -> list[list[Any]]:
-    """Read a JSON export; returns [image, state, object, x, y, width, height] per label, None for no rectangle."""
+    """Read a JSON export; returns [image, state, object, x, y, width, height] per label, four None if it has no box."""
     try:
         tasks = json.loads(read_text(path))
         return list(chain.from_iterable(_task_rows(task, f"{path}, task {task.get('id')}") for task in tasks))

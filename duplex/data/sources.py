@@ -108,7 +108,7 @@ def ensure_images(source: SourceOptions, manifest: pd.DataFrame) -> None:
 
 
 def detect_source(path: Path, split: SplitOptions | None = None, root: Path | None = None) -> SourceOptions:
-    """Tell if a path is a table, a published data set or a folder; `root`: where a table's images are, else beside."""
+    """Tell if `path` is a table, a published data set or a folder; a table's images are in `root` or beside it."""
     split = split or SplitOptions()
     if path.is_file() and is_table(path):
         return SourceOptions("table", root or path.parent, path, split=split)
