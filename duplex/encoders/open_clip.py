@@ -248,7 +248,7 @@ def convert_weights(archive: Path, folder: Path, name: str, tag: str | None = No
 
 
 def complete_preprocess(options: Config, architecture: Config) -> Config:
-    """All preprocessing options in open_clip's form: `options`, the architecture's image size, and defaults."""
+    """Preprocessing `options`, completed in open_clip's form by the architecture's image size and by defaults."""
     size = architecture["vision_cfg"].get("image_size", 224)
     merged: Config = json.loads(json.dumps(merge_preprocess_dict({**vars(PreprocessCfg())}, {**options, "size": size})))
     return merged

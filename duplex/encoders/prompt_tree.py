@@ -157,7 +157,7 @@ class TreeAttention(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class GatheredQkv:
-    """Queries, keys and values of one attention call, copied block by block into `rows`; `q`, `k`, `v` are views."""
+    """Queries, keys and values of one attention call, copied block by block to `rows`; `q`, `k`, `v`: views of it."""
 
     width: int  # e, of one head
     rows: Tensor  # [C*H*B + 2*C*H*S, e]
@@ -209,7 +209,7 @@ class AttentionPlan:
 
 @dataclass(frozen=True)
 class TreeLayout:
-    """Index tensors with which a tower encodes a `PromptTree`: E *entries*, distinct pairs of token and position."""
+    """Index tensors with which a tower encodes a `PromptTree` as E entries, distinct pairs of token and position."""
 
     entry_rows: Tensor  # [E]
     entry_depths: Tensor  # [E]
