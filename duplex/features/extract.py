@@ -303,7 +303,7 @@ def check_share_of_bad(bad: Sequence[BadImage], total: int, max_bad: float) -> N
 
 
 def bad_images(statuses: Statuses, images: Sequence[str], start: int = 0) -> list[BadImage]:
-    """List the images whose status says that they have no features; `start`: row of the first in the manifest."""
+    """List the images whose status says that they have no features; `start`: the first image's row."""
     rows = np.flatnonzero((statuses >= FIRST_BAD) & (statuses != COPIED)).tolist()
     return [BadImage(start + row, images[row], status_reason(statuses[row])) for row in rows]
 

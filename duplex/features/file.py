@@ -154,7 +154,7 @@ def contents_digest(file: Any, rows: NDArray[np.int64] | slice = slice(None)) ->
 
 
 def read_rows(file: Any, name: str, rows: Any = slice(None)) -> NDArray[Any]:
-    """Read rows (a slice or ascending numbers) of the HDF5 data set `name`; pending ones are not checked.
+    """Read rows (a slice or ascending numbers) of the HDF5 data set `name`; rows still to be encoded are not checked.
 
     Raises `DamagedCache` if a row does not match its checksum.
     """
@@ -235,7 +235,7 @@ def cache_identity(
 
 
 def first_difference(stored: Mapping[str, str], expect: Mapping[str, str]) -> str | None:
-    """What messages call the first setting in which two identities differ; None if they are equal.
+    """The first setting in which two identities differ, as messages name it; None if they are equal.
 
     Folders of images are compared only if both caches record one.
     """
