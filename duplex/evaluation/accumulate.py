@@ -38,7 +38,7 @@ NO_COLUMN = np.iinfo(np.int64).max
 
 @dataclass(frozen=True)
 class ColumnRun:
-    """Adjacent columns of one group in a block of scores, after the columns were perhaps sorted by group."""
+    """Adjacent columns that belong to one group, in a block of scores."""
 
     group: int
     span: slice  # in the ordered block

@@ -86,7 +86,7 @@ def _rank(among: Floats, values: Floats) -> Floats:
 
 
 def bootstrap(methods: Sequence[Margins], rounds: int = ROUNDS, seed: int = 0) -> Floats:
-    """S, U and best HM of each method in each bootstrap round [methods, rounds, 3]; the methods share their images."""
+    """S, U and best HM of each method in each bootstrap round [methods, rounds, 3]; all get the same drawn images."""
     rng = np.random.default_rng(seed)
     curves = [Curve.of(margins) for margins in methods]
     seen_images, unseen_images = methods[0].seen.size, methods[0].unseen.size
@@ -162,7 +162,7 @@ def compare_seeds(
 
 
 def differences(values: Floats, draws: Floats) -> dict[str, Difference]:
-    """Give the differences in the metrics `seen, unseen, hm, auc` intervals and p-values; a NaN is left out.
+    """Metric -> difference with interval and p-value, for the metrics `seen, unseen, hm, auc`; NaN is left out.
 
     values: the differences [D] in the first D of these metrics.
     draws: the differences in each bootstrap round [rounds, D], from which intervals and p-values are computed.

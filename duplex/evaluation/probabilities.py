@@ -71,7 +71,7 @@ def fit_probabilities(log_p: Tensor, target: Any, seen: Bools, new_share: float 
     """Fit the temperature and the log-odds of unseen pairs to labelled images, by weighted maximum likelihood.
 
     The log-odds are 0 unless there are images of both seen and unseen pairs. Far from its minimum, the loss of
-    overconfident scores is flat and could stop Newton's method: it takes the best of several starts, and short steps.
+    overconfident scores is flat and could stop Newton's method; so the best of several starts counts, with short steps.
 
     Args:
         log_p: log probabilities of the candidates [N, C], in float64.
