@@ -105,7 +105,7 @@ class Ade(WordMethod[AdeOptions]):
     def cross_losses(
         self, attend: ConceptAttention, z: Tensor, tokens: Tensor, partner: Tensor, target: Tensor, words: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Let images and partners attend to each other; returns two cross-entropies' sum, and attention maps' distance.
+        """Let images and partners attend to each other; returns a sum of cross-entropies and the distance of maps.
 
         partner: index of each image's partner in the batch [B].
         target: the state (or object) that both images share [B], a row of `words`.

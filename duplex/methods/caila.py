@@ -104,11 +104,11 @@ class Caila(TextMethod[CailaOptions]):
             self.log_scales = nn.Parameter(torch.tensor([tower.logit_scale, larger, larger]))
 
     def scales(self) -> Any:
-        """The factors `1 / tau` of the logits of compositions, states and objects."""
+        """The factors by which cosines with compositions, states and objects are multiplied: inverse temperatures."""
         return self.log_scales.exp() if self.options.adapter == "blocks" else (self.scale, self.scale, self.scale)
 
     def features(self, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
-        """Unit features z^c, z^s and z^o of images [B, d]."""
+        """Unit features of images [B, d], one each for compositions, states and objects."""
         if self.options.adapter == "feature":
             return self.images.images(unit(inputs["cls"]))
         state, object = inputs.get("cls_state"), inputs.get("cls_object")

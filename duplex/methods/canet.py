@@ -44,7 +44,7 @@ class CanetOptions(WordOptions):
 
 
 class BaseLearner(nn.Module):
-    """Two-layer network that embeds all states for each image [B, M, w]; each image's `beta` [w] scales the layers."""
+    """Two-layer network that embeds all states for each image [B, M, w]; an image's `beta` [w] scales its layers."""
 
     def __init__(self, word_width: int, options: CanetOptions) -> None:
         super().__init__()

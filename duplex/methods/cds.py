@@ -52,7 +52,7 @@ class Cds(ThreePaths[CdsOptions]):
         self.register_buffer("less_specific", less, persistent=False)
 
     def specificity_logits(self, t: Prototypes, candidates: CompositionIndex) -> Tensor:
-        """Logits l(s, o) of the candidates' specificity [C]; no gradient reaches the text features `t`."""
+        """Logits [C]: how specific candidates' states are to their objects; text features `t` receive no gradients."""
         assert self.ranker is not None
         states, objects = t.states.detach(), t.objects.detach()
         both = [states.index_select(0, candidates.states), objects.index_select(0, candidates.objects)]

@@ -157,7 +157,7 @@ class CoCgeOptions(CgeOptions):
 
 
 class CoCge(GraphHead[CoCgeOptions]):
-    """Co-CGE: scores are cosines; in the open world, the loss lowers an unseen one in proportion to its feasibility."""
+    """Co-CGE: scores are cosines; in the open world, the loss lowers those of unseen pairs by their feasibility."""
 
     def __init__(self, context: MethodContext, options: CoCgeOptions) -> None:
         super().__init__(context, options)

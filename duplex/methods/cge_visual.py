@@ -58,7 +58,7 @@ class CgeVisual(GraphHead[CgeVisualOptions]):
         self.codebook.start(unit(train.cls), train.compositions, seen=True)
 
     def posteriors(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """State factors and object factors [B, d] of unit features `z`, log p(s|x) [B, M], and log p(o|x) [B, N]."""
+        """State and object factors [B, d] of unit features `z`; log probabilities of states [B, M], objects [B, N]."""
         z_s, z_o = self.factors(z)
         t_s, t_o = unit(self.embed_s(self.words.states)), unit(self.embed_o(self.words.objects))
         log_s = (self.options.scale * z_s @ t_s.T).log_softmax(-1)

@@ -81,7 +81,7 @@ class ClusPro(ThreePaths[ClusProOptions]):
         return {**losses, "contrast": alpha * contrast, "decorrelation": beta * dependence}
 
     def contrast(self, z_s: Tensor, z_o: Tensor, own_s: Tensor, own_o: Tensor) -> Tensor:
-        """The loss L_contrast of state and object factors [B, d]; `own_s`, `own_o`: each factor's own prototype [B]."""
+        """Contrastive loss of state and object factors [B, d]; `own_s`, `own_o`: each factor's own prototype [B]."""
         states = self.states.flatten(0, 1)  # [M K, d]
         prototypes = torch.cat([states, self.objects.flatten(0, 1)])  # [(M + N) K, d]
         logits_s = z_s @ prototypes.T / self.options.temperature
@@ -123,7 +123,7 @@ def assign_clusters(z: Tensor, groups: Tensor, rows: Tensor) -> Tensor:
 
 
 def balanced_assignment(similarity: Tensor, groups: Tensor, count: int) -> Tensor:
-    """Shares [B, K] in which an image belongs to its group's K prototypes, by Sinkhorn-Knopp; `count`: all groups."""
+    """Shares [B, K] in which images belong to their group's K prototypes (Sinkhorn-Knopp), for `count` groups."""
     log = similarity / SHARPNESS
     for _ in range(ROUNDS):
         masses = log.new_zeros(count, log.shape[1]).index_add(0, groups, log.exp())

@@ -143,7 +143,7 @@ class Codebook(nn.Module):
         self._stored = rows
 
     def logits_over(self, candidates: Ints | None) -> Logits:
-        """A function `(z, scale) -> scale * (z . h)` [B, C], where h are the candidates' prototypes; None: all."""
+        """A function `(z, scale) -> scale * (z . h)` [B, C]; h: the prototypes of `candidates` (None: of all pairs)."""
         count = self.labels.size if candidates is None else len(candidates)
         if count > ROWS and self.unseen == "compose":
             return self._logits_by_sums(candidates)
@@ -178,7 +178,7 @@ class Codebook(nn.Module):
 
     @torch.no_grad()
     def inverse_lengths(self) -> Tensor:
-        """The factors [M, N] that scale a state's and an object's vectors, added up, to prototypes of unit length."""
+        """The factors [M, N] that scale a composed prototype, a state's plus an object's vector, to unit length."""
         if self._inverse is None:  # in double precision, because terms may cancel
             a, b = (self.mean_s - self.mean_all).double(), self.mean_o.double()
             squares = torch.addmm((a * a).sum(1)[:, None] + (b * b).sum(1), a, b.T, alpha=2)

@@ -47,7 +47,7 @@ class Reading(Options):
     edges: posterior: a factor sends messages to all candidates, weighted by posterior; label: to those of its label.
     fusion_rank: rank of the matrices M_s and M_o that fuse factors (Eq. 11); null: full rank.
     normalise: together: a candidate gets one weighted mean of all messages; by_kind: a mean per kind, then averaged.
-    softmax: candidates: p(c^t|x) and p(c^h|x) are over the candidates; all: over all compositions (Eq. 4, 19, 21).
+    softmax: candidates: posteriors of pairs are over the candidates; all: over all pairs (Eq. 4, 19, 21).
     """
 
     softmax: Literal["candidates", "all"] = "candidates"
@@ -144,8 +144,8 @@ class LocalCandidates:
     """The candidates whose state and object both occur in a batch; their prototypes are refined.
 
     `C_cand = (S(B) x O(B)) & C_tgt` (Eq. 12-13): S(B) and O(B) are the batch's states and objects. A pair of images
-    `(i, j)` belongs to the cell of i's state and j's object. All is computed from labels in the host's memory, so that
-    nothing waits for the device.
+    `(i, j)` belongs to the candidate of i's state and j's object, its cell. All is computed from labels in the host's
+    memory, so that nothing waits for the device.
     """
 
     compositions: Ints  # the candidates as m * N + n, rising [C]
@@ -190,7 +190,7 @@ class LocalCandidates:
         return len(self.compositions)
 
     def means_by_state(self, x: Tensor) -> Tensor:
-        """For each state in S(B), the mean of `x` [B, ...] over the images with this state [S, ...]."""
+        """For each of the batch's S states, the mean of `x` [B, ...] over the images with this state [S, ...]."""
         return mean_over(x, self.state_of, len(self.states))
 
     def means_by_object(self, x: Tensor) -> Tensor:
@@ -292,7 +292,7 @@ def refine(
     nodes: features, factors and posteriors of the batch's images.
     compositions: the images' labels [B].
     candidates: the compositions whose prototypes may be refined.
-    fusion: joins two images' state and object factors; None: one image's feature plus the other's minus the mean.
+    fusion: joins two images' state and object factors; None: adds to a feature another's difference from the mean.
     momentum: weight lambda of the old prototypes (if the codebook is anchored, of the initial ones).
     """
     n = len(codebook.labels.objects)

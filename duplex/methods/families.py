@@ -79,7 +79,7 @@ TextOptionsT = TypeVar("TextOptionsT", bound=TextOptions)
 class TextMethod(SeenMethod[TextOptionsT], Generic[TextOptionsT]):
     """Base class of methods that compare image features with encoded prompts, at CLIP's temperature `tau = 1 / scale`.
 
-    By default the score is p(c|x), the softmax over the candidates' text features, or the logit (option `score`).
+    By default, the score is the softmax of the candidates' logits or, as the option `score` says, the logit itself.
     """
 
     required_inputs: ClassVar[tuple[str, ...]] = ("cls", "text")
@@ -237,7 +237,7 @@ ThreePathOptionsT = TypeVar("ThreePathOptionsT", bound=ThreePathOptions)
 
 
 class ThreePaths(TextMethod[ThreePathOptionsT], Generic[ThreePathOptionsT]):
-    """Base class of methods with prompts of pairs, states and objects, and the score `p(c^t|x) + p(s|x) p(o|x)`."""
+    """Base class of methods with prompts of pairs, states and objects, whose probabilities the score combines."""
 
     def __init__(self, context: MethodContext, options: ThreePathOptionsT) -> None:
         super().__init__(context, options)

@@ -88,7 +88,7 @@ class Flow(Method[FlowOptions]):
         return find_method(options.base["kind"]).needs(options.base_options())
 
     def branches(self, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
-        """Three features [B, d] of each image: the whole image's z_c, its state's z_s and its object's z_o."""
+        """Three features [B, d] of each image: one of the whole image, one of its state, one of its object."""
         z = self.base.paths.adapt(inputs["cls"])
         return z, *self.base.paths.factors(z)
 
@@ -99,7 +99,7 @@ class Flow(Method[FlowOptions]):
         return d_s, d_o, self.composer(torch.cat([d_s, d_o], -1).detach())
 
     def target_coefficients(self, d_s: Tensor, d_o: Tensor, move: Tensor) -> Tensor:
-        """The coefficients (a*, b*) [B, 2] that bring `a* d_s + b* d_o` nearest to `move` [B, d] (ridge regression)."""
+        """Coefficients [B, 2] with which `d_s` and `d_o` add up to nearly `move` [B, d], by ridge regression."""
         own, both = 1 + self.options.ridge, (d_s * d_o).sum(-1)
         p, q = (d_s * move).sum(-1), (d_o * move).sum(-1)
         determinant = (own * own - both * both).clamp(min=torch.finfo(both.dtype).eps)

@@ -131,7 +131,7 @@ def within_group_covariance(groups: Groups) -> tuple[Tensor, float]:
 
 
 def oas_shrinkage(covariance: Tensor, free: float) -> float:
-    """The weight rho by which OAS shrinks a covariance S with `free` degrees of freedom towards `tr(S)/d I`."""
+    """The weight of the identity matrix in OAS shrinkage of a covariance with `free` degrees of freedom."""
     d = len(covariance)
     trace, squares = float(covariance.trace()), float((covariance * covariance).sum())  # tr S, tr S^2
     above = (1 - 2 / d) * squares + trace**2
@@ -172,7 +172,7 @@ class PairMeans:
 
 @dataclass(frozen=True)
 class AdditiveEffects:
-    """The overall mean and the effects of states and objects; a pair's predicted mean is `mu + a_m + b_n`."""
+    """The overall mean and the effects of states and objects; a pair's predicted mean is the sum of these three."""
 
     mean: Tensor  # mu [d]
     state: Tensor  # a [M, d]
@@ -219,7 +219,7 @@ class Interactions(WordSimilarityFactors):
         return self.pair_factors(states, objects) @ self.core.flatten(0, 1)
 
     def scores_before_objects(self, x: Tensor) -> Tensor:
-        """Scores [B, M, s] from features x [B, d]; times V^T [s, N] (`objects`), they are `x . gamma_mn` [B, M, N]."""
+        """Products [B, M, s] of features x [B, d]; times the transposed `objects` [s, N], they are `x . gamma_mn`."""
         return self.states @ (x @ self.core.flatten(0, 1).T).view(len(x), *self.core.shape[:2])
 
 
@@ -230,7 +230,7 @@ def compose(effects: AdditiveEffects, interactions: Interactions | None, states:
 
 
 class NormalEquations:
-    """Normal equations `H beta = r` of the least-squares fit of `beta`: mu, a and b stacked, with a ridge on a and b.
+    """Normal equations `H beta = r` of a least-squares fit; `beta` stacks the mean and, with a ridge, all effects.
 
     If the weights of pairs are written as an `M x N` table `w` (0 for pairs without images),
 
@@ -298,7 +298,7 @@ class NormalEquations:
 
 
 def interaction_variance(seen: PairMeans, ridge: float) -> float:
-    """The variance `v` of interactions that makes the pairs' means most likely, to an eighth of a decade."""
+    """The variance of interactions that makes the pairs' means likeliest, in steps of an eighth of a power of ten."""
 
     def height(exponent: float) -> float:
         return NormalEquations(seen, 10.0**exponent, ridge).log_likelihood()

@@ -74,7 +74,7 @@ class GraphPrompts(Prompts):
 
 
 class Gipcol(TextMethod[GipcolOptions]):
-    """GIPCOL: scores p(c|x) by prompts whose state and object vectors a graph network computes."""
+    """GIPCOL: scores by prompts whose state and object vectors a graph network computes."""
 
     def __init__(self, context: MethodContext, options: GipcolOptions) -> None:
         super().__init__(context, options)

@@ -44,7 +44,7 @@ class LdeOptions(TextOptions):
 
 
 class Lde(TextMethod[LdeOptions]):
-    """LDE or GDE: scores p(c|x) by sums of two vectors, the "ideal words" of the state and of the object."""
+    """LDE or GDE: scores by sums of two vectors, the "ideal words" of the state and of the object."""
 
     centre: Tensor
     states: Tensor
@@ -94,7 +94,7 @@ class Lde(TextMethod[LdeOptions]):
 
 
 def log_map(mu: Tensor, u: Tensor) -> Tensor:
-    """Logarithmic map: the tangent vectors [C, d] at `mu` that lead to the points `u` [C, d] of the unit sphere."""
+    """Logarithmic map: the tangent vectors [C, d] that lead from `mu` to the points `u` [C, d] of the unit sphere."""
     cosine = (u @ mu).clamp(-1, 1)
     theta = cosine.arccos()
     factor = torch.where(theta > SMALL, theta / theta.sin().clamp(min=SMALL), 1.0)

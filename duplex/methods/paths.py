@@ -124,7 +124,7 @@ class Paths(nn.Module):
         self.correction = torch.as_tensor(raised, dtype=torch.float32, device=self.negatives.device)
 
     def adapt(self, z: Tensor) -> Tensor:
-        """The image features `z^c` [B, d], of unit length, that the adapter (if there is one) makes of `z`."""
+        """Image features `z` [B, d] after the adapter, if there is one, and scaled to unit length."""
         z = unit(z)
         return unit(self.adapter(z)) if self.adapter is not None else z
 
@@ -143,7 +143,7 @@ class Paths(nn.Module):
         return FactorPosteriors(z_s, z_o, *self.log_posteriors(z_s, z_o, t))
 
     def log_posteriors(self, z_s: Tensor, z_o: Tensor, t: Prototypes) -> tuple[Tensor, Tensor]:
-        """Log p(s|x) [B, M] and log p(o|x) [B, N] for losses, in which words without training images do not compete."""
+        """Log probabilities of states [B, M] and objects [B, N]; words without training images are excluded."""
         of_states = self.logits(z_s, t.states).masked_fill(self.new_states, EXCLUDED)
         of_objects = self.logits(z_o, t.objects).masked_fill(self.new_objects, EXCLUDED)
         return of_states.log_softmax(-1), of_objects.log_softmax(-1)
@@ -172,7 +172,7 @@ class Paths(nn.Module):
     def score_terms(
         self, z: Tensor, t: Prototypes, states: Tensor, objects: Tensor, names: Collection[str], logits: bool = False
     ) -> Iterator[tuple[str, Tensor]]:
-        """Yield the terms [B, C] in `names` with their names: `semantic`, p(c^t|x); `factors`, p(s|x) p(o|x).
+        """Yield (name, values [B, C]) of the terms in `names`: `semantic` by prompts of pairs, `factors` p(s|x) p(o|x).
 
         states, objects: index of each candidate's state and object [C]. With `logits`, `semantic` is not normalised.
         """

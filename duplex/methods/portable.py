@@ -86,7 +86,7 @@ def portable_closed_form(
 
 
 def prototype_means(rows: Tensor, labels: LabelSpace, compositions: Ints) -> dict[str, Tensor]:
-    """Tensors `mean.*`, from which later words get prototypes: means of `rows` per state, per object, over all."""
+    """Tensors `mean.*` for prototypes of words added later: means of `rows` per state, per object and over all."""
     means = {"mean.all": rows.mean(0)}
     states = torch.as_tensor(labels.state_of(compositions), device=rows.device)
     objects = torch.as_tensor(labels.object_of(compositions), device=rows.device)

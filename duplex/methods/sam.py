@@ -51,7 +51,7 @@ class SamOptions(TextOptions):
 
 
 class Sam(TextMethod[SamOptions]):
-    """SAM: scores by the token nearest to each prompt, by a query that reads all tokens, and by its memory."""
+    """SAM: scores by the token nearest to each prompt, by a query that reads all tokens, by a memory of such reads."""
 
     required_inputs: ClassVar[tuple[str, ...]] = ("cls", "patch", "text")
     memory: Tensor  # b [C, K, d] of the training compositions
@@ -70,20 +70,20 @@ class Sam(TextMethod[SamOptions]):
         self.register_buffer("filled", torch.zeros(shape, dtype=torch.bool))
 
     def tokens(self, inputs: Inputs) -> Tensor:
-        """The unit features V of CLS and patches [B, T + 1, d]."""
+        """Unit features of each image's CLS token and patches [B, T + 1, d]."""
         cls = unit(inputs["cls"])
         patches = unit(self.project(inputs["patch"].to(cls.dtype)))
         return unit(self.adapter(torch.cat([cls[:, None], patches], 1)))
 
     def condensed(self, tokens: Tensor) -> Tensor:
-        """The query's unit feature u of each image [B, d]."""
+        """Unit feature [B, d] that the learned query reads from each image's tokens."""
         u = self.query.expand(len(tokens), 1, -1)
         for block in self.blocks:
             u, _ = block(u, tokens)
         return unit(u[:, 0])
 
     def both_logits(self, tokens: Tensor, u: Tensor, t: Prototypes) -> tuple[list[Tensor], list[Tensor]]:
-        """Two lists of logits of pairs, states and objects: by the nearest image token, by the learned query's `u`."""
+        """Two lists of logits of pairs, states, objects: by the nearest image token, and by the query's feature `u`."""
         return [self.scale * (tokens @ rows.T).amax(1) for rows in t], [self.scale * u @ rows.T for rows in t]
 
     def shared(self) -> Prototypes:
@@ -117,7 +117,7 @@ class Sam(TextMethod[SamOptions]):
         self.memory[:, :count], self.filled[:, :count] = u[images.T], lowest.T.isfinite()
 
     def memory_logits(self, u: Tensor, t: Tensor, candidates: CompositionIndex) -> Tensor:
-        """Logits [B, C] of the candidates: cosines of `u` with what the memory holds of a candidate, else with `t`."""
+        """Logits [B, C] of candidates: compares `u` with a candidate's features in memory or, without any, its text."""
         by_text = u @ t.T
         own = torch.isin(candidates.compositions, self.train_candidates.compositions).nonzero()[:, 0]
         rows = self.train_candidates.positions_of_listed(candidates.compositions[own])

@@ -76,7 +76,7 @@ class Scen(EmbeddingHead[ScenOptions]):
         }
 
     def contrast(self, h: Tensor, same: Tensor, other: Tensor) -> Tensor:
-        """Contrastive loss of embeddings `h` [B, e]: L_ts if `same` has states and `other` objects; L_to if vice versa.
+        """Contrastive loss of embeddings `h` [B, e]; `same`, `other`: the images' states and objects, or vice versa.
 
         An image is pulled towards an image equal in `same`, and pushed away from images equal only in `other`.
         """

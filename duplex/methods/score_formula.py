@@ -44,8 +44,8 @@ def path_terms(t: Mapping[str, Any], x: Any, xp: Any) -> Iterator[tuple[str, Any
 def gaussian_terms(t: Mapping[str, Any], x: Any, xp: Any) -> Iterator[tuple[str, Any]]:
     """Yield (name, log probabilities [B, C]) of each closed-form or logistic-regression score term.
 
-    `gaussian` is log p_g(c|x), `gaussian_factors` is log p_g(s|x) p_g(o|x); `linear` is log p(s|x) p(o|x), or for a
-    classifier of pairs log p(c|x), by logistic regression.
+    By closed form, `gaussian` is log p(c|x) and `gaussian_factors` is log p(s|x) p(o|x). By logistic regression,
+    `linear` is log p(s|x) p(o|x) or, for a classifier of pairs, log p(c|x).
     """
     if "likelihood.rows" in t:
         whitened = x @ t["likelihood.whitening"] - t["effects.mean"]

@@ -57,7 +57,7 @@ class TomcatOptions(Options):
 
 
 class Tomcat(StreamAdapter):
-    """Stream adapter whose offsets move prompts and image prototypes so that predictions have a lower entropy."""
+    """Stream adapter that moves prompts and image prototypes by learned offsets, so that predictions become surer."""
 
     Options = TomcatOptions
     grid: ClassVar[Mapping[str, tuple[Any, ...]]] = {
