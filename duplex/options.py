@@ -26,7 +26,7 @@ OptionsType = TypeVar("OptionsType", bound="Options")
 
 @cache
 def type_hints(cls: Any, include_extras: bool = False) -> dict[str, Any]:
-    """The types of a class's fields; they are evaluated once, which takes longer than checking values."""
+    """The types of a class's fields; kept in memory, as evaluating them takes longer than checking values."""
     return get_type_hints(cls, include_extras=include_extras)
 
 
@@ -322,7 +322,7 @@ Kind = Literal["shapes", "standard", "table", "folder"]  # drawn, the benchmarks
 
 @dataclass(frozen=True)
 class SplitOptions(Options):
-    """What a random split holds out: shares of pairs, and shares of images; each is above 0, both sums are below 1."""
+    """What a random split holds out for val and test: shares of pairs and of images; a kind's sum is below 1."""
 
     seed: Seed = 0  # of the random choice
     val_unseen: Share = 0.15  # share of the pairs that are unseen, with images in validation only
