@@ -192,7 +192,7 @@ def read_results(params: Params, summary: Tree, paths: ArtifactPaths) -> Results
 
 
 def changed_options(params: Params) -> dict[tuple[str, str], dict[str, Any]]:
-    """For each (data set, method): kind, world, and the options, also of `training` and `finetune`, that files set."""
+    """(data set, method) -> kind, world and the options set in the files, also those of `training` and `finetune`."""
     table = {}
     for dataset, method in product(params.run.datasets, params.run.methods):
         entry = params.entry(method)
@@ -236,7 +236,7 @@ def training_table(results: Results) -> pd.DataFrame:
 
 
 def image_parts(params: Params, dataset: str, paths: ArtifactPaths) -> tuple[list[ReportPart], dict[str, object]]:
-    """Parts of the report with one run's examples, errors, nearest images and maps; JSON file -> numbers they cite."""
+    """Parts of the report with one run's examples, errors, nearest images and maps; and the JSON files they cite."""
     chosen = featured_run(params, dataset, paths)
     files = paths.run(dataset, *chosen)
     root = params.dataset(dataset).source.root

@@ -153,7 +153,8 @@ def _stale(params: Params, dataset: str, stage: str, paths: ArtifactPaths) -> st
 def methods_in_paper(params: Params, dataset: str, data: LabelledImages) -> tuple[list[str], list[str]]:
     """Methods of params.yaml that are rows of the paper's tables for a data set, and names of rows without a method.
 
-    For a data set that is not in the paper, the rows of all tables count; for an encoder of the paper, only its rows.
+    For a data set that is not in the paper, the rows of all tables count. If the paper has results with the data set's
+    encoder, only rows with this encoder count.
     """
     encoder = params.dataset(dataset).encoder
     backbone = backbone_of(f"{encoder.name} {encoder.weights}")

@@ -39,7 +39,7 @@ def best_run(
     hint: str = "name one",
     params: Params | None = None,
 ) -> RunPaths:
-    """The run with the best validation AUC among runs calibrated for `world`; None: for the closed, else any world.
+    """The run with the best validation AUC among runs calibrated for `world`; None: closed if possible, else any.
 
     hint: the error's advice if there is no run. params: runs that do not match these are skipped, with a note.
     """

@@ -77,7 +77,7 @@ class Stream:
         return run.evaluate_world(self.method, self.inputs, self.settings, world, calibration, split, task)
 
     def chosen_options(self) -> tuple[Options, float]:
-        """The options with the best validation AUC, found by changing one option after the other; and that AUC."""
+        """The options with the best validation AUC, found by changing one option after the other, and this AUC."""
         kind = find_stream_adapter(self.params.adapter)
         given = {name: value if isinstance(value, list) else [value] for name, value in self.params.options.items()}
         values = {**kind.grid, **given}
@@ -95,7 +95,7 @@ class Stream:
 def evaluate_stream(
     stream: Stream, plain: Mapping[World, run.WorldResult], calibrations: Mapping[str, scoring.Calibration]
 ) -> tuple[dict[str, Any], list[pd.DataFrame]]:
-    """The metrics `stream` of a run, and each world's predictions in the first order; `plain`: results unadapted."""
+    """A run's metrics `stream` over all orders of images, and predictions in the first; `plain`: without adapting."""
     short = stream.settings.model_copy(update={"bootstrap": 0, "k": (1,)})
     stream, params = replace(stream, settings=short), stream.params
     options, auc = stream.chosen_options()

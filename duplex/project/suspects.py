@@ -106,7 +106,7 @@ class LabelMargins:
 
 
 def margins(features: NDArray[Any], labels: Ints, *, folds: int = FOLDS, seed: int = 0) -> LabelMargins:
-    """Margin of each image's label over the best other label, by models of the other folds; 0 if they lack a label."""
+    """Each image's margin and best other label, by class means of the other folds; 0 if these lack either label."""
     if len(features) < 2 * folds:
         raise UsageError(f"{len(features)} images are too few to check labels; expected at least {2 * folds}")
     classes, label = np.unique(labels, return_inverse=True)
@@ -173,7 +173,7 @@ def _copies(table: pd.DataFrame, looks: NDArray[np.uint8]) -> list[str]:
 def rank_by_margins(table: pd.DataFrame, labels: LabelSpace, margins_by_kind: dict[str, LabelMargins]) -> pd.DataFrame:
     """Sort by the sum of margins, each divided by its standard deviation; add columns for rank, margins, better labels.
 
-    Labels are listed twice: the user edits one copy; the other, `old_...`, shows which labels changed.
+    Labels are listed twice: the user edits one copy; `old_state` and `old_object` show which labels changed.
     """
     out = table.copy()
     for name, kind in margins_by_kind.items():
