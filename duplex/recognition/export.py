@@ -402,7 +402,7 @@ class OnnxImageTower(nn.Module):
 
 
 class OnnxAnswers(nn.Module):
-    """Module for ONNX that turns pixels [B, 3, R, R] uint8 into probabilities [B, C] and distances to a pair [B]."""
+    """Module for ONNX, from pixels [B, 3, R, R] uint8 to probabilities [B, C] and the nearest pair's distance [B]."""
 
     def __init__(self, tower: OnnxImageTower, tensors: Mapping[str, Tensor], model: TrainedModel) -> None:
         super().__init__()
