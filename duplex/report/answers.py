@@ -83,7 +83,7 @@ def predicted_parts(
 
 
 def example_gallery(answers: pd.DataFrame, thumbnails: Thumbnails, texts: Mapping[int, Sequence[Line]]) -> Gallery:
-    """Gallery of test images, right and wrong, of seen and unseen pairs; each has three answers and its `texts`."""
+    """Gallery of right and wrong, seen and unseen test images, each with three answers and its lines of `texts`."""
     groups = []
     for seen, right in ((True, True), (False, True), (True, False), (False, False)):
         rows = answers[(answers["seen"] == seen) & (answers["right"] == right)].drop_duplicates("label")
@@ -130,7 +130,7 @@ def pair_accuracy_table(
     best: bool = False,
     train: Mapping[str, int] | None = None,  # number of training images
 ) -> Table:
-    """Table of pairs by accuracy, the lowest first or, if `best`, the highest; of equal ones that with more images."""
+    """Table of pairs by accuracy, the lowest first (`best`: the highest first); ties by number of images."""
     pairs = answers.groupby("label").agg(seen=("seen", "first"), images=("right", "size"), share=("right", "mean"))
     shown = pairs.sort_values(["share", "images"], ascending=[not best, False], kind="stable").head(limit)
     rivals: dict[str, str] = {}

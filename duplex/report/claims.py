@@ -177,7 +177,7 @@ def paper_row(name: str) -> Tree:
 
 
 def is_row(settings: Tree, row: Tree) -> bool:
-    """Whether `settings` match a row of the paper: the same kind, and equal options wherever rows differ."""
+    """Whether `settings` match a row of the paper: the same kind, and equal options wherever its rows differ."""
     if settings["kind"] != row["kind"]:
         return False
     defaults = read_package_yaml("claims.yaml")["defaults"].get(row["kind"], {})

@@ -174,7 +174,7 @@ def _shares_table(
 
 
 def prototype_blocks(context: RetrievalContext, file: str) -> tuple[list[Block], dict[str, Any]]:
-    """Parts of the page on test images nearest to prototypes, and their numbers, for the JSON `file` that they cite."""
+    """Parts of the report on test images nearest to prototypes, and their numbers, to be written to JSON `file`."""
     if not context.can_retrieve:
         return [Note("The method has no prototypes.")], {}
     present = np.unique(context.compositions)
@@ -248,7 +248,7 @@ def retrieve_texts(context: RetrievalContext, file: str) -> RetrievedTexts:
 
 
 def swap_blocks(context: RetrievalContext, file: str) -> tuple[list[Block], dict[str, Any]]:
-    """Parts of the page on swapped factors of test images, and their numbers, for the JSON `file` that they cite.
+    """Parts of the report on swapped factors of test images, and their numbers, to be written to JSON `file`.
 
     For each pair, an image with only its state gives the state factor, one with only its object the object factor.
     """

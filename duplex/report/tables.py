@@ -119,7 +119,7 @@ def value_at(tree: Any, keys: Sequence[str]) -> Any:
 
 
 def ranked(rows: Sequence[TableRow], places: Iterable[int]) -> list[TableRow]:
-    """The rows, in which the two largest numbers of each column of `places` are ranked 1 and 2; equal ones, equally."""
+    """The rows, with rank 1 or 2 at the two largest numbers of each column in `places`; equal ones share a rank."""
     grid = [list(row.cells) for row in rows]
     for place in places:
         numbers = (line[place].value for line in grid)
@@ -155,7 +155,7 @@ def run_cell(
 def mean_cell(
     places: Sequence[tuple[RunRecord, Sequence[str]]], form: str, part: str = "metrics", scale: float = 1.0
 ) -> TableCell:
-    """Cell with the mean of one number over runs, times `scale`; the number is in the `part` of records, under keys."""
+    """Cell with a number's mean over runs, times `scale`; `places`: each run, and the number's keys in its `part`."""
     values = [value_at(getattr(run, part), keys) for run, keys in places]
     numbers = [value for value in values if isinstance(value, int | float) and math.isfinite(value)]
     if not places or len(numbers) < len(places):
