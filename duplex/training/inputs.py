@@ -316,7 +316,7 @@ NEEDED = ("state", "object")  # columns of a table of labels
 def checked_table(
     table: pd.DataFrame | Mapping[str, Sequence[str]], rows: int, index: pd.Index | None = None
 ) -> pd.DataFrame:
-    """Check a user's table of labels, one of each of `rows` images; without a column `image`, it gets row numbers.
+    """Check a user's table with the labels of `rows` images; without a column `image`, it gets one of row numbers.
 
     index: the features' pandas index. Rows are matched by position, so different indexes raise `UsageError`.
     """

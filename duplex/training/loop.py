@@ -316,7 +316,7 @@ def learning_rates(optimiser: torch.optim.Optimizer) -> tuple[float, ...]:
 
 
 def prefetch(images: Batch, steps: Iterable[Tensor]) -> Iterator[tuple[Batch, Tensor]]:
-    """Yield, for each optimiser step, a batch and the indices in it of the step's images.
+    """Yield, for each optimiser step, a batch and the indices of those of its images that the step uses.
 
     With inputs in memory, the batch is always `images`; with inputs on disk, it is the step's images, read ahead.
     """

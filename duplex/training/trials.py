@@ -69,7 +69,7 @@ class Trial:
 
     @property
     def rate(self) -> float | None:
-        """Learning rate of the fine-tuned blocks; None: no blocks, or the method's rate."""
+        """Learning rate of the fine-tuned blocks; None if there are none, or if they have the method's rate."""
         return None if self.spec.finetune is None else self.spec.finetune.learning_rate
 
 
@@ -291,8 +291,8 @@ def finetuned_recipes(
 ) -> list[list[Trial]]:
     """Recipes that train a method together with the image tower's last blocks.
 
-    Returns one list per depth, with a recipe per learning rate of the blocks. The method keeps its own rate, but trains
-    6 epochs along half a cosine, without warm-up, and stops after 3 epochs without a better validation AUC.
+    Returns one list per number of blocks, with a recipe per learning rate of the blocks. The method keeps its own rate,
+    but trains 6 epochs along half a cosine, without warm-up, and stops after 3 epochs without a better validation AUC.
     """
     training = replace(spec.training, epochs=EPOCHS, schedule="cosine", warm_up=0, patience=PATIENCE)
     levels = []
