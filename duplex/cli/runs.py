@@ -255,7 +255,7 @@ def _log_sweep(report: SweepReport) -> None:
 
 
 def summary(report: SweepReport) -> str:
-    """Outcome of a sweep on one line: `40 runs: 12 complete, 27 trained and evaluated in 61 s, 1 failed; …`."""
+    """Outcome of a sweep on one line: `40 runs: 12 complete, 27 trained and evaluated in 61 s, 1 failed`."""
     trained = f"trained and evaluated in {report.seconds:.0f} s"
     runs = [(report.complete, "complete"), (report.executed, trained), (len(report.failed), "failed")]
     outside = (report.outside_pipeline, "not tracked by DVC, since `run` of params.yaml lacks them")
