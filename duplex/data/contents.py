@@ -109,7 +109,7 @@ def _content(path: Path, known: Mapping[str, str]) -> tuple[str, str, str]:
 
 
 def known_looks(pixels: Iterable[str]) -> NDArray[np.uint8]:
-    """The looks [N, 192] contained in the texts that `read_contents` returned; zeros for unreadable images."""
+    """The looks [N, 192], of 8 x 8 pixels, in the texts that `read_contents` returned; zeros for unreadable images."""
     texts = (text.partition(" ")[2] for text in pixels)
     looks = [base64.b64decode(text) or bytes(3 * SIDE**2) for text in texts]
     return np.frombuffer(b"".join(looks), np.uint8).reshape(len(looks), 3 * SIDE**2)
