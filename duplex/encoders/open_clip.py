@@ -213,7 +213,7 @@ def _tags(name: str) -> str:
 def convert_weights(archive: Path, folder: Path, name: str, tag: str | None = None) -> EncoderSource:
     """Convert a weights file or TorchScript archive to a folder for `local-dir:FOLDER`, and load it once as a check.
 
-    tag: published weights with the same image preprocessing; None: "openai", only for a TorchScript archive.
+    tag: published weights with the same image preprocessing; for a TorchScript archive, None stands for "openai".
     """
     architecture = open_clip.get_model_config(name)
     if architecture is None or ":" in name:
