@@ -79,8 +79,8 @@ class FeatureFile:
     def rows_of(self, images: Sequence[str], *, ordered: bool = True) -> Ints:
         """The row of each image in the file, found by name; in a file without image names, the rows in order.
 
-        Raises UsageError if an image is missing, or, in a file without names, if the number of rows differs or the
-        images have no fixed order (`ordered` is false; lines of a table have one).
+        Raises UsageError if an image is missing. A file without names must have one row per image, and the images must
+        be `ordered`, as the lines of a table are.
         """
         if self.names is None and not ordered:
             raise UsageError(
