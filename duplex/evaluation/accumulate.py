@@ -99,7 +99,7 @@ def group_columns(seen: Bools, bucket: ArrayLike | None, feasible_mask: ArrayLik
 
 
 def topk_per_group(block: NDArray[Any], plan: ColumnPlan, label_position: Ints, k: int) -> TopK:
-    """Each label's score [b], the `k` best other scores per run of columns [R, b, k], and the best one's place [R, b].
+    """Each label's score [b]; per run of columns, the `k` best other scores [R, b, k] and the place of the best [R, b].
 
     A label score is -inf if the label's position is -1. The best scores are in descending order, filled up with -inf.
     A place is a position in its run; of equal scores, the first counts. NaN counts as the largest: callers will see it.
@@ -280,12 +280,12 @@ class ScoreAccumulator:
         return self._plans[first, width]
 
     def competitors(self, buckets: int | None = None) -> TopCompetitors:
-        """Score statistics of all images, with only the first `buckets` buckets as unseen candidates (None: all)."""
+        """Score statistics of all images; of the unseen columns, only the first `buckets` buckets count (None: all)."""
         *_, last = islice(self.cumulative(), None if buckets is None else require_whole(buckets, "buckets", 0) + 1)
         return last
 
     def cumulative(self) -> Iterator[TopCompetitors]:
-        """Yield score statistics of all images, first with the seen columns alone, then with one more bucket each time.
+        """Yield score statistics of all images, first with seen columns alone, then each time with one more bucket.
 
         Raises `DuplexError` if scores of an image are missing or were added twice.
         """

@@ -138,13 +138,13 @@ class Curve:
 
 
 def share_right_until(until: Ints, breakpoints: int) -> Floats:
-    """Share of images that are right at each point 0..P; `until`: the last point at which each is right, or -1."""
+    """Share of images that are right at each point 0..P, given the last point `until` at which each is right, or -1."""
     counts = np.bincount(until + 1, minlength=breakpoints + 2)[1:]
     return _share(np.cumsum(counts[::-1])[::-1], until.size)
 
 
 def share_right_from(since: Ints, breakpoints: int) -> Floats:
-    """Share of images that are right at each point 0..P; `since`: the first point at which each is right, or P + 1."""
+    """Share of images that are right at each point 0..P, given the first point at which each is right, or P + 1."""
     return _share(np.cumsum(np.bincount(since, minlength=breakpoints + 2)[:-1]), since.size)
 
 

@@ -115,7 +115,7 @@ class Threshold:
 
     @property
     def passing_buckets(self) -> int:
-        """The number of buckets whose compositions reach the chosen threshold."""
+        """The number of buckets (compositions between two thresholds) that reach the chosen threshold."""
         return int(self.candidates.size - np.searchsorted(self.candidates, self.value))
 
 

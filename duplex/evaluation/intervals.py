@@ -132,7 +132,7 @@ def compare(first: Margins, second: Margins, rounds: int = ROUNDS, seed: int = 0
 
 
 def bootstrap_p(change: Floats) -> float | None:
-    """Two-sided p-value: twice the share of bootstrapped differences `<= 0`, or `>= 0` if they are fewer; at most 1."""
+    """Two-sided p-value: about twice the share of bootstrapped differences on the rarer side of 0; None without any."""
     if not change.size:
         return None
     tail = min((change <= 0).sum(), (change >= 0).sum())
@@ -175,7 +175,7 @@ def differences(values: Floats, draws: Floats) -> dict[str, Difference]:
 
 
 def all_indices(runs: Sequence[Margins]) -> tuple[Ints, Ints, Ints]:
-    """The indices of all runs, of all images of seen pairs, and of all images of unseen pairs, for `mean_change`."""
+    """The arguments with which `mean_change` uses all runs, all images of seen pairs and all images of unseen pairs."""
     return np.arange(len(runs)), np.arange(runs[0].seen.size), np.arange(runs[0].unseen.size)
 
 
