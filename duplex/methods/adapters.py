@@ -116,7 +116,7 @@ def _place_beside(begin: nn.Module, end: nn.Module, adapter: nn.Module) -> None:
 
 
 class LowRank(nn.Module):
-    """Adds `B A` to a weight [out, in] (kernels are flattened); A [r, in] starts random, B [out, r] at zero."""
+    """Adds the product B A to a weight [out, in] (kernels flattened); A [r, in] starts random, B [out, r] at zero."""
 
     def __init__(self, weight: Tensor, rank: int) -> None:
         super().__init__()

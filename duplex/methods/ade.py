@@ -135,7 +135,7 @@ class Ade(WordMethod[AdeOptions]):
 
 
 def partners(same: Tensor, other: Tensor) -> Tensor:
-    """Index of each image's partner [B]: the next one equal in `same`, if possible unequal in `other`; else itself."""
+    """Index [B] of each image's partner: the next one with equal `same`, preferably with another `other`, or itself."""
     equal = same[:, None] == same
     different, exists = next_allowed_partner(equal & (other[:, None] != other))
     nearest, _ = next_allowed_partner(equal)

@@ -81,7 +81,7 @@ class ClusPro(ThreePaths[ClusProOptions]):
         return {**losses, "contrast": alpha * contrast, "decorrelation": beta * dependence}
 
     def contrast(self, z_s: Tensor, z_o: Tensor, own_s: Tensor, own_o: Tensor) -> Tensor:
-        """Contrastive loss of state and object factors [B, d]; `own_s`, `own_o`: each factor's own prototype [B]."""
+        """Contrastive loss of state and object factors [B, d]; `own_s`, `own_o`: numbers of their prototypes [B]."""
         states = self.states.flatten(0, 1)  # [M K, d]
         prototypes = torch.cat([states, self.objects.flatten(0, 1)])  # [(M + N) K, d]
         logits_s = z_s @ prototypes.T / self.options.temperature
