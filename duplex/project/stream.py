@@ -95,7 +95,10 @@ class Stream:
 def evaluate_stream(
     stream: Stream, plain: Mapping[World, run.WorldResult], calibrations: Mapping[str, scoring.Calibration]
 ) -> tuple[dict[str, Any], list[pd.DataFrame]]:
-    """A run's metrics `stream` over all orders of images, and predictions in the first; `plain`: without adapting."""
+    """The metrics `stream` of a run that adapts to its test images, and each world's predictions in the first order.
+
+    plain: the results without adapting, by world.
+    """
     short = stream.settings.model_copy(update={"bootstrap": 0, "k": (1,)})
     stream, params = replace(stream, settings=short), stream.params
     options, auc = stream.chosen_options()

@@ -79,7 +79,7 @@ class LabelledSource:
 def open_labelled(
     name: str, images: Path | None = None, params: Params | None = None, stages: Iterable[str] = DATA_STAGES
 ) -> LabelledSource:
-    """Open a data set of `params`, whose `stages` must be up to date, or else a folder, table or fitted model."""
+    """Open labelled images: a data set of `params` with `stages` up to date, a folder, a table or a fitted model's."""
     place = Path(name)
     if params is not None and (name in params.datasets or not place.exists()):
         root = params.dataset(name).source.root
@@ -171,7 +171,7 @@ def _copies(table: pd.DataFrame, looks: NDArray[np.uint8]) -> list[str]:
 
 
 def rank_by_margins(table: pd.DataFrame, labels: LabelSpace, margins_by_kind: dict[str, LabelMargins]) -> pd.DataFrame:
-    """Sort by the sum of margins, each divided by its standard deviation; add columns for rank, margins, better labels.
+    """Sort by the sum of margins, each divided by its standard deviation; adds ranks, margins and likelier labels.
 
     Labels are listed twice: the user edits one copy; `old_state` and `old_object` show which labels changed.
     """
@@ -325,9 +325,9 @@ def rank_unlabelled(recognizer: Recognizer, folder: Path, excluded: Container[st
 
 
 def in_labelling_order(answers: pd.DataFrame) -> pd.DataFrame:
-    """Number images in the order to label them: least certain first, one of each answer before the second of any.
+    """Number images in the order to label them: in rounds of one image per predicted pair, the least certain first.
 
-    Images that resemble no training image come before all others.
+    Images that resemble no training image come first in their round.
     """
     ahead = answers["margin"].where(answers["in_distribution"], 0.0)
     ordered = answers.iloc[np.argsort(ahead, kind="stable")]

@@ -87,7 +87,7 @@ def with_members(
     paths: ArtifactPaths,
     folder: Path,
 ) -> MethodSpec:
-    """`spec` with references to the finished runs that its method combines, as paths relative to its own `folder`."""
+    """A copy of `spec` that refers to the finished runs to combine, by paths relative to `folder`, the new run's."""
     if spec.finetune is not None:
         raise UsageError(f"{spec.name} trains nothing, so it cannot fine-tune the encoder; remove `finetune`")
     members = []
