@@ -359,7 +359,7 @@ def upload(
 
 
 class OnnxScores(nn.Module):
-    """Module for ONNX that computes scores [B, C] from features [B, d]."""
+    """Module to be exported to ONNX: computes scores [B, C] from features [B, d]."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         super().__init__()
@@ -371,7 +371,7 @@ class OnnxScores(nn.Module):
 
 
 class OnnxImageTower(nn.Module):
-    """Module for ONNX, the image tower, that computes features [B, d] from pixels [B, 3, R, R] uint8."""
+    """Module to be exported to ONNX: the image tower, from pixels [B, 3, R, R] uint8 to features [B, d]."""
 
     mean: Tensor
     std: Tensor
@@ -402,7 +402,7 @@ class OnnxImageTower(nn.Module):
 
 
 class OnnxAnswers(nn.Module):
-    """Module for ONNX, from pixels [B, 3, R, R] uint8 to probabilities [B, C] and the nearest pair's distance [B]."""
+    """Module to be exported to ONNX: pixels [B, 3, R, R] uint8 to probabilities [B, C] and nearest-pair distances."""
 
     def __init__(self, tower: OnnxImageTower, tensors: Mapping[str, Tensor], model: TrainedModel) -> None:
         super().__init__()
