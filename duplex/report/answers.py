@@ -106,7 +106,7 @@ def _example(row: pd.Series, thumbnails: Thumbnails, texts: Sequence[Line]) -> T
 
 
 def most_confused(answers: pd.DataFrame) -> list[tuple[str, str, list[str], int]]:
-    """Each (label, wrong answer, images, number of images with the label), the most frequent confusion first."""
+    """Confusions, the most frequent first: (label, wrong answer, its images, number of all images with the label)."""
     images = answers["label"].value_counts()
     wrong = answers[answers["label"] != answers["answer"]]
     groups: list[Any] = sorted(wrong.groupby(["label", "answer"]), key=lambda group: -len(group[1]))

@@ -250,7 +250,8 @@ def retrieve_texts(context: RetrievalContext, file: str) -> RetrievedTexts:
 def swap_blocks(context: RetrievalContext, file: str) -> tuple[list[Block], dict[str, Any]]:
     """Parts of the report on swapped factors of test images, and their numbers, to be written to JSON `file`.
 
-    For each pair, an image with only its state gives the state factor, one with only its object the object factor.
+    For each pair, an image of its state with another object gives the state factor, and an image of its object with
+    another state gives the object factor.
     """
     if context.features.states is None or context.features.objects is None:
         return [Note("The method has no state and object factors to swap.")], {}

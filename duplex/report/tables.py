@@ -155,7 +155,10 @@ def run_cell(
 def mean_cell(
     places: Sequence[tuple[RunRecord, Sequence[str]]], form: str, part: str = "metrics", scale: float = 1.0
 ) -> TableCell:
-    """Cell with a number's mean over runs, times `scale`; `places`: each run, and the number's keys in its `part`."""
+    """Cell with a number's mean over runs, times `scale`.
+
+    places: each run's record, and the keys under which the record's `part` has the number.
+    """
     values = [value_at(getattr(run, part), keys) for run, keys in places]
     numbers = [value for value in values if isinstance(value, int | float) and math.isfinite(value)]
     if not places or len(numbers) < len(places):
