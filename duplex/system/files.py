@@ -208,8 +208,8 @@ def is_running(process: int) -> bool:
 def sole_writer(path: Path, work: str, instead: str = "") -> Iterator[None]:
     """Context manager: hold the lock for writing `path`; raises `DuplexError` if another process holds it.
 
-    The lock is a record lock, which ends with this process. Another kind would be kept by decoding workers that outlive
-    a killed parent for a moment.
+    The lock is a record lock, which ends with this process. A lock of another kind would stay with decoding workers,
+    which outlive a killed parent for a moment.
 
     work: what the other process does, for the message, such as "extraction". instead: what to do other than wait.
     """
