@@ -60,7 +60,7 @@ class TrainingLog(Protocol):
 
 @dataclass(frozen=True)
 class TrainingHooks:
-    """Callbacks, optimiser, learning-rate schedule and log that a caller may set for training; None: not set."""
+    """Callbacks, optimiser, learning-rate schedule and log that a caller may set for training, each or None."""
 
     on_step: Callable[[StepReport], object] | None = None
     on_epoch: Callable[[EpochReport], object] | None = None

@@ -414,7 +414,7 @@ def evaluate_world(
     composition a candidate.
 
     inputs: data set with the split's features on the method's device.
-    task: scoring task for all candidates, such as an adapting one; None: the method's own scores.
+    task: what scores the images for all candidates, such as a `StreamTask`; None: the method itself.
     """
     labels, test = inputs.labels, inputs.examples[split]
     task = task or ScoringTask.of(method, labels.candidates(world, split))
