@@ -102,7 +102,7 @@ class Factors(nn.Module):
 
 
 class Fusion(nn.Module):
-    """Fuses state and object factors by two matrices: `normalise(relu(M_s z^s + M_o z^o))`; relu only if `rectified`.
+    """Fuses state and object factors: `normalise(relu(M_s z^s + M_o z^o))` (Eq. 11); relu only if `rectified`.
 
     rank: if given, `M_s` and `M_o` have this rank: each is a product of two matrices.
     """
