@@ -201,8 +201,8 @@ def mutants(path: Path, order: random.Random | None = None) -> Iterator[Mutant]:
 
 def _without_effect(tree: ast.AST) -> Iterator[ast.AST]:
     """Yield nodes whose change no test can notice, or should: annotations, imports for type checking, assertions,
-    `strict=` of `zip`, the parser of YAML, what follows from sizes of blocks, hints to the system, and seeds, of which
-    each is as good as another."""
+    `strict=` of `zip`, the parser of YAML, what follows from sizes of blocks, hints to the system, seeds, of which each
+    is as good as another, and calls that only a GPU runs."""
     for node in ast.walk(tree):
         said = getattr(node, "annotation", None) or getattr(node, "returns", None)
         yield from ast.walk(said) if said is not None else ()
@@ -218,6 +218,7 @@ def _without_effect(tree: ast.AST) -> Iterator[ast.AST]:
             or (isinstance(node, ast.BinOp) and ast.unparse(node.left) in SIZES)
             or (isinstance(node, ast.FunctionDef) and node.name in HINTS)
             or (isinstance(node, ast.Expr | ast.Call) and _called(node) in HINTS | SEEDED)
+            or (isinstance(node, ast.Expr) and "torch.cuda." in ast.unparse(node))
         ):
             yield from ast.walk(node)
 

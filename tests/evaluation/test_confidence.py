@@ -58,10 +58,20 @@ def test_without_unseen_images_only_the_temperature_is_fitted() -> None:
     assert fitted.temperature == pytest.approx(grid[int(np.argmin(losses))], rel=0.02)
 
 
-def test_perfect_answers_give_a_finite_temperature() -> None:
-    target = np.arange(C)
-    log_p = torch.eye(C, dtype=torch.float64).mul(50).log_softmax(1)
-    assert 0 < fit_probabilities(log_p, target, SEEN).temperature < np.inf
+@pytest.mark.parametrize(
+    ("scale", "raised", "by", "name", "limit"),
+    [
+        (1e-4, SEEN, 0.0, "temperature", 1e-3),
+        (-1e5, SEEN, 0.0, "temperature", 1e3),
+        (5.0, SEEN, 100.0, "unseen_log_odds", 30.0),
+        (5.0, ~SEEN, 100.0, "unseen_log_odds", -30.0),
+    ],
+)
+def test_perfect_and_hopeless_answers_give_finite_numbers(scale, raised, by, name, limit) -> None:
+    log_p = torch.eye(C, dtype=torch.float64).mul(scale)
+    log_p[:, torch.from_numpy(raised)] += by
+    fitted = fit_probabilities(log_p.log_softmax(1), np.arange(C), SEEN)
+    assert getattr(fitted, name) == pytest.approx(limit, rel=1e-9)
 
 
 def test_the_prior_gives_each_group_its_mass_among_feasible_candidates() -> None:
