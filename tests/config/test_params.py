@@ -98,6 +98,8 @@ def test_an_ablation_is_a_method_with_changed_options():
         ("{kind: prompts}", "{kind: promts}", ["unknown kind of method 'promts'", "duplex", "prompts"]),
         ("world: open, shown_as", "world: both, shown_as", ["duplex and duplex_open are both shown as", "closed"]),
         ("extends: duplex, world: open", "extends: duplex_open, world: open", ["duplex_open is a circle"]),
+        ("extends: duplex, world: open", "extends: duplexx, world: open", ["open.extends is 'duplexx'; known methods"]),
+        ("extends: duplex, world: open", "extends: [duplex], world: open", ["open.extends is ['duplex']; known"]),
         ("momentum: 0.9", "per_dataset: {shapes: {world: open}}", ["per_dataset.shapes.world", "cannot differ"]),
         ("datasets: [shapes]", "datasets: [shape]", ["run.datasets", "'shape'", "shapes"]),
         ("seeds: [0, 1]", "seeds: [0, 0]", ["run.seeds", "twice"]),

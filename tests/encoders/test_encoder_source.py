@@ -21,6 +21,12 @@ def test_moving_a_folder_keeps_the_identity(tmp_path: Path) -> None:
     assert before == load_encoder(f"local-dir:{tmp_path / 'b'}", towers="image").identity
 
 
+@pytest.mark.parametrize("wrong", [{"towers": "side"}, {"precision": "fp8"}])
+def test_unknown_towers_and_precisions_are_refused(wrong: dict[str, str]) -> None:
+    with pytest.raises(UsageError, match=f"unknown {next(iter(wrong))} '"):
+        load_encoder("tiny", **wrong)
+
+
 @pytest.mark.parametrize("change", ["weights", "preprocess", "precision"])
 def test_weights_preprocessing_and_precision_change_the_identity(tmp_path: Path, change: str) -> None:
     first = encoder_identity(write_folder(tmp_path / "a")).to_dict()

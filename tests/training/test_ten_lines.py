@@ -239,8 +239,6 @@ def test_labels_that_read_alike_are_named(twin, capsys):
         ("compcos", {}, "compcos. needs word vectors"),
         ("troika", {}, "troika. needs patch tokens"),
         ("kg_sp", {"select": "aux"}, "select: .*'auc', 'hm'"),
-        ("kg_sp", {"optimiser": "adam", "sgd_momentum": 0.5}, "optimiser: adam has no sgd_momentum"),
-        ("kg_sp", {"clip": 0.0}, "clip: .*greater than 0"),
         ("kg_sp", {"log": "wand"}, "unknown training.log 'wand'; known: dvclive, tensorboard, wandb, mlflow, none"),
         ("kg_sp", {"precision": "bf16"}, "precision is for the text tower, which kg_sp does not use"),
     ],
