@@ -1,12 +1,14 @@
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from duplex.methods.cds import Cds, state_specificity
+from duplex.methods.cds import Cds, specificity_pairs, state_specificity
 from tests.methods.field import LABELS, SEEN, M, N, batch, build, check_losses, scores
 from tests.methods.loops import close, mlp, softmax
+from tests.methods.world import random_labels
 
 ROW: dict[str, Any] = {"width": 5, "specificity": 0.8, "context_width": 6}
 
@@ -18,6 +20,7 @@ def specificity(m):
 def test_losses_and_scores_by_loops():
     method, images = build(Cds, **ROW), batch(4)
     t = method.shared()
+    assert [layer.out_features for layer in method.ranker if hasattr(layer, "out_features")] == [6, 1]
     close(state_specificity(LABELS), [specificity(m) for m in range(M)])
 
     def logit(c):
@@ -51,10 +54,20 @@ def test_the_specificity_loss_trains_only_the_ranker():
     assert reached == {"ranker"}
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_pairs_of_one_object_whose_states_differ_in_specificity(seed):
+    labels = random_labels(5, 4, np.random.default_rng(seed))
+    d, seen = state_specificity(labels).tolist(), labels.pairs["train"].tolist()
+    places = [
+        (i, j) for i, a in enumerate(seen) for j, b in enumerate(seen) if a % 4 == b % 4 and d[a // 4] > d[b // 4]
+    ]
+    assert list(zip(*(part.tolist() for part in specificity_pairs(labels)), strict=True)) == places
+
+
 @pytest.mark.parametrize("count", [0, 1, 2])
 def test_the_specificity_loss_is_a_mean_over_pairs(count):
     method, images = build(Cds, **ROW), batch(4)
-    more, less = method.more_specific[3 : 3 + count], method.less_specific[3 : 3 + count]
+    more, less = method.more_specific[:count], method.less_specific[:count]
     method.more_specific, method.less_specific = more, less
     logits = method.specificity_logits(method.shared(), method.train_candidates).tolist()
     terms = [math.log1p(math.exp(logits[b] - logits[a])) for a, b in zip(more.tolist(), less.tolist(), strict=True)]

@@ -9,7 +9,7 @@ from duplex.methods.cge import Cge
 from duplex.methods.cge_visual import MESSAGES, CgeVisual
 from duplex.methods.layers import CompositionIndex
 from tests.methods import twin
-from tests.methods.field import LABELS, N, batch, build, check_losses, scores
+from tests.methods.field import LABELS, SEEN, N, batch, build, check_losses, scores
 from tests.methods.loops import close, cross_entropy, dot, linear, products, softmax, unit
 from tests.methods.world import every_row
 
@@ -65,6 +65,13 @@ def test_losses_rows_and_scores_by_loops(graph):
         pairs = [p_s[i][c // N] * p_o[i][c % N] for c in candidates]
         expected.append([a + b + c for a, b, c in zip(*parts, pairs, strict=True)])
     close(scores(method, candidates, images), expected)
+
+
+def test_visual_prototypes_start_at_means_of_features():
+    H, train = every_row(build(CgeVisual, **ROW)), batch(30, 7, np.resize(SEEN, 30))
+    for c in SEEN:
+        own = [unit(z) for z, number in zip(train.cls, train.compositions, strict=True) if number == c]
+        close(H[c], unit(torch.stack(own).sum(0)))
 
 
 def test_its_composition_loss_is_that_of_cge():

@@ -34,20 +34,26 @@ def test_losses_of_partial_labels_by_loops():
 
 
 def test_pseudo_losses_of_partial_labels_by_loops():
-    """Images 0 and 2 have a state alone, image 3 has an object alone."""
-    own = np.array([-2, 4, -4, -1 - M - 2])
-    method, images, vectors = build(KgSp, width=5, pseudo_labels=True), batch(4, compositions=own), words()
+    m, n = [0, 1, 3, 2, 0, None, None, None, 0, 0], [None, 1, None, None, None, 2, 0, 0, None, None]
+    own = [-1 - M - b if a is None else -1 - a if b is None else a * N + b for a, b in zip(m, n, strict=True)]
+    method, images, vectors = build(KgSp, width=5, pseudo_labels=True), batch(10, compositions=np.array(own)), words()
+    with torch.no_grad():
+        method.states[-1].weight *= -20  # so that draws differ by labels
+        method.objects[-1].weight *= -20
     cosines = [[max(0.0, float(unit(s) @ unit(o))) for o in vectors.objects] for s in vectors.states]
     states, objects = ([mlp(part, unit(z)) for z in images.cls] for part in (method.states, method.objects))
     torch.manual_seed(3)
-    g, h = (-torch.empty(4, count, dtype=torch.float64).exponential_().log() for count in (M, N))
-    state = max(range(M), key=lambda m: cosines[m][2] * float(states[3][m]) + float(g[3, m]))
-    drawn = [
-        max(range(N), key=lambda n: cosines[m][n] * float(objects[i][n]) + float(h[i, n])) for i, m in ((0, 1), (2, 3))
-    ]
-    expected = {"state": cross_entropy(states[:3], [1, 1, 3]), "object": cross_entropy(objects[1::2], [1, 2])}
-    expected |= {"pseudo_state": cross_entropy(states[3:], [state])}
-    expected |= {"pseudo_object": cross_entropy(objects[:3:2], drawn)}
+    g, h = (-torch.empty(10, count, dtype=torch.float64).exponential_().log() for count in (M, N))
+    expected = {}
+    for name, rows, labels in (("state", states, m), ("object", objects, n)):
+        known = [i for i in range(10) if labels[i] is not None]
+        expected[name] = cross_entropy([rows[i] for i in known], [labels[i] for i in known])
+    lacking = [i for i in range(10) if m[i] is None]
+    drawn = [max(range(M), key=lambda a: cosines[a][n[i]] * float(states[i][a]) + float(g[i, a])) for i in lacking]
+    expected["pseudo_state"] = cross_entropy([states[i] for i in lacking], drawn)
+    lacking = [i for i in range(10) if n[i] is None]
+    drawn = [max(range(N), key=lambda b: cosines[m[i]][b] * float(objects[i][b]) + float(h[i, b])) for i in lacking]
+    expected["pseudo_object"] = cross_entropy([objects[i] for i in lacking], drawn)
     torch.manual_seed(3)
     check_losses(method, images, **expected)
     whole = method.losses(batch(4), ())

@@ -1,5 +1,6 @@
 """What holds for every built-in kind: modes of training and evaluation, parameters, ranges of options."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,9 +9,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from duplex import options
 from duplex.methods.duplex import Reading
-from duplex.methods.registry import find_method, parse_options
+from duplex.methods.registry import find_method, make_method, parse_options
 from duplex.options import OptionError
-from tests.methods.field import batch, build, scores
+from tests.methods.field import batch, build, context, scores
 from tests.methods.world import KINDS
 
 TRAINED = [kind for kind in KINDS if kind not in ("lde", "linear", "product")]
@@ -61,6 +62,37 @@ def test_the_optimiser_gets_every_parameter_once(kind):
     assert method.summary()["parameters"] == sum(one.numel() for one in grouped)
 
 
+ROWS: list[tuple[str, dict[str, Any]]] = [
+    *((kind, {}) for kind in KINDS if kind not in ("flow", "product")),
+    ("kg_sp", {"pseudo_labels": True}),
+    ("gipcol", {"edges": False}),
+    ("closed_form", {"inference": ["gaussian"], "interactions": 0.0, "losses": []}),
+]
+
+
+@pytest.mark.parametrize(("kind", "row"), ROWS)
+def test_a_kind_trains_with_the_inputs_that_it_needs_alone(kind, row):
+    options, whole, images = parse_options(kind, row), context(), batch(30)
+    needs = find_method(kind).needs(options)
+    inputs = {name: shape for name, shape in whole.inputs.items() if name in needs}
+    text, words = (getattr(whole, name) if name in needs else None for name in ("text", "words"))
+    there = replace(whole, inputs=inputs, text=text, words=words)
+    method = make_method(kind, options, there).double()
+    given = replace(images, inputs={name: images.inputs[name] for name in inputs})
+    method.start(given)
+    assert scores(method, range(7), given).shape == (30, 7)
+    trained = [parameter for group in method.groups() for parameter in group["params"]]
+    if trained:
+        sum(method.train().losses(given, method.shared()).values()).backward()
+    without = [name for name, each in method.named_parameters() if each.requires_grad and each.grad is None]
+    assert not without, "every trained parameter has a gradient"
+
+
+def test_few_kinds_train_their_word_vectors():
+    named = {kind: " ".join(dict(made(kind, 0.0).named_parameters())) for kind in TRAINED}
+    assert [kind for kind, names in named.items() if "words.states" in names] == ["canet", "compcos", "ivr"]
+
+
 @pytest.mark.parametrize("kind", ["prompts", "duplex", "closed_form"])
 def test_a_method_without_losses_trains_nothing(kind):
     method = build(find_method(kind), width=6, losses=())
@@ -90,6 +122,7 @@ def test_a_margin_grows_up_to_its_value(kind):
         assert all(part.training is train for part in method.modules())
         return method.margins
 
+    assert build(find_method(kind), **row).margins is None, "training in the closed world has none"
     first, unseen = margins(1), ~torch.as_tensor(build(find_method(kind)).labels.seen)
     assert not first[~unseen].any() and first[unseen].any()
     torch.testing.assert_close(2 * first, margins(2))

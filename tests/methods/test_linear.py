@@ -75,6 +75,10 @@ def test_validation_chooses_the_strength(over):
     assert excluded.all() if over == "pairs" else not excluded.any()
     expected = started(over=over, l2=STRENGTHS[1]).scorer(OPEN)({"cls": TEST}).exp()
     torch.testing.assert_close(method.scorer(OPEN)({"cls": TEST}).exp(), expected, atol=1e-4, rtol=0)
+    loaded = Linear(CONTEXT, LinearOptions(over=over))
+    loaded.load_state_dict(method.state_dict())
+    loaded.tune({"cls": TEST}, OPEN, result)
+    assert loaded.chosen_options() == {"l2": STRENGTHS[1]}, "there is nothing left to choose"
 
 
 def test_a_state_without_images_has_no_probability():

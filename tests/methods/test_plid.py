@@ -78,6 +78,9 @@ def test_the_weight_of_primitives_is_drawn_with_its_mean():
     drawn = torch.stack([method.draw_mix(like) for _ in range(4000)])
     assert drawn.min() >= 0 and drawn.max() < 1
     assert abs(drawn.mean() - 0.2) < 0.01
+    images, shared = batch(4), method.shared()
+    first, second = (method.losses(images, shared)["composition"] for _ in range(2))
+    assert first != second, "training draws it"
 
 
 def test_the_batches_of_a_step_share_their_texts():

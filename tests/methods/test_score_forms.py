@@ -70,6 +70,13 @@ def test_weights_of_the_losses_of_states_and_objects(kind):
         close(second[name].item(), factor * value.item())
 
 
+@pytest.mark.parametrize("kind", [*PATHS, "cds"])
+def test_disentanglers_with_batch_norm_are_an_option(kind):
+    for form, normed in (("plain", False), ("batch_norm", True)):
+        factors = made(kind, disentangler=form).paths.factors
+        assert [isinstance(part, NormDisentangler) for part in (factors.state, factors.object)] == [normed] * 2
+
+
 def test_batch_norm_disentanglers_by_their_formula():
     torch.manual_seed(0)
     network: Any = NormDisentangler(8).double()
