@@ -4,6 +4,8 @@ import json
 import shutil
 from collections import defaultdict
 
+import pytest
+
 from tests.commands import Command
 from tests.projects import inside
 
@@ -29,6 +31,13 @@ def test_entries_of_other_encoders_say_what_they_lack(project, command):
     assert "word vectors: missing" in resnet and "images in data/mit-states: missing" in resnet
     assert "encoder timm:resnet18 tv_in1k: weights" in resnet
     assert "word vectors" not in blip and "encoder blip:Salesforce/blip-itm-base-coco: weights" in blip
+
+
+@pytest.mark.parametrize(("missing", "status"), [(None, "on disk"), ("a file", "not on disk")])
+def test_weights_on_disk_are_told_from_missing_ones(project, command, monkeypatch, missing, status):
+    monkeypatch.setattr("duplex.project.doctor.missing_weights", lambda *encoder: missing)
+    first = findings(command)[1]["own"][0]
+    assert first["message"] == f"encoder tiny: weights {status}" and bool(first["remedy"]) == bool(missing)
 
 
 def test_problems_come_with_remedies(trained, command, tmp_path):

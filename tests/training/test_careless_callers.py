@@ -13,6 +13,7 @@ import duplex
 from duplex.errors import UsageError
 from duplex.methods.kg_sp import KgSp
 from duplex.recognition.fit import read_labelled_folder
+from duplex.training.run import reproducible
 from tests.recognition.drawn_folder import draw_folder
 from tests.training.test_ten_lines import arrays, small
 
@@ -34,6 +35,17 @@ def test_fits_in_threads_equal_those_one_after_another():
         together = list(pool.map(lambda seed: without_nan(trained(data, seed)), [0, 1, 0, 1]))
     assert together == [alone[0], alone[1]] * 2
     assert torch.are_deterministic_algorithms_enabled() == mode
+
+
+def test_pytorch_is_deterministic_until_the_end_of_the_block():
+    def modes() -> tuple[Any, ...]:
+        filled = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+        return torch.get_deterministic_debug_mode(), filled, torch.get_num_threads()
+
+    before = modes()
+    with reproducible(1):
+        assert modes() == (2, False, 1)
+    assert modes() == before and before[:2] == (0, True)
 
 
 def test_fit_leaves_the_callers_random_numbers_alone():
