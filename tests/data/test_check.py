@@ -78,6 +78,8 @@ def test_check_finds_pairs_without_images_and_primitives_only_in_test(tmp_path: 
     manifest = frame([("a.png", "red", "car", "train")])
     lists = {"train": [("red", "car")], "val": [("red", "car"), ("red", "dog")], "test": [("old", "dog")]}
     findings = found(LabelledImages(manifest, LabelSpace.from_pairs(lists)), tmp_path)
+    [(what, issue)] = [(what, issue) for what, issue in findings.items() if issue.fatal]
+    assert what.startswith("splits that cannot be evaluated") and issue.problem and issue.count == 4
     assert findings["val pairs without images"].examples == ("red car", "red dog")
     assert findings["test pairs without images"].count == 1
     assert findings["states that training never shows: new words"].examples == ("old",)

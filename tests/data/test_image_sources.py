@@ -96,7 +96,10 @@ def test_features_are_those_of_the_crops(tmp_path):
     np.testing.assert_array_equal(cropped.features, files.features)
 
 
-@pytest.mark.parametrize(("cells", "said"), [("-1,0,5,5", "crop is x -1"), ("0,0,0,5", "width 0"), ("a,0,5,5", "x a,")])
+@pytest.mark.parametrize(
+    ("cells", "said"),
+    [("-1,0,5,5", "crop is x -1"), ("0,0,0,5", "width 0"), ("a,0,5,5", "x a,"), (f"{2**31},0,1,1", "x 2147483648")],
+)
 def test_a_crop_that_is_none_is_one_line(tmp_path, cells, said):
     path = tmp_path / "t.csv"
     path.write_text(f"image,x,y,width,height,state,object\na.png,,,,,red,star\na.png,{cells},red,star\n")
