@@ -113,8 +113,8 @@ def test_batches_are_filled_up_with_black_images_to_a_multiple() -> None:
     assert pixels[3].sum() == 0 and pixels[:3].all()
     assert statuses[3] == ENCODED
     whole = torch.ones(4, 1, 2, 2), torch.zeros(4, dtype=torch.uint8), torch.zeros(4, 32, dtype=torch.uint8)
-    ((_, same, _, _),) = pad_batches([(0, *whole)], 4)
-    assert len(same) == 4
+    ((_, *same),) = pad_batches([(0, *whole)], 4)
+    assert all(mine is given for mine, given in zip(same, whole, strict=True)), "not copied"
 
 
 @pytest.mark.parametrize(
