@@ -41,6 +41,8 @@ def finished(path: Path, **changes: str) -> Path:
 def test_rows_without_a_status_do_not_count(tmp_path: Path) -> None:
     cache = PartialCache.create(tmp_path / "f.h5", IDENTITY, Span(0, 4, 4), 3)
     cache.write(0, np.full(2, ENCODED, np.uint8), cls=np.ones((2, 3), np.float16))
+    with pytest.raises(DuplexError, match=r"returned cls of shape \(1, 4\); expected \(1, 3\)"):
+        cache.write(2, np.full(1, ENCODED, np.uint8), cls=np.ones((1, 4), np.float16))
     cache.close()  # as if killed before the commit
     cache = PartialCache(tmp_path / "f.h5")
     assert (cache.statuses == PENDING).all() and cache.done == 0
