@@ -262,7 +262,7 @@ class FrequencyGroups:
 
     @property
     def sizes(self) -> Ints:
-        """How many compositions each frequency group has."""
+        """Number of compositions in each group of `GROUPS`, which are by number of training images."""
         sizes = np.bincount(self.group, minlength=len(GROUPS))
         sizes[GROUPS.index("unseen")] += self.size - len(self.seen)
         return sizes

@@ -301,7 +301,7 @@ class Params(ParamsSection):
         return worlds
 
     def method(self, name: str, dataset: str | None = None) -> Options:
-        """A method's options on a data set, checked by its kind's options class."""
+        """A method's options on a data set, checked by the options class of its kind."""
         entry = self.entry(name)
         with self._located(name, dataset):
             return registry.parse_options(entry.kind, entry.options_for(dataset))

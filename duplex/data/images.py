@@ -252,8 +252,8 @@ class ImageTree:
     def images(self, *, refuse_links: bool = True) -> Iterator[str]:
         """Yield the path of every image below the root, in a fixed order.
 
-        Hidden files and folders, and documents, are ignored. Other files and linked folders are added to `skipped`.
-        Links that lead out of the root raise DuplexError if `refuse_links`; otherwise they are added to `skipped`.
+        Hidden files and folders, and documents such as .txt and .csv, are ignored. Other files and linked folders are
+        added to `skipped`, as are links that lead out of the root, which raise DuplexError if `refuse_links`.
         """
         self.skipped = {}
         yield from self._walk("", refuse_links)

@@ -240,7 +240,7 @@ class ConceptBottlenecks(BlockAdapters):
 
 
 def mixture(adapters: list[ConceptBottleneck], y: Tensor) -> Tensor:
-    """Mean of three adapters' outputs for `y`; the first one's hidden units are replaced by the mean of all three."""
+    """Mean output of three adapters for the input `y`; the first one uses the mean of the hidden units of all three."""
     z = [adapter.hidden(y) for adapter in adapters]
     inner = [torch.stack(z).mean(0), *z[1:]]
     return torch.stack([adapter.up(each) for adapter, each in zip(adapters, inner, strict=True)]).mean(0)

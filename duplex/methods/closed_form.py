@@ -99,7 +99,7 @@ class Heads(nn.Module):
 
 
 class ClosedFormMethod(Method[ClosedFormOptions]):
-    """Scores by closed-form visual prototypes, combined with prompts; the option `losses` trains prompts or heads."""
+    """Scores by closed-form visual prototypes and prompts; without prompts, training only serves fine-tuned blocks."""
 
     counts: Tensor  # number of training images per seen composition [K]
     sums: Tensor  # sums of their features [K, d]

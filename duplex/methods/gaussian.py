@@ -82,7 +82,7 @@ class ClassStatistics:
         return cls(states, objects, pairs, place.bincount(minlength=len(pairs)).double(), sums, z.T @ z)
 
     def relabelled(self, states: Tensor, objects: Tensor, shape: tuple[int, int]) -> ClassStatistics:
-        """These statistics after words were added; `states`, `objects`: the old words' new indices; `shape`: (M, N)."""
+        """These statistics for more words; `states`, `objects`: old words' new indices; `shape`: numbers of both."""
         pairs = states[self.state_of] * shape[1] + objects[self.object_of]
         return ClassStatistics(*shape, pairs, self.counts, self.sums, self.moment)
 

@@ -73,7 +73,7 @@ class Plan:
 
 
 def published_params(dataset: str, methods: Sequence[str], seeds: Sequence[int]) -> Params:
-    """The settings of params.yaml with the published recipes of `methods` on `dataset`, and the features they need."""
+    """The settings of params.yaml with the published recipes of `methods`, and with pixels cached if one needs them."""
     record = read_yaml(PARAMS_FILE)
     run = {"datasets": [dataset], "methods": list(methods), "seeds": list(seeds), "recipes": "published"}
     params = parse_params({**record, "run": run, "report": {}}, dataset_files(PARAMS_FILE), PARAMS_FILE)

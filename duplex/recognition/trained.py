@@ -129,7 +129,7 @@ class TrainedModel(ABC):
         """The tensors from which an export computes scores; None if the method cannot be exported."""
 
     def on_finetuned_features(self, candidates: Candidates) -> Candidates:
-        """`candidates`, scored on features of the fine-tuned blocks; unchanged if the model has no such blocks."""
+        """`candidates` with a scorer that first runs the fine-tuned blocks; unchanged if there are no such blocks."""
         if self.finetuned is None:
             return candidates
         terms = None if candidates.terms is None else with_finetuned_features(candidates.terms, self.finetuned)

@@ -177,7 +177,7 @@ def paper_row(name: str) -> Tree:
 
 
 def is_row(settings: Tree, row: Tree) -> bool:
-    """Whether `settings` match a row of the paper: the same kind, and equal options wherever its rows differ."""
+    """Whether a run's `settings` are those of a `row` of the paper: its kind, and the options that tell rows apart."""
     if settings["kind"] != row["kind"]:
         return False
     defaults = read_package_yaml("claims.yaml")["defaults"].get(row["kind"], {})

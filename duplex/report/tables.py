@@ -119,7 +119,7 @@ def value_at(tree: Any, keys: Sequence[str]) -> Any:
 
 
 def ranked(rows: Sequence[TableRow], places: Iterable[int]) -> list[TableRow]:
-    """The rows, with rank 1 or 2 at the two largest numbers of each column in `places`; equal ones share a rank."""
+    """The rows, with the two largest numbers of some columns ranked 1 and 2; `places`: these columns' indices."""
     grid = [list(row.cells) for row in rows]
     for place in places:
         numbers = (line[place].value for line in grid)
