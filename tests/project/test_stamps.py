@@ -1,5 +1,6 @@
 """Which artifacts are stale after which change, and what commands and stages do about it."""
 
+import json
 import runpy
 import shutil
 import sys
@@ -22,6 +23,8 @@ from duplex.project.runs import best_run
 from duplex.project.stages import extract, prepare
 from duplex.project.stamps import DATA_STAGES, RUN_STAGES, data_difference, load_planned, run_difference, settings
 from duplex.project.train import train_stage
+from duplex.system.code import code_hash
+from duplex.system.files import sha256
 from duplex.training.inputs import load_inputs
 from tests.features.conftest import update_checksums
 from tests.projects import inside, make_project
@@ -127,6 +130,22 @@ def test_a_change_makes_just_the_artifacts_stale_that_depend_on_it(
     assert stale() == set()
     change()
     assert stale() == expected
+
+
+def test_what_the_stages_of_a_data_set_record(project: Path) -> None:
+    params, folder, out = load_params(), Path("artifacts/own"), ArtifactPaths().inventory("own")
+    for name, drawn in (("own", []), ("shapes", ["shapes"])):
+        assert settings(params, name, "prepare")["code"] == code_hash("prepare", *drawn)
+    encoded = {"batch_size", "block_inputs", "encoder", "images", "max_bad", "pixels", "tokens"}
+    expected = {"prepare": {"source"}, "extract": encoded, "inventory": {"featured"}, "maps": set()}
+    assert {stage: set(settings(params, "own", stage)) - {"code"} for stage in expected} == expected
+    runs.inventory_stage(params, "own")
+    listed = [path for path in folder.rglob("*") if path.is_file() and not path.name.endswith(".stamp.json")]
+    files = {path.relative_to(folder).as_posix(): sha256(path) for path in listed}
+    assert json.loads((out / "files.json").read_text()) == files
+    assert (out / "featured.json").read_text() == "{}\n", "no run has visual prototypes"
+    for title, repository, shown in (("A", "b/c", "A"), (None, "b/c", "b/c"), (None, None, "own csp 0")):
+        assert runs.model_card_facts(CSP.root, name=title, licence="mit", repository=repository).name == shown
 
 
 def test_files_of_encoders_count(project: Path) -> None:
