@@ -91,7 +91,8 @@ def test_gradients_reach_features_through_the_sums(monkeypatch):
 
 def test_the_state_holds_seen_and_refined_prototypes_alone():
     labels = small_labels()
-    book = started(labels)
+    book, anchored = started(labels), Codebook(labels, DIM, unseen="compose", random_seen=False, anchored=True)
+    assert anchored.initial is not None and book.initial is None
     assert book.state_dict()["known"].tolist() == labels.pairs["train"].tolist()
     book.write_back(np.array([0, 2]), torch.zeros(2, DIM))
     state = book.state_dict()

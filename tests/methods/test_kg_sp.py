@@ -18,25 +18,18 @@ def test_losses_and_scores_by_loops():
     close(scores(method, candidates, images), expected)
 
 
-def test_losses_of_partial_labels_by_loops():
-    """Images 0 and 2 have a state alone, image 3 has an object alone."""
-    own = LABELS.partial_index(
-        [*(LABELS.states[m] for m in (1, 0, 3)), ""], ["", LABELS.objects[1], "", LABELS.objects[2]]
-    )
-    assert own.tolist() == [-2, 1, -4, -1 - M - 2]
-    method, images = build(KgSp, width=5), batch(4, compositions=own)
-    states, objects = ([mlp(part, unit(z)) for z in images.cls] for part in (method.states, method.objects))
-    expected = {"state": cross_entropy(states[:3], [1, 0, 3]), "object": cross_entropy(objects[1::2], [1, 2])}
-    check_losses(method, images, **expected)
-    alone = batch(4, compositions=np.full(4, -2))
-    losses = method.losses(alone, ())
+def test_without_a_known_object_its_loss_and_gradient_are_zero():
+    method = build(KgSp, width=5)
+    losses = method.losses(batch(4, compositions=np.full(4, -2)), ())
     assert losses["object"].item() == 0 and not torch.autograd.grad(losses["object"], method.objects[0].weight)[0].any()
 
 
 def test_pseudo_losses_of_partial_labels_by_loops():
     m, n = [0, 1, 3, 2, 0, None, None, None, 0, 0], [None, 1, None, None, None, 2, 0, 0, None, None]
-    own = [-1 - M - b if a is None else -1 - a if b is None else a * N + b for a, b in zip(m, n, strict=True)]
-    method, images, vectors = build(KgSp, width=5, pseudo_labels=True), batch(10, compositions=np.array(own)), words()
+    names = (["" if k is None else words[k] for k in own] for own, words in ((m, LABELS.states), (n, LABELS.objects)))
+    own = LABELS.partial_index(*names)
+    assert own.tolist() == [-1, 1 * N + 1, -4, -3, -1, -1 - M - 2, -1 - M, -1 - M, -1, -1]
+    method, images, vectors = build(KgSp, width=5, pseudo_labels=True), batch(10, compositions=own), words()
     with torch.no_grad():
         method.states[-1].weight *= -20  # so that draws differ by labels
         method.objects[-1].weight *= -20

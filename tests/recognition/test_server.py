@@ -70,6 +70,7 @@ def test_similar_training_images(trained, server):
     assert status == 200 and len(near) == 3
     assert near[0]["cosine"] == pytest.approx(1, abs=1e-3) and str(path).endswith(near[0]["image"])
     assert near[0]["thumbnail"].startswith("data:image/jpeg;base64,")
+    assert "similar" not in server.predict((path.name, path.read_bytes()))[1]["answers"][0]
 
 
 def test_a_bad_image_does_not_affect_good_ones(trained, server):

@@ -251,6 +251,7 @@ def test_the_papers_own_numbers_satisfy_its_claims():
     """Except those that the file says they contradict; of Fig. 5 there are no numbers."""
     for claim in SPEC["claims"]:
         for each in lines_of(claim) if claim["source"] != "Fig. 5" and "number" not in claim else ():
+            assert each.paper("shapes") == claims.MISSING
             for benchmark in claim["of"]:
                 sides = [(f, paper_value(paper_row(n), t, benchmark, m)) for f, n, t, m in each.sides]
                 assert all(value is not None for _, value in sides), (each.title, benchmark)
