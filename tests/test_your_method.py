@@ -58,6 +58,7 @@ def test_a_method_that_keeps_all_training_images_works_at_the_first_try(plugin, 
     run = duplex.fit(data, plugin.Neighbours, epochs=3, learning_rate=0.01, scale=20.0)
     assert run.method.keys.shape == (int((data.manifest["split"] == "train").sum()), 128)
     results = [duplex.evaluate(run, data, world=world) for world in ("closed", "open")]
+    assert [len(result.table()) for result in results] == [4, 5], "one row more in the open world"
     assert 0 < results[1].auc <= results[0].auc
     assert run.val_auc > 100 / data.labels.size
     with inside(tmp_path):

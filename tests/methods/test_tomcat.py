@@ -79,14 +79,15 @@ def plain_loop(t, z, kappa, options, queues=None):
     return torch.stack(recorded)
 
 
-def test_scores_are_those_of_a_plain_loop():
-    method = small_method(CSP)
+@pytest.mark.parametrize("score", ["probability", "logit"])
+def test_scores_are_those_of_a_plain_loop(score):
+    method = small_method(replace(CSP, score=score))
     run, z = adapted_run(method), normalize(features(40, 5), dim=1)
     kappa = math.exp(method.context.tower.logit_scale)
     expected = plain_loop(method.paths.semantic(run.candidates), z, kappa, OPTIONS)
-    found = adapted_scores(run, OPTIONS, z)
+    found, plain = map(method.probabilities, (adapted_scores(run, OPTIONS, z), plain_scores(run, z)))
     assert (found - expected).abs().max() < 1e-8
-    assert (found - plain_scores(run, z)).abs().max() > 0.01  # it does adapt
+    assert (found - plain).abs().max() > 0.01  # it does adapt
 
 
 def test_a_warm_start_begins_with_means_of_training_features():

@@ -232,7 +232,7 @@ def test_further_statistics_are_those_of_passes_of_their_own():
 
 
 @pytest.mark.parametrize("scores_at_once", [2**24, 11])
-def test_one_pass_per_world_gives_what_passes_of_their_own_give(monkeypatch, scores_at_once: int):
+def test_one_pass_per_world_gives_what_passes_of_their_own_give(monkeypatch, capsys, scores_at_once: int):
     monkeypatch.setattr(scoring, "BLOCK_SCORES", scores_at_once)
     labels, val, method = small_labels(), eight("val"), small_method(Options(width=5))
     inputs = SimpleNamespace(labels=labels, words=None)
@@ -243,3 +243,7 @@ def test_one_pass_per_world_gives_what_passes_of_their_own_give(monkeypatch, sco
     everywhere = score_split(ScoringTask.of(method, labels.candidates("open", "val")), val, labels)
     assert found["val_auc_all"] == Components.of(Margins.of(everywhere.accumulator.competitors())).auc
     assert found["confidence"] == fit_confidence(method, val, labels)
+    assert not capsys.readouterr().err
+    monkeypatch.setattr("duplex.training.run.FEWEST_PAIRS", 3)
+    finish(spec, method, inputs, val, settings)  # type: ignore[arg-type]
+    assert "of 2 unseen pairs, a feasibility threshold needs 3 or more: all pairs stay" in capsys.readouterr().err
