@@ -109,7 +109,9 @@ FAULTS: dict[str, dict[str, Any]] = {  # message -> functions that violate the p
     "contain NaN": {"scorer": lambda self, rows: lambda inputs: torch.full((6, len(rows)), torch.nan)},
     "semantic prototypes and features have different widths": {"inspectable": lambda self: NARROW},
     "features are not one row": {"inspectable": lambda self: Inspectable(features=lambda inputs: inputs["cls"][1:])},
-    "factors are not one row": {"inspectable": lambda self: Inspectable(factors=lambda inputs: (inputs["cls"][1:],))},
+    "factors are not one row": {
+        "inspectable": lambda self: Inspectable(factors=lambda inputs: 2 * (inputs["cls"][1:],))
+    },
     "visual is not one row": {"inspectable": lambda self: Inspectable(visual=lambda pairs: torch.ones(1, 3))},
     "do not sum to the scores": {"score_terms": lambda self, rows: lambda inputs: [("a", torch.zeros(6, len(rows)))]},
     "negative or do not sum to 1": {"probabilities": lambda self, scores: scores},

@@ -222,6 +222,7 @@ def test_resplits_keep_shares_and_primitives(grid: dict[tuple[int, int], int], n
     held = sum(len(unseen[split]) for split in ("val", "test"))
     short = again.notes.get("unseen pairs fewer than in the data set's own split", 0)
     assert held + short == sum(len(before[split] - before["train"]) for split in ("val", "test"))
+    assert 0 not in again.notes.values()
     assert resplit(data, number).manifest.equals(again.manifest)
     divided = (divmod(c, len(again.labels.objects)) for c in again.labels.pairs["train"].tolist())
     assert pairs["train"] == {(again.labels.states[m], again.labels.objects[n]) for m, n in divided}
