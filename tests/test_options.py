@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from duplex.errors import DuplexError, UsageError, require_type, require_whole, shown
+from duplex.errors import UsageError, require_whole, shown
 from duplex.options import AutoFinetune, FinetuneOptions, OptionError, SplitOptions, TrainingOptions
 
 
@@ -61,12 +61,6 @@ def test_an_option_that_does_not_belong_to_another_is_refused():
         with pytest.raises(OptionError, match=f"{adapter} has no dropout"):
             FinetuneOptions(1, adapter=adapter, dropout=0.2)
     assert FinetuneOptions("all").depth > FinetuneOptions(999).depth == 999
-
-
-def test_a_value_of_another_type_is_refused():
-    require_type(UsageError(""), DuplexError, "k")
-    with pytest.raises(UsageError, match=r"^k is 'a'; expected a DuplexError$"):
-        require_type("a", DuplexError, "k")
 
 
 def test_whole_numbers_have_inclusive_bounds():

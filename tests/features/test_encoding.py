@@ -9,7 +9,7 @@ import torch
 
 from duplex.encoders.base import Encoder, load_encoder
 from duplex.errors import DuplexError
-from duplex.features.encode import LaunchedBatch, OutputSpec, encode_batches, pad_batches
+from duplex.features.encode import LaunchedBatch, OutputSpec, decoding_workers, encode_batches, pad_batches
 from duplex.features.file import ALL_ZERO, ENCODED, FIRST_BAD, NOT_FINITE
 from tests.features.conftest import Wrapped
 from tests.pretended import Pretended
@@ -104,6 +104,12 @@ def test_the_device_is_waited_for_before_results_are_read() -> None:
     start, found, values = launched.result()
     assert (start, found.tolist(), values["cls"].sum()) == (7, [ENCODED] * 2, 6)
     assert LaunchedBatch(0, marks, {}, None).result()[1].tolist() == [ENCODED] * 2
+
+
+@pytest.mark.parametrize(("cores", "workers"), [({0}, 0), ({0, 1, 5}, 2)])
+def test_automatic_workers_leave_a_core_to_the_encoder(monkeypatch, cores: set[int], workers: int) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: cores)
+    assert (decoding_workers("auto"), decoding_workers(3)) == (workers, 3)
 
 
 def test_batches_are_filled_up_with_black_images_to_a_multiple() -> None:

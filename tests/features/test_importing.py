@@ -60,8 +60,9 @@ def test_a_file_that_is_no_single_array_is_refused(tmp_path: Path) -> None:
         (tmp_path / "f.npy").write_bytes(content)
         with pytest.raises(DuplexError, match=message):
             import_features(tmp_path / "f.npy", 7, "m", tmp_path / "features.h5")
-    with pytest.raises(UsageError, match="does not exist"):
-        import_features(tmp_path / "absent.npy", 7, "m", tmp_path / "features.h5")
+    for source, message in ((tmp_path / "absent.npy", "does not exist"), (tmp_path, "is not a file; expected a .npy")):
+        with pytest.raises(UsageError, match=message):
+            import_features(source, 7, "m", tmp_path / "features.h5")
 
 
 def test_rows_with_names_are_found_by_them_and_refused_without_a_manifest(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ def test_a_sound_cache_verifies_and_other_images_do_not(run, images, checked, tm
     path = run(max_bad=1.0).path
     found = checked(path)
     assert found["checked"] == 40 and found["worst_cosine"] > 0.9999
+    assert checked(path, sample=0) == {"path": str(path), "checked": 0, "worst_cosine": 1}
     write_pictures(tmp_path / "pictures", 40, seed=1)
     with pytest.raises(DuplexError, match=r"row 0 is not the feature of 00000.jpg"):
         checked(path)
