@@ -38,7 +38,8 @@ def test_extraction_is_reported_inspected_and_verified(folder: Path, command: Co
     found = json.loads(command("cache", "info", CACHE, "--json").out)
     assert found["rows"] == 20 and found["identity"]["dim"] == "16"
     assert json.loads(command("cache", "verify", CACHE, "--json").out)["checked"] == 20
-    assert "identity.precision: fp32" in command("cache", "info", CACHE).out
+    lines = command("cache", "info", CACHE).out.splitlines()
+    assert {"identity.precision: fp32", "rows: 20", "pending: 0", "patch: none", "bad: none"} <= set(lines)
 
 
 def test_extract_prepares_what_is_missing_or_stale(
