@@ -26,6 +26,7 @@ def test_every_installed_kind_passes(kind):
                      "inference": ["semantic"]}),
         ("prompts", {"paths": "composition", "losses": ["semantic"], "inference": ["semantic"]}),
         ("closed_form", {"added_variance": 0.5}),
+        pytest.param("linear", {"over": "pairs"}, marks=pytest.mark.slow),
         ("duplex", {"graph": False}),
         ("duplex", {"blend": "anchored", "fusion": "additive", "messages": ["counterfactual"]}),
         ("duplex", {"seen_rows": "random", "unseen_rows": "random", "momentum": 0.0}),

@@ -14,7 +14,7 @@ from duplex.methods.linear import STRENGTHS, Linear, LinearOptions
 from duplex.methods.portable import score_terms
 from duplex.methods.score_formula import FLOOR
 from duplex.recognition.answers import with_rows
-from duplex.testing import check_method, small_batch, small_context, small_labels
+from duplex.testing import small_batch, small_context, small_labels
 
 CONTEXT, LABELS = small_context(), small_labels()
 OPEN = np.arange(LABELS.size)
@@ -115,12 +115,6 @@ def test_what_has_no_classifier_is_refused():
     for method, names in ((pairs, known), (primitives, further)):
         with pytest.raises(UsageError, match="was not trained on"):
             with_rows(method.portable(listed), LABELS, names, rows, tower)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("over", ["primitives", "pairs"])
-def test_it_follows_the_protocol(over):
-    check_method(Linear, {"over": over})
 
 
 def test_images_with_one_label_train_its_classifier_alone():

@@ -52,7 +52,9 @@ def test_the_plan_has_the_rows_of_the_tables_the_sizes_and_the_hours(benchmark: 
     assert "64 images in ../data/mit-states" in lines["data"]
     assert re.search(r"0\.\d MB of features to write, [\d.]+ GB free", lines["disk"])
     assert "prepare (missing), extract (missing)" in lines["stages"]
-    assert "about" in lines["hours"] and "of duplex_five on this device, its weights" in lines["hours"]
+    total, extraction, training = map(float, re.findall(r"[\d.e-]+(?=:| to)", lines["hours"]))
+    assert extraction + training == pytest.approx(total, rel=0.5) and total < 24
+    assert "of duplex_five on this device, its weights" in lines["hours"]
     rows = lines["rows"].split(": ")[1].split(", ")
     assert {"duplex_five", "duplex_five_open", "module_vp", "update_batch", "infer_ch", "lambda_99", "cge"} <= set(rows)
     assert not {"loss_ch", "fixed_visual", "troika", "all_pairs"} & set(rows), "of other data sets, or of no table"
