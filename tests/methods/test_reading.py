@@ -44,6 +44,7 @@ def test_posteriors_over_all_compositions_are_those_of_the_formulas():
     """Eq. 4, 19 and 21 by the letter: the candidates' probabilities sum to less than one."""
     method, z = method_of({"softmax": "all"}).eval(), features(5, 2)
     columns = LABELS.candidates("closed", "test")
+    assert method.paths.negatives.tolist() == EVERY.tolist()
     with torch.no_grad():
         zc, t = method.paths.adapt(z), method.paths.prompts.encode(EVERY)
         z_s, z_o = method.paths.factors(zc)
