@@ -11,6 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy import stats
 
+from duplex.artifacts import ArtifactPaths
 from duplex.config.params import load_params
 from duplex.methods.registry import find_method
 from duplex.report import claims
@@ -297,3 +298,8 @@ def printed(metric: str, number: float) -> str:
         unit = {"parameters": "M", "peak_bytes": "G", "seconds_per_epoch": "min", "test_seconds": "s"}[metric]
         return f"{UNITS[metric] * number:.{0 if metric == 'test_seconds' else 1}f}{unit}"
     return f"{number:.2f}|{number:.1f}".replace(".", r"\.")
+
+
+def test_a_reproduction_has_a_folder_of_its_own():
+    paths = ArtifactPaths(Path("a")).of_reproduction("cgqa")
+    assert {paths.report, paths.plots.parent, paths.runs.parent, paths.summary.parent} == {Path("a/reproduced/cgqa")}
