@@ -82,11 +82,9 @@ def test_a_kind_trains_with_the_inputs_that_it_needs_alone(kind, row):
     given = replace(images, inputs={name: images.inputs[name] for name in inputs})
     method.start(given)
     assert scores(method, range(7), given).shape == (30, 7)
-    trained = [parameter for group in method.groups() for parameter in group["params"]]
-    if trained:
+    if method.groups():
         sum(method.train().losses(given, method.shared()).values()).backward()
-    without = [name for name, each in method.named_parameters() if each.requires_grad and each.grad is None]
-    assert not without, "every trained parameter has a gradient"
+    assert all(each.grad is not None for each in method.parameters() if each.requires_grad), "each has a gradient"
 
 
 def test_few_kinds_train_their_word_vectors():

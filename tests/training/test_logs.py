@@ -133,9 +133,8 @@ def test_what_packages_receive_of_a_step_and_an_epoch(monkeypatch, tmp_path, kno
     written = [call.log_metric(*item) for item in {**step, **epoch}.items()]
     assert package.Live().method_calls == [*written, call.sync(), call.end()] and package.Live().step == 2
     package.Settings.assert_called_once_with(silent=True)
-    package.init.assert_called_once_with(
-        project="duplex", name="own/csp/0", dir=str(folder), settings=package.Settings()
-    )
+    place = {"dir": str(folder), "settings": package.Settings()}
+    package.init.assert_called_once_with(project="duplex", name="own/csp/0", **place)
     shown = [call.define_metric(f"{group}/*", step_metric=f"{group}/number") for group in ("train", "epoch")]
     rows = [call.log({"train/number": 5, **step}), call.log({"epoch/number": 2, **epoch})]
     assert package.init().method_calls == [*shown, *rows, call.finish()]

@@ -23,6 +23,7 @@ from duplex.features.imported import checked_features
 from duplex.labels import WORLDS
 from duplex.methods.kg_sp import KgSp
 from duplex.options import SplitOptions
+from duplex.system.files import sha256
 from tests.projects import inside, make_project
 
 METHODS = ("cso", "duplex")
@@ -79,7 +80,11 @@ def small(**changes: Any) -> duplex.Dataset:
     return duplex.Dataset.from_arrays(**arrays(**changes))
 
 
-def test_a_missing_file_of_word_vectors_is_refused() -> None:
+def test_word_vectors_are_recorded_and_a_missing_file_of_them_is_refused(tmp_path: Path) -> None:
+    glove = tmp_path / "words.txt"
+    glove.write_text("red 1 2\nblue 1 3\ngreen 2 2\nstar 0 1\nheart 1 0\nring 2 1\n")
+    run = duplex.fit(small(word_vectors=glove), "kg_sp", epochs=1)
+    assert run.record.encoder["words"] == sha256(glove)
     with pytest.raises(UsageError, match=r"word_vectors: none\.txt is not a file; expected one in GloVe format"):
         small(word_vectors="none.txt")
 
