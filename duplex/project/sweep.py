@@ -222,9 +222,9 @@ def sweep(
     tracked = [run for run in runs if run in in_pipeline]
     report.outside_pipeline = len(runs) - len(tracked) if repo else 0
     if repo and tracked:
-        names = dict.fromkeys(run.dataset for run in tracked)
-        if absent := [f"extract@{name}" for name in names if not paths.features(name).exists()]:
-            repo.repro(absent)
+        for name in dict.fromkeys(run.dataset for run in tracked):
+            if not paths.features(name).exists() or stamps.data_difference(params, name, paths):
+                repo.repro([f"extract@{name}"])
         stamps.plan_stage(params, paths)
     for dataset in datasets:
         require_features(dataset, paths)

@@ -19,6 +19,7 @@ import torch
 from duplex.artifacts import ArtifactPaths
 from duplex.cli import main
 from duplex.config.params import Params, load_params
+from duplex.errors import DuplexError
 from duplex.project import stages
 from duplex.project import sweep as sweep_module
 from duplex.project.sweep import DvcRepo, Executor, Outcome, SweptRun, commit_targets, grid, run_in_processes, sweep
@@ -259,6 +260,17 @@ def test_nothing_is_committed_if_params_yaml_changed_during_the_sweep(project, p
     (project / "params.yaml").write_text(before)
     assert sweep(params, [run], 1, "local").committed == 1
     assert committed == [["plan", "extract@own", "train", "evaluate"]]  # features made by hand are committed, too
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_dvc_extracts_outdated_features_before_the_runs(params, monkeypatch):
+    run, asked = SweptRun("own", "csp", 0, False), list[list[str]]()
+    monkeypatch.setattr(sweep_module.DvcRepo, "at", lambda folder: SimpleNamespace(repro=asked.append))
+    monkeypatch.setattr(sweep_module, "grid", lambda *_: [run])
+    monkeypatch.setattr(sweep_module.stamps, "data_difference", lambda *_: "its code has changed")
+    with pytest.raises(DuplexError, match="its code has changed"):  # as this one extracted nothing
+        sweep(params, [run], 1, "local")
+    assert asked == [["extract@own"]]
 
 
 @pytest.mark.long
