@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from duplex.artifacts import ArtifactPaths
 from tests.data.makers import make_folder
 from tests.hostile.conftest import PARAMS, files
 from tests.subprocesses import ENVIRONMENT, ROOT
@@ -93,7 +92,7 @@ def project(folder: Path) -> Path:
     entry += "    training: {learning_rate: 0.001, batch_size: 64, epochs: 2}\n\n"
     text = text[:start] + entry + text[end:]
     text, methods = re.subn(
-        r"\n  methods: \[clip, .*\]\n(  products: .*\n)  seeds: .*\n",
+        r"\n  methods: \[linear, .*\]\n(  products: .*\n)  seeds: .*\n",
         r"\n  methods: [clip, csp]\n\1  seeds: [0]\n",
         text,
     )
@@ -134,5 +133,4 @@ def test_a_killed_pipeline_run_twice_at_once_gives_the_same_results(folders, mon
     last = run(broken, REPRO)
     assert last.returncode == 0, last.stderr
     assert results(broken) == results(whole) and len(results(whole)) >= 8
-    kept = ArtifactPaths(broken / "artifacts").checked_options  # a finished file of that suffix, which git ignores
-    assert set((broken / "artifacts").rglob("*.partial")) == {kept}
+    assert not list((broken / "artifacts").rglob("*.partial"))
