@@ -249,7 +249,7 @@ def load_model(
     *,
     hint: str = "give a model with --model",
 ) -> Recognizer:
-    """Load a model, by default the project's best run; the pairs in `add` and in a CSV file become candidates."""
+    """Load a model (default: the project's best run) with extra candidate pairs from `add` and from a CSV file."""
     from duplex.labels import WORLDS
     from duplex.recognition.answers import read_compositions
     from duplex.recognition.recognizer import Recognizer

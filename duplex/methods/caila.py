@@ -104,7 +104,7 @@ class Caila(TextMethod[CailaOptions]):
             self.log_scales = nn.Parameter(torch.tensor([tower.logit_scale, larger, larger]))
 
     def scales(self) -> Any:
-        """The factors by which cosines with compositions, states and objects are multiplied: inverse temperatures."""
+        """Three factors that turn cosines into logits: for compositions, for states and for objects."""
         return self.log_scales.exp() if self.options.adapter == "blocks" else (self.scale, self.scale, self.scale)
 
     def features(self, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:

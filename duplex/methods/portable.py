@@ -73,7 +73,7 @@ def candidate_primitives(labels: LabelSpace, candidates: Ints, device: torch.dev
 def portable_closed_form(
     model: ClosedForm, candidates: Tensor, primitives: tuple[GroupPosterior, GroupPosterior] | None
 ) -> dict[str, Tensor]:
-    """What an export keeps of a fitted `ClosedForm` and, if the score uses them, of p(state | x) and p(object | x)."""
+    """Named tensors of a fitted `ClosedForm`, and of its state and object classifiers if the score uses them."""
     rows, offset = model.linear(candidates)
     tensors = {"likelihood.whitening": model.whitening, "likelihood.rows": rows, "likelihood.offset": offset}
     effects, interactions = model.additive, model.interactions

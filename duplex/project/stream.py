@@ -77,7 +77,7 @@ class Stream:
         return run.evaluate_world(self.method, self.inputs, self.settings, world, calibration, split, task)
 
     def chosen_options(self) -> tuple[Options, float]:
-        """The options with the best validation AUC, found by changing one option after the other, and this AUC."""
+        """The options with the best validation AUC, and this AUC; options are tried one after the other."""
         kind = find_stream_adapter(self.params.adapter)
         given = {name: value if isinstance(value, list) else [value] for name, value in self.params.options.items()}
         values = {**kind.grid, **given}

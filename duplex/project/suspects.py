@@ -325,7 +325,7 @@ def rank_unlabelled(recognizer: Recognizer, folder: Path, excluded: Container[st
 
 
 def in_labelling_order(answers: pd.DataFrame) -> pd.DataFrame:
-    """Number images in the order to label them: in rounds of one image per predicted pair, the least certain first.
+    """Rank images for labelling, in rounds: each round has one image of every predicted pair, least certain first.
 
     Images that resemble no training image come first in their round.
     """

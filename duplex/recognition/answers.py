@@ -356,7 +356,7 @@ def with_added_compositions(
 
 
 def portable_terms(tensors: Mapping[str, Tensor]) -> ScoreTerms:
-    """A function that yields the score terms of images (name, values [B, C]), computed with an export's tensors."""
+    """A function of a batch's features that yields the name and values [B, C] of each term of an exported score."""
 
     @torch.no_grad()
     def terms(inputs: Inputs) -> Iterator[tuple[str, Tensor]]:

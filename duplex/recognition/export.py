@@ -402,7 +402,7 @@ class OnnxImageTower(nn.Module):
 
 
 class OnnxAnswers(nn.Module):
-    """Module to be exported to ONNX: pixels [B, 3, R, R] uint8 to probabilities [B, C] and nearest-pair distances."""
+    """Module for ONNX: from pixels [B, 3, R, R] uint8 to probabilities [B, C] and distances to the nearest pair."""
 
     def __init__(self, tower: OnnxImageTower, tensors: Mapping[str, Tensor], model: TrainedModel) -> None:
         super().__init__()

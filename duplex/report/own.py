@@ -120,7 +120,7 @@ def closed_form_answers(examples: Mapping[str, Examples], labels: LabelSpace, ro
 
 @dataclass(frozen=True)
 class OwnData:
-    """Contents of the report on one data set: its images and labels, a model's answers for its test images."""
+    """What the page about one data set shows: its images and labels, and a model's answers for the test images."""
 
     name: str
     labels: LabelSpace

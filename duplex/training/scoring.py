@@ -204,7 +204,7 @@ ChooseBy = Callable[[Mapping[str, float]], float]  # seen, unseen, hm and auc as
 
 @dataclass(frozen=True)
 class Validation:
-    """Callable that returns a method's closed-world validation metrics; the one listed last chooses the epoch.
+    """Computes a method's closed-world validation metrics when called; the last one of them chooses the epoch.
 
     name: auc (also if the epoch is to be the last), hm, unseen, or loss: the mean `-log p(c|x)` of the labels c.
     choose_by: the caller's function that computes the metric `name` from seen and unseen accuracy, HM and AUC.
