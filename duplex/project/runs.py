@@ -21,7 +21,8 @@ from duplex.methods.base import Method
 from duplex.methods.registry import find_method
 from duplex.project.stamps import require_current_run, require_data, run_difference
 from duplex.recognition.answers import Neighbours
-from duplex.recognition.export import RunFacts
+from duplex.recognition.export import FIT, RunFacts, read_fit
+from duplex.recognition.fit import REMARK
 from duplex.report.aggregate import read_numbers
 from duplex.report.images import RetrievalContext, thumbnails_under
 from duplex.system.files import sha256, write_json
@@ -130,9 +131,13 @@ def dataset_of_run(run: Path, paths: ArtifactPaths = ArtifactPaths()) -> str | N
 
 
 def model_card_facts(run: Path, *, name: str | None, licence: str, repository: str | None) -> RunFacts:
-    """Facts for the model card of a run, titled `name`; metrics and counts are empty if their files are missing."""
+    """Facts for the model card of a run or fitted model, titled `name`; without metrics if their file is missing."""
     folder = run.resolve()
     folder = folder.parent if folder.is_file() else folder
+    if (folder / FIT).is_file():
+        record = read_fit(folder)
+        title = name or repository or folder.name
+        return RunFacts(title, licence, record["measured"]["metrics"], record["counts"], repository, REMARK)
     metrics = read_numbers(RunPaths(folder).metrics, "dvc repro") or {}
     counts = read_numbers(folder.parent.parent / "statistics.json", "dvc repro") or {}
     title = name or repository or " ".join(folder.parts[-3:])

@@ -138,7 +138,7 @@ def _finetuning(options: Mapping[str, Any] | None) -> str:
     blocks = "last block" if options["blocks"] == 1 else f"last {options['blocks']} blocks"
     return f"""
 The image tower's {blocks} were fine-tuned, and no cache holds the resulting features: features for `recognize.py`
-are those of `encoder.onnx`, which `duplex export --onnx-encoder` writes, not rounded.
+are those of `encoder.onnx`, not rounded. `duplex export --onnx-encoder` writes it, and see.py, which reads images.
 """
 
 

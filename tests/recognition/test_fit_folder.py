@@ -67,6 +67,11 @@ def test_the_page_beside_the_model_has_the_measured_numbers_and_every_recipe(fit
     assert "two logistic regressions, for comparison: accuracy" in printed
 
 
+def test_an_export_of_the_model_keeps_its_card(fitted, tmp_path):
+    assert duplex("export", fitted[0], tmp_path / "out").returncode == 0
+    assert (tmp_path / "out" / "README.md").read_text() == (fitted[0] / "README.md").read_text()
+
+
 def test_a_second_fit_trains_and_decodes_nothing_and_gives_the_same_bytes(fitted, drawn, monkeypatch):
     model, _ = fitted
     before = model_bytes(model)
