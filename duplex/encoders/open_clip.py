@@ -60,7 +60,7 @@ OPERATORS = (
 
 
 def undeclared_operators() -> list[str]:
-    """Load torchvision's library if it fits torch; returns the signatures of operators that are still missing."""
+    """Load torchvision's compiled library if it fits torch; returns those of `OPERATORS` that torch still lacks."""
     for folder in find_spec("torchvision").submodule_search_locations or ():  # type: ignore[union-attr]
         for path in sorted(Path(folder).glob("_C.*")):
             try:

@@ -59,7 +59,7 @@ def check_length(tokens: int, context_length: int) -> None:
 
 @dataclass(frozen=True, eq=False)
 class PromptTree:
-    """Prefix tree of `P` prompts; its `T` nodes, the distinct prefixes, are numbered in depth-first order."""
+    """Prefix tree of `P` prompts; each of its `T` nodes is a distinct prefix, held as its last token and parent."""
 
     rows: Ints  # [T] lexicon row of each node's token
     depths: Ints  # [T] position of each node's token
@@ -157,7 +157,7 @@ class TreeAttention(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class GatheredQkv:
-    """Queries, keys and values of one attention call, copied block by block to `rows`; `q`, `k`, `v`: views of it."""
+    """Queries, keys and values of the blocks of an `AttentionPlan`; `q`, `k` and `v` are views of `rows`."""
 
     width: int  # e, of one head
     rows: Tensor  # [C*H*B + 2*C*H*S, e]
@@ -195,7 +195,8 @@ class GatheredQkv:
 class AttentionPlan:
     """Index tensors for attention in a prefix tree, of `Q` queries in `C` blocks of `B` queries and `S` keys each.
 
-    The tokens' queries, keys and values `[R, 3 * width]` are cut into `H` heads of width `e`: `[R * 3 * H, e]`.
+    The tokens' queries, keys and values `[R, 3 * width]` are cut into `H` heads of width `e`: `[R * 3 * H, e]`. From
+    them, `rows` gathers the blocks. A query has a slot in a block; the last block's last `unused_slots` have no query.
     """
 
     heads: int
@@ -209,7 +210,7 @@ class AttentionPlan:
 
 @dataclass(frozen=True)
 class TreeLayout:
-    """Index tensors with which a tower encodes a `PromptTree` as E entries, distinct pairs of token and position."""
+    """Index tensors to encode a `PromptTree`; the first layer reads E entries, distinct pairs of token and position."""
 
     entry_rows: Tensor  # [E]
     entry_depths: Tensor  # [E]

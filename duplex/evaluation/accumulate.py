@@ -56,7 +56,7 @@ class ColumnPlan:
 
     @classmethod
     def of(cls, groups: NDArray[Any]) -> ColumnPlan:
-        """Make the plan for w columns from each column's group [w]: 0 seen, 1 and more unseen, -1 infeasible."""
+        """Plan how to read w columns of scores, by group [w]: 0 seen; 1, 2, ... unseen buckets; -1 infeasible."""
         cuts = np.flatnonzero(np.diff(groups)) + 1
         positions, order = np.arange(groups.size), None
         if cuts.size >= 2 * np.unique(groups).size:  # groups alternate often: move the columns
@@ -80,7 +80,7 @@ def checked_mask(values: Any, name: str) -> Bools:
 
 
 def group_columns(seen: Bools, bucket: ArrayLike | None, feasible_mask: ArrayLike | None) -> NDArray[Any]:
-    """Group number of each candidate [C]: 0 if seen, 1 + its `bucket` if unseen, -1 if infeasible."""
+    """Group of each candidate [C]: -1 if infeasible, 0 if seen, else 1 + its `bucket` between two thresholds."""
     buckets = np.zeros(seen.size, dtype=np.int8) if bucket is None else np.asarray(bucket)
     feasible = None if feasible_mask is None else checked_mask(feasible_mask, "feasible_mask")
     is_whole = buckets.shape == seen.shape and buckets.dtype.kind in "iub" and buckets.min() >= 0

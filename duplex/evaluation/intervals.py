@@ -186,7 +186,10 @@ def resample(runs: Sequence[Margins], rng: np.random.Generator) -> tuple[Ints, I
 
 
 def mean_change(curves: Sequence[Sequence[Curve]], runs: Ints, seen: Ints, unseen: Ints) -> Floats:
-    """Mean difference in S, U, HM and AUC [4], second method minus first, over the given runs and images."""
+    """Mean difference in S, U, HM and AUC [4], second method minus first; an index that occurs twice counts twice.
+
+    `curves[method][run]`. runs, seen, unseen: indices of runs and of images of seen and of unseen pairs.
+    """
     drawn, times = np.unique(runs, return_counts=True)
     change = [
         headline_metrics(curves[1][run], seen, unseen) - headline_metrics(curves[0][run], seen, unseen) for run in drawn

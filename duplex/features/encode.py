@@ -77,7 +77,7 @@ class OutputSpec:
 
 @dataclass(frozen=True)
 class LaunchedBatch:
-    """A batch of images whose encoding has been started on the device."""
+    """A batch of images, from row `start`, whose encoding has been started; the event `done` follows its end."""
 
     start: int
     statuses: Tensor  # [B] encoded, or why not; on the CPU once `done` has happened

@@ -44,7 +44,10 @@ class NodeFeatures(NamedTuple):
 
 
 class CompositionGraph(nn.Module):
-    """Graph of states, objects and compositions; Co-CGE sets `weights` [C] of the messages that compositions send."""
+    """Edges among states, objects and compositions, for averages over neighbours; it has no trained layers.
+
+    weights: of the messages that compositions send [C]; 1, unless Co-CGE sets them in the open world.
+    """
 
     weights: Tensor
 

@@ -201,11 +201,11 @@ class EmbeddingHead(WordMethod[WordOptionsT], Generic[WordOptionsT]):
         return torch.as_tensor(rho, dtype=torch.float32)
 
     def initial_margins(self) -> Tensor:
-        """Margins [M * N] for the first epoch: 0 for seen compositions; for unseen, larger than any logit."""
+        """What the loss subtracts from logits in the first epoch [M * N]: 0 if seen; if unseen, more than any logit."""
         return torch.where(torch.as_tensor(self.labels.seen), 0.0, INITIAL_MARGIN * self.scale)
 
     def raise_margins(self, rho: Tensor, epoch: int) -> None:
-        """Set the margins to the feasibility `rho` [M * N] times a factor that grows over the first `margin_epochs`."""
+        """Set margins to feasibility `rho` [M * N] (seen: 0) times a factor that grows for `margin_epochs` epochs."""
         assert self.margins is not None
         options: Any = self.options
         alpha = options.margin * min(1.0, epoch / options.margin_epochs)
@@ -250,7 +250,7 @@ class ThreePaths(TextMethod[ThreePathOptionsT], Generic[ThreePathOptionsT]):
         return self.paths.prototypes(LOSSES, self.checkpointing)
 
     def path_losses(self, batch: Batch, t: Prototypes) -> tuple[Tensor, FactorPosteriors, dict[str, Tensor]]:
-        """Adapted image features [B, d] of a batch, their factors, and the three cross-entropies as name -> loss."""
+        """Adapted features [B, d] of a batch, its factors with their log posteriors, and weighted losses by name."""
         z = self.paths.adapt(batch.cls)
         losses, factors = self.paths.losses(z, batch.compositions, t, LOSSES)
         assert factors is not None

@@ -93,7 +93,7 @@ class Flow(Method[FlowOptions]):
         return z, *self.base.paths.factors(z)
 
     def composed(self, z_s: Tensor, z_o: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Both flows' velocities d_s and d_o at the start, of unit length [B, d], and their coefficients [B, 2]."""
+        """Unit directions d_s, d_o [B, d] in which both flows leave the factors, and their coefficients a, b [B, 2]."""
         start = z_s.new_zeros(len(z_s), 1)
         d_s, d_o = unit(self.state(torch.cat([z_s, start], -1))), unit(self.object(torch.cat([z_o, start], -1)))
         return d_s, d_o, self.composer(torch.cat([d_s, d_o], -1).detach())

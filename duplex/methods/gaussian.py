@@ -75,7 +75,7 @@ class ClassStatistics:
 
     @classmethod
     def of(cls, z: Tensor, compositions: Tensor, states: int, objects: int) -> ClassStatistics:
-        """Sum up features `z` [n, d] of images that show the `compositions` [n]; M `states` and N `objects` exist."""
+        """Count and add up features `z` [n, d] by their images' `compositions` [n], of M `states` and N `objects`."""
         z = z.double()
         pairs, place = compositions.unique(return_inverse=True)
         sums = z.new_zeros(len(pairs), z.shape[1]).index_add_(0, place, z)
@@ -342,7 +342,7 @@ def _climb(height: Callable[[Guess], float], start: Guess, step: float = 1.0) ->
 
 @dataclass(frozen=True)
 class FitSettings:
-    """Settings of the closed-form fit; a setting that is None is chosen from the training images."""
+    """Settings of the closed-form fit, in the module's symbols; None: chosen by the likelihood of training images."""
 
     ridge: float = 0.1  # number of images at which the effect of a state or object is shrunk by half
     shrinkage: float | None = None  # k: number of images at which h_c is halfway from mu_mn to x_c; None: by likelihood
@@ -352,7 +352,7 @@ class FitSettings:
 
 
 class MovableTensors:
-    """Base class of dataclasses that hold tensors or further such dataclasses."""
+    """Base of dataclasses of tensors, or of further such dataclasses: `to` copies one to another dtype and device."""
 
     def to(self: Part, dtype: torch.dtype, device: torch.device | str | None = None) -> Part:
         """Copy with all tensors moved to `device`, and floating-point tensors converted to `dtype`."""

@@ -102,7 +102,7 @@ def log_map(mu: Tensor, u: Tensor) -> Tensor:
 
 
 def exp_map(mu: Tensor, v: Tensor) -> Tensor:
-    """Exponential map: the points [C, d] to which tangent vectors `v` lead from `mu`."""
+    """Exponential map: the points [C, d] of the unit sphere to which tangent vectors `v` lead from `mu`."""
     length = v.norm(dim=-1, keepdim=True)
     return normalize(length.cos() * mu + torch.sinc(length / torch.pi) * v, dim=-1)
 

@@ -113,7 +113,7 @@ class Linear(Method[LinearOptions]):
 
 @torch.enable_grad()
 def regress(z: Tensor, classes: Tensor, size: int, strengths: Sequence[float], name: str) -> Iterator[Tensor]:
-    """Fit a logistic regression with each of the `strengths`; yields its weights and offsets [d + 1, size].
+    """Fit a logistic regression with each of the L2 `strengths`; yields its weights and offsets [d + 1, size].
 
     z: features of the training images [B, d], in float64.
     classes: each image's class, below `size` [B].

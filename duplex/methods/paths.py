@@ -115,7 +115,7 @@ class Paths(nn.Module):
             self.register_buffer(name, torch.from_numpy(~trained), persistent=False)
 
     def sample_negatives(self, compositions: Ints, count: int) -> None:
-        """Let the semantic loss compare `compositions` with `count` random classes, which stand for all others."""
+        """Restrict the semantic loss to `compositions` and `count` random others, weighted to stand for all others."""
         others = np.setdiff1d(self._every, compositions)
         drawn = others[torch.randperm(len(others))[:count].numpy()]
         self._negatives = np.union1d(compositions, drawn)

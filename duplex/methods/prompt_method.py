@@ -35,7 +35,7 @@ from duplex.options import Count
 
 @dataclass(frozen=True)
 class PromptOptions(PathOptions):
-    """Options of `kind: prompts`: the terms of loss and score, besides the prompts' own options."""
+    """Options of `kind: prompts`: terms of loss and score, sampled classes, EVA's maxima; and the prompts' own."""
 
     losses: tuple[Literal["state", "object", "semantic"], ...] = ("state", "object", "semantic")  # loss terms
     inference: tuple[Literal["semantic", "factors"], ...] = ("semantic", "factors")  # score terms

@@ -51,7 +51,7 @@ class SamOptions(TextOptions):
 
 
 class Sam(TextMethod[SamOptions]):
-    """SAM: scores by the token nearest to each prompt, by a query that reads all tokens, by a memory of such reads."""
+    """SAM: scores by each prompt's nearest image token, by a query's output, and by such outputs of training images."""
 
     required_inputs: ClassVar[tuple[str, ...]] = ("cls", "patch", "text")
     memory: Tensor  # b [C, K, d] of the training compositions
@@ -117,7 +117,7 @@ class Sam(TextMethod[SamOptions]):
         self.memory[:, :count], self.filled[:, :count] = u[images.T], lowest.T.isfinite()
 
     def memory_logits(self, u: Tensor, t: Tensor, candidates: CompositionIndex) -> Tensor:
-        """Logits [B, C] of candidates: compares `u` with a candidate's features in memory or, without any, its text."""
+        """Logits [B, C] of query features `u` [B, d] by memory; its free places hold candidates' texts `t` [C, d]."""
         by_text = u @ t.T
         own = torch.isin(candidates.compositions, self.train_candidates.compositions).nonzero()[:, 0]
         rows = self.train_candidates.positions_of_listed(candidates.compositions[own])

@@ -44,7 +44,7 @@ LEAST = 1e-38  # probability
 
 @dataclass(frozen=True)
 class TomcatOptions(Options):
-    """Options of the stream adapter `tomcat`; the defaults are the values in the authors' code for C-GQA."""
+    """Options of the stream adapter `tomcat` (see the module's formulas); defaults: the authors' code for C-GQA."""
 
     learning_rate: NonNegative = 6.25e-6
     alpha: NonNegative = 0.5

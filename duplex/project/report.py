@@ -324,7 +324,7 @@ def _rows(prototypes: Callable[[Ints], Tensor] | None) -> Prototypes | None:
 
 
 def own_page_stage(params: Params, dataset: str, paths: ArtifactPaths = ArtifactPaths()) -> Path:
-    """Write a data set's page on its run with the best validation AUC; returns the page's path."""
+    """Write a data set's page on its run with the best closed-world validation AUC; returns the page's path."""
     entry = params.dataset(dataset)
     hint = f"train one with `duplex train --dataset {dataset} --method METHOD`"
     chosen = best_run("closed", paths, dataset=dataset, hint=hint, params=params)

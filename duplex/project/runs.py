@@ -107,7 +107,7 @@ def mapped_run(params: Params, dataset: str, paths: ArtifactPaths) -> tuple[str,
 
 
 def inventory_stage(params: Params, dataset: str, paths: ArtifactPaths = ArtifactPaths()) -> None:
-    """Write a data set's `files.json` (file -> sha256), and `featured.json` with the run that the maps show.
+    """Write `files.json` (sha256 of the files of a data set and its runs), and `featured.json`, the run the maps show.
 
     The stages of report and maps depend on these files, because DVC cannot let a stage depend on all runs of a matrix.
     """

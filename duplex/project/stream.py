@@ -64,7 +64,7 @@ class Stream:
     def evaluated(
         self, options: Options, calibration: scoring.Calibration, world: World, split: str, order: int = 0
     ) -> run.WorldResult:
-        """Adapt to a split's images and return the result; candidates infeasible by `calibration` take no part."""
+        """Adapt to a split's images in random order number `order`; pairs infeasible by `calibration` take no part."""
         plain = scoring.ScoringTask.of(self.method, self.inputs.labels.candidates(world, split))
         candidates, train = plain.candidates.compositions, self.inputs.examples["train"]
         mask = scoring.feasible_compositions(self.method, self.inputs.words, calibration)

@@ -79,7 +79,7 @@ class LabelledSource:
 def open_labelled(
     name: str, images: Path | None = None, params: Params | None = None, stages: Iterable[str] = DATA_STAGES
 ) -> LabelledSource:
-    """Open labelled images: a data set of `params` with `stages` up to date, a folder, a table or a fitted model's."""
+    """Open labelled images of a data set (`stages` must be up to date), folder, table (files in `images`) or model."""
     place = Path(name)
     if params is not None and (name in params.datasets or not place.exists()):
         root = params.dataset(name).source.root

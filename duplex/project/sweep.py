@@ -295,7 +295,10 @@ def _with_progress(label: str, engine: Execute, tasks: Sequence[Task]) -> Iterat
 
 
 def commit_targets(runs: Sequence[SweptRun], changed: Collection[str]) -> list[str]:
-    """The stages of `runs` for `dvc commit`: groups such as `train`, or if other runs have changed, single stages."""
+    """The targets of `dvc commit` for `runs`: groups such as `train`; single stages if others of a group have changed.
+
+    changed: names of the changed stages, those of `runs` included.
+    """
     stages = list(dict.fromkeys(run.stage(stage) for stage in RUN_STAGES for run in runs))
     groups = list(dict.fromkeys(name.partition("@")[0] for name in stages))
     others = {name for name in changed if name.partition("@")[0] in groups} - set(stages)

@@ -427,8 +427,9 @@ def encode_prompts(
 ) -> Tensor:
     """Unit text features [P, d] of prompts, which consist of a context, a state and an object.
 
-    The context and the names that the model knows have learned vectors, new names have token embeddings.
+    A name that the model knows has its learned vector, if the model learned any; other names have token embeddings.
 
+    t: tensors of an exported model, with the vectors of contexts and, if learned, of names.
     path: kind of the prompts, which have different contexts: "composition", "state" or "object".
     names: (state, object) of each prompt; None leaves a word out.
     """

@@ -117,7 +117,7 @@ def _summary(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def at_threshold(record: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A run's open-world metrics with the feasibility threshold by words, even if unused; empty if it has none."""
+    """An open-world record's metrics at the feasibility threshold, even if `auto` rejected it; empty without one."""
     unused: Mapping[str, Any] = record.get("words", {})
     return record if "threshold" in record else unused
 

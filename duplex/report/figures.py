@@ -77,7 +77,7 @@ def curve_figure(data: DatasetResults, world: str) -> Figure | None:
 
 
 def tones_of(data: DatasetResults) -> dict[str, int]:
-    """Number of each method's colour, the same in all figures; by its own name and by its name in figures."""
+    """Number of each method's colour in all figures. Keys: each method's own name and its name in figures."""
     tones = {method: tone for tone, method in enumerate(data.runs)}
     return {data.shown_as.get(method, method): tone for method, tone in tones.items()} | tones
 
@@ -144,7 +144,7 @@ def lambda_figures(data: DatasetResults, places: Sequence[Tree]) -> list[Figure]
 
 @dataclass(frozen=True)
 class Scene:
-    """What t-SNE maps show: test images and prototypes of a trained method."""
+    """What t-SNE maps show: test images, before and after training, and prototypes, visual ones also at the start."""
 
     labels: LabelSpace
     compositions: Ints  # [n] compositions of the test images
