@@ -248,7 +248,7 @@ def contains_sorted(listed: Ints, compositions: Ints) -> Bools:
 
 @dataclass(frozen=True)
 class FrequencyGroups:
-    """The frequency group of every composition, as an index into `GROUPS`; compositions not in `seen` are "unseen"."""
+    """Frequency groups of `size` compositions: `seen[i]` is in `GROUPS[group[i]]`, those not in `seen` in "unseen"."""
 
     size: int  # number of all compositions
     seen: Ints  # [K] seen compositions, sorted

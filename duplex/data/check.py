@@ -21,7 +21,7 @@ SHOWN = 5  # examples of an issue in its text
 
 @dataclass(frozen=True)
 class DataIssue:
-    """One kind of fault in a data set, such as missing files: a description, a count, and the items concerned."""
+    """A kind of fault in a data set; a `problem` spoils results or loses rows, a `fatal` one prevents training."""
 
     what: str  # description, to be printed after the count
     count: int

@@ -217,7 +217,7 @@ _ROWS, _COLUMNS = np.mgrid[0:SIDE, 0:SIDE].astype(np.float32) + np.float32(0.5)
 
 @dataclass(frozen=True)
 class Style:
-    """How much drawn images may vary at random; lengths are fractions of the image's side."""
+    """How drawn images look and vary at random; lengths are fractions of the image's side, `haze` is in pixels."""
 
     radius: Range  # of the object
     shift: float  # of its centre, at most

@@ -117,7 +117,7 @@ class PromptTree:
 
 
 def tree_blocks(sequences: Prompts, size: int) -> Iterator[tuple[Ints, PromptTree]]:
-    """Divide sorted prompts into blocks of `size`; yields each block's prompts (indices) and their prefix tree."""
+    """Sort prompts and cut them into blocks of `size`; yields each block's prompts (indices) and their prefix tree."""
     rows = pad_prompts(sequences)
     order = np.lexsort(rows.T[::-1])
     for start in range(0, len(order), size):
@@ -193,10 +193,11 @@ class GatheredQkv:
 
 @dataclass(frozen=True)
 class AttentionPlan:
-    """Index tensors for attention in a prefix tree, of `Q` queries in `C` blocks of `B` queries and `S` keys each.
+    """Index tensors by which `attend` lets each query token attend to itself and its ancestors in a prefix tree.
 
+    `Q` queries are put into `C` blocks of `B` slots, the last `unused_slots` empty; a block's queries share `S` keys.
     The tokens' queries, keys and values `[R, 3 * width]` are cut into `H` heads of width `e`: `[R * 3 * H, e]`. From
-    them, `rows` gathers the blocks. A query has a slot in a block; the last block's last `unused_slots` have no query.
+    them, `rows` gathers the blocks; `mask` hides the keys that are neither a query's own nor of its ancestors.
     """
 
     heads: int
@@ -259,7 +260,7 @@ class QueryBlocks:
         return cls(queries, keys, mask.reshape(count, size, -1))
 
     def attention(self, states: Ints, heads: int, device: torch.device) -> AttentionPlan:
-        """The `AttentionPlan` for a tensor of tokens in which row `states[i]` belongs to node `i` of the tree."""
+        """Index tensors for one layer's attention; node `i` of the tree is row `states[i]` of the layer's input."""
         count, size = self.mask.shape[:2]
         total, head = len(self.queries), np.arange(heads)
         query_states = states[self.queries]

@@ -38,7 +38,7 @@ NO_COLUMN = np.iinfo(np.int64).max
 
 @dataclass(frozen=True)
 class ColumnRun:
-    """Adjacent columns that belong to one group, in a block of scores."""
+    """Adjacent columns of one group in a block of scores, perhaps reordered; `positions`: those before reordering."""
 
     group: int
     span: slice  # in the ordered block
@@ -197,7 +197,7 @@ class ScoreAccumulator:
         seen: mask of the columns that are seen compositions [C].
         k: the largest k for which top-k accuracy is to be measured.
         feasible_mask: mask of the columns that count [C] (default: all); the others score -inf.
-        bucket: number (from 0) of each unseen column's bucket [C] (default: 0); `cumulative` adds one after another.
+        bucket: for each unseen column [C], the step (0, 1, ...) in which `cumulative` adds it to the seen (default: 0).
     """
 
     def __init__(

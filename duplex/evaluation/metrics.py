@@ -239,7 +239,7 @@ def sampled_metrics(
 
 
 def sampled_from_margins(margins: Margins) -> Metrics:
-    """Compute the metrics of `sampled_metrics` from margins, which needs no further pass over the scores.
+    """Compute metrics from about 20 biases, like `sampled_metrics`, but from top-1 margins instead of all scores.
 
     The results differ where scores are equal or nearly equal in single precision.
     """

@@ -42,7 +42,7 @@ BINS = 15
 
 @checked_dataclass(frozen=True, config=ConfigDict(allow_inf_nan=False))
 class Confidence:
-    """The temperature and the prior that turn a method's log probabilities into calibrated probabilities."""
+    """How log probabilities are calibrated: a temperature, log-odds added to unseen pairs, their expected share."""
 
     temperature: Annotated[float, Field(ge=1e-6, le=1e6)] = 1.0  # T, by which log probabilities are divided
     unseen_log_odds: Annotated[float, Field(ge=-1e3, le=1e3)] = 0.0  # k, log-odds added to unseen pairs

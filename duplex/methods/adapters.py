@@ -207,7 +207,7 @@ class ConceptBottleneck(nn.Module):
 
 
 class ConceptBottlenecks(BlockAdapters):
-    """Bottlenecks of states, of objects and of compositions: the frozen blocks run once with each of the three."""
+    """Bottlenecks of states, objects and (in image towers, only in the later half) compositions, with one pass each."""
 
     passes: tuple[TowerBlocks, TowerBlocks, TowerBlocks]  # blocks of compositions, states and objects
 

@@ -331,7 +331,7 @@ class StreamAdapter:
 
 
 def find_stream_adapter(name: str) -> type[StreamAdapter]:
-    """The installed stream adapter called `name`; raises UsageError for an unknown name."""
+    """The class of a stream adapter, which adapts a trained method to unlabelled images; UsageError if unknown."""
     points = installed_plugins("duplex.stream_adapters")
     found: type[StreamAdapter] = load_plugin(points[require(name, points, STREAM)], STREAM, StreamAdapter)
     return found

@@ -58,7 +58,7 @@ class CompositionGraph(nn.Module):
         self.register_buffer("weights", torch.ones(len(compositions)))
 
     def means(self, x: NodeFeatures) -> NodeFeatures:
-        """The mean of the features of each node and its neighbours, weighted by `weights` for compositions."""
+        """Mean of each node and its neighbours; for states and objects, `weights` weigh a composition's edges."""
         m, n = self.columns.states, self.columns.objects
         w = self.weights[:, None]
         states = self._primitive_means(x.states, m, w * (x.objects.index_select(0, n) + x.compositions), self.sizes[0])
@@ -72,7 +72,7 @@ class CompositionGraph(nn.Module):
 
     @staticmethod
     def composition_means(x: NodeFeatures, rows: Tensor, columns: CompositionIndex) -> Tensor:
-        """Mean of three features for each composition [C, w]: its own, in `rows`, its state's and its object's."""
+        """Mean of three features of each composition in `columns` [C, w]: its own, in `rows`, and its words' in `x`."""
         both = x.states.index_select(0, columns.states) + x.objects.index_select(0, columns.objects)
         return (rows + both) / 3
 

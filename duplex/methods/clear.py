@@ -82,7 +82,7 @@ class Clear(ThreePaths[ClearOptions]):
         return [c, s + self.paths.logits(abstract_s, t.states), o + self.paths.logits(abstract_o, t.objects)]
 
     def abstract(self, blocks: Any, q: Tensor, logits: Tensor, words: Tensor, patches: Tensor | None) -> Tensor:
-        """Feature [B, d] that a reasoner's query `q` reads from the words of the highest `logits` and from patches."""
+        """Feature [B, d] that `q` reads, by cross-attention `blocks`, from the likeliest `words` and from patches."""
         likely = logits.topk(max(1, math.ceil(self.options.ratio * len(words)))).indices
         y = words[likely] + self.types[0]
         y = y if patches is None else torch.cat([y, patches], 1)

@@ -79,7 +79,7 @@ class Codebook(nn.Module):
 
     @torch.no_grad()
     def start(self, z: Tensor, compositions: Tensor, *, seen: bool) -> None:
-        """Compute means of training features `z` [n, d]; with `seen`, those of seen pairs become their prototypes."""
+        """Compute means of features `z` [n, d] by state, by object, of all; with `seen`, prototypes of seen pairs."""
         if self.unseen == "compose":
             n = len(self.labels.objects)
             self.mean_s.copy_(group_means(z, compositions // n, len(self.labels.states)))

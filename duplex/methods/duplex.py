@@ -80,7 +80,7 @@ class CellSums(torch.autograd.Function):
     def forward(
         ctx: Any, a: Tensor, b: Tensor, w: Tensor, i: Tensor, j: Tensor, cell: Tensor, cells: int, rectified: bool
     ) -> Tensor:
-        """Returns the sums [cells, d]; each image pair [P] has two images (`i`, `j`), a `cell` and a weight `w`."""
+        """Weighted sums of counterfactuals by cell [cells, d]; pair p has images `i[p]`, `j[p]`, a cell, a weight."""
         out = a.new_zeros(cells, a.shape[1])
         for rows in _blocks(len(i), a):
             r, inverse = _counterfactuals(a, b, i[rows], j[rows], rectified)
@@ -94,7 +94,7 @@ class CellSums(torch.autograd.Function):
         """Returns the gradients with respect to `a`, `b` and `w`, given the gradient with respect to the sums.
 
         With `r = relu(a_i + b_j)`, `u = r / |r|` and the gradient `g` of a pair's sum: `dw = g.u`, and where `r > 0`,
-        both a_i and b_j receive `dr = w (g - u (g.u)) / |r|`.
+        both a_i and b_j receive `dr = w (g - u (g.u)) / |r|`. Unless `rectified`, relu and `r > 0` are left out.
         """
         a, b, w, i, j, cell = ctx.saved_tensors
         rectified: bool = ctx.rectified
@@ -143,9 +143,9 @@ class FactorNodes:
 class LocalCandidates:
     """The candidates whose state and object both occur in a batch; their prototypes are refined.
 
-    `C_cand = (S(B) x O(B)) & C_tgt` (Eq. 12-13): S(B) and O(B) are the batch's states and objects. A pair of images
-    `(i, j)` belongs to the candidate of i's state and j's object, its cell. All is computed from labels in the host's
-    memory, so that nothing waits for the device.
+    `C_cand = (S(B) x O(B)) & C_tgt` (Eq. 12-13): S(B) and O(B) are the batch's states and objects. `i`, `j` list pairs
+    of images for which i's state with j's object is a candidate, and `cell` the place of this candidate. All comes
+    from labels in the host's memory, so that nothing waits for the device.
     """
 
     compositions: Ints  # the candidates as m * N + n, rising [C]
@@ -204,7 +204,7 @@ def aggregate(
     messages: tuple[Message, ...],
     reading: Reading = Reading(),
 ) -> tuple[Tensor, Tensor]:
-    """Weighted mean of each candidate's messages [C, d] (Eq. 15-16), and a mask [C] of candidates with messages."""
+    """Mean [C, d] of each candidate's messages, weighted by posteriors (Eq. 15-16); mask [C] of those with messages."""
     (total, weight), *others = [message_sums(kind, nodes, candidates, fusion, reading) for kind in messages]
     if reading.normalise == "by_kind":
         total, weight = _mean_of_kind(total, weight)
@@ -292,7 +292,7 @@ def refine(
     nodes: features, factors and posteriors of the batch's images.
     compositions: the images' labels [B].
     candidates: the compositions whose prototypes may be refined.
-    fusion: joins two images' state and object factors; None: adds to a feature another's difference from the mean.
+    fusion: makes counterfactuals from factors; None: they are z_i + z_j - (mean of z over the batch), of unit length.
     momentum: weight lambda of the old prototypes (if the codebook is anchored, of the initial ones).
     """
     n = len(codebook.labels.objects)

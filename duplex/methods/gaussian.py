@@ -64,7 +64,7 @@ class Groups:
 
 @dataclass(frozen=True)
 class ClassStatistics:
-    """Image count and feature sum of each composition, and the second moment of all features, in float64."""
+    """Image count and feature sum of each composition, and the summed outer products of all features, in float64."""
 
     states: int  # M
     objects: int  # N
@@ -230,14 +230,14 @@ def compose(effects: AdditiveEffects, interactions: Interactions | None, states:
 
 
 class NormalEquations:
-    """Normal equations `H beta = r` of a least-squares fit; `beta` stacks the mean and, with a ridge, all effects.
+    """Normal equations `H beta = r` of a ridge regression; `beta` stacks the mean, state effects, object effects.
 
-    If the weights of pairs are written as an `M x N` table `w` (0 for pairs without images),
+    If the weights of pairs are written as an `M x N` table `w` (0 for pairs without images; `w 1`: its sums by state),
 
         H = [[sum w, w 1, 1 w], [., diag(w 1) + ridge, w], [., ., diag(1 w) + ridge]]
 
-    v: variance of the interactions; the pairs' weights are computed from it.
-    ridge: number of images at which an effect is shrunk by half.
+    v: variance of the interactions; a pair with n images has the weight `1 / (v + 1 / n)`.
+    ridge: penalty on the effects, not on the mean: the number of images at which an effect is shrunk by half.
     kernels: similarities of words; if given, `beta` also holds the interactions' coefficients G.
     tau: variance of G; its inverse is the ridge on G.
     """
@@ -533,7 +533,7 @@ class GroupPosterior(MovableTensors):
 
     @classmethod
     def fit(cls, groups: Groups) -> GroupPosterior:
-        """Fit the classifier; a group without images counts as one image at the mean of all images."""
+        """Fit to images grouped by state or object; an empty group counts as one image at the mean of all images."""
         whitening = shared_whitening(groups)
         means = groups.means @ whitening  # [G, d]
         middle = (groups.counts @ means) / groups.counts.sum()

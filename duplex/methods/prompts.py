@@ -104,7 +104,7 @@ class Prompts(nn.Module):
         return torch.cat([self.frozen_rows, self.dropped(self.learned_rows)])
 
     def dropped(self, rows: Tensor) -> Tensor:
-        """The learned `rows` of the lexicon; training applies dropout to the last rows, the vectors of names."""
+        """The learned vectors `rows`; in training with dropout (`word_dropout`) of the last ones, those of names."""
         if not (self.word_dropout and self.training and torch.is_grad_enabled()):
             return rows
         names = len(self.name_rows)

@@ -90,7 +90,7 @@ def members(t: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def member_terms(t: Mapping[str, Any], x: Any, xp: Any, single: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the name and the weighted log probabilities [B, C] of each member of a product."""
+    """Yield (name, weighted log probabilities [B, C]) of each member of a product; arguments as of `score_terms`."""
     for place, member in enumerate(members(t)):
         scores = sum(term for _, term in score_terms(member, x, xp, single))
         if "product" in member:

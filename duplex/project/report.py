@@ -105,7 +105,7 @@ def evaluated_runs(
 def summarise(params: Params, runs: Mapping[tuple[str, str], Sequence[Tree]], paths: ArtifactPaths) -> Tree:
     """Average the metrics over seeds; adds each method's `settings`: kind, options, encoder, counts of its data set.
 
-    A method for the open world alone gets `settings_open` instead, under the name that it is shown as.
+    A method with `shown_as: NAME` is entered under NAME; the settings of one with `world: open` are `settings_open`.
     """
     summary: Tree = aggregate(runs)
     changed = changed_options(params)

@@ -89,7 +89,7 @@ def featured_run(params: Params, dataset: str, paths: ArtifactPaths) -> tuple[st
 
 
 def mapped_run(params: Params, dataset: str, paths: ArtifactPaths) -> tuple[str, int] | None:
-    """Method and seed (the first) of the run that the maps show; None if there is none.
+    """Method and seed (the first) of the run that the report's t-SNE maps show; None if there is none.
 
     The method is `report.featured` if this has a finished run under `run:`. Otherwise it is the last method of `run:`
     with visual prototypes, other than those with `shown_as`, which the report shows under another name.

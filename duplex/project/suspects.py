@@ -150,7 +150,7 @@ def rank_suspects(source: LabelledSource) -> pd.DataFrame:
 
 
 def judged(features: NDArray[Any], compositions: Ints, labels: LabelSpace, seed: int = 0) -> dict[str, LabelMargins]:
-    """The `margins` of images as `composition`, `state` and `object`, given features [n, d] of unit length."""
+    """Margin of each image's `composition`, `state` and `object` over the best other, from unit features [n, d]."""
     kinds = {"state": labels.state_of(compositions), "object": labels.object_of(compositions)}
     return {name: margins(features, kind, seed=seed) for name, kind in {"composition": compositions, **kinds}.items()}
 

@@ -429,7 +429,7 @@ class FolderRecipes:
     def levels(self, began: float) -> Iterator[list[Trial]]:
         """Yield lists of recipes of equal cost: nothing trained, prompts, then blocks as far as the time limit allows.
 
-        If the encoder has no text tower, no prompts are tried, and linear heads train the blocks.
+        Without a text tower there are no prompts, and blocks are trained through linear classifiers that no score uses.
 
         began: `time.monotonic()` at which the time for training began.
         """

@@ -67,7 +67,7 @@ class Backbone:
     def tower(self, which: str) -> Encoder:
         """The encoder with its "image" or "text" tower; raises `UsageError` if it is not the encoder of training.
 
-        Both towers are loaded together if they have the same precision, since one file holds the weights of both.
+        If "text" is wanted first, both towers of equal precision are loaded, since one file holds the weights of both.
         """
         if which not in self.towers:
             name, tag = self.record["name"], self.record["tag"] or None

@@ -77,14 +77,14 @@ class Gap:
 
     @property
     def order(self) -> str:
-        """Verdict on the claim that the sum is above zero."""
+        """Verdict on the claim that `value` is above 0, by the interval: undecided if this has 0 or is missing."""
         if self.low is None or self.high is None or self.low <= 0 <= self.high:
             return UNDECIDED
         return REPRODUCED if self.low > 0 else NOT_REPRODUCED
 
     @property
     def equality(self) -> str:
-        """Verdict on the claim that the sum is zero."""
+        """Verdict on the claim that `value` is 0: reproduced if the interval has 0 and |value| is at most `CLOSE`."""
         if self.low is None or self.high is None:
             return UNDECIDED
         if self.low <= 0 <= self.high:
@@ -131,8 +131,9 @@ class Measured:
         return found
 
     def value(self, table: str, metric: str, sampled: bool = False) -> Value | None:
-        """One metric of the method, or None; open-world metrics are at the feasibility threshold by words, if any.
+        """One metric of the method with its standard error, None if not measured; `table`: of the summary, or `costs`.
 
+        Open-world metrics are at the feasibility threshold by words, if there is one.
         sampled: prefer the value by the published protocol, which samples the bias, to that of the exact curve.
         """
         if table == "costs":
@@ -157,7 +158,7 @@ class Measured:
         return Value(fmean(numbers), error, len(numbers), " ".join(json_pointer(r.files[part], metric) for r in found))
 
     def surroundings(self, table: str, shared: Sequence[str] = SHARED) -> str:
-        """The settings named in `shared`, as JSON; two results can be compared if their texts are equal."""
+        """Settings `shared` behind a `table` of the summary, as JSON; results can be compared if it is equal."""
         settings = self.settings(table)
         return "" if settings is None else json.dumps([settings.get(key) for key in shared])
 
@@ -258,7 +259,7 @@ def paper_value(row: Tree, table: str, benchmark: str, metric: str) -> Value | N
 
 
 def published_rows(table: str) -> list[Tree]:
-    """All published results in quoted.yaml for the world `table`; an empty list for any other table."""
+    """All results in quoted.yaml for a world, if `table` names one (closed, open); otherwise an empty list."""
     published = read_package_yaml("quoted.yaml")
     backbones = published["backbones"] if table == "closed" else ()
     return [*published[table], *published["later"][table], *backbones] if table in WORLDS else []

@@ -61,7 +61,7 @@ def missing_images_note(root: Path, images: Sequence[str], dataset: str) -> list
 
 @dataclass(frozen=True)
 class ImageFeatures:
-    """A method's features of the test images and, if it computes them, their state and object factors."""
+    """Features of test images: `z`, compared with visual prototypes, `text_space`, with semantic ones; and factors."""
 
     z: Array | None  # z^c [n, d], of unit length; None if the method has none
     text_space: Array | None  # [n, d] features that semantic prototypes are compared with
@@ -125,7 +125,7 @@ class RetrievalContext:
 
 @dataclass(frozen=True)
 class Hit:
-    """A test image that a search found, with its cosine to the prototype or swap searched for."""
+    """A test image near a composition's prototype or swapped factors; `right`: its label is that composition."""
 
     row: int  # among the test images
     image: str

@@ -49,7 +49,7 @@ BLOCK_SCORES = 1 << 22  # scores in memory at once, and scores from which temper
 
 @dataclass(frozen=True)
 class SampleSizeCurve:
-    """Accuracy by number of training images, extrapolated to twice as many."""
+    """Test accuracies by number of training images, exponent of the error's power law, accuracy at twice as many."""
 
     accuracies: Mapping[int, Sequence[float]]  # number of training images -> accuracy in percent of each random draw
     slope: float  # beta of `extrapolate`

@@ -132,7 +132,7 @@ def ranked(rows: Sequence[TableRow], places: Iterable[int]) -> list[TableRow]:
 
 
 def metric_cells(values: Tree, place: Sequence[str], names: Iterable[str] = METRICS) -> list[TableCell]:
-    """One cell per metric in `names`, with its standard error over seeds; `place`: the file and keys that are cited."""
+    """One cell per metric in `names`, ± standard error over seeds; `place`: the file and keys where `values` are."""
     cells = []
     for name in names:
         value, error = values.get(name), values.get(f"{name}_se")

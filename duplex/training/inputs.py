@@ -102,7 +102,7 @@ class CachedFeatures:
     root: str | None = None  # folder of the images as params.yaml gives it; None: any
 
     def require(self) -> tuple[Path, None]:
-        """The cache's path, and None for all rows; `UsageError` if the manifest has changed since it was loaded."""
+        """The cache's path and None (all its rows); raises `UsageError` if the manifest changed after it was read."""
         if sha256(self.manifest) != self.manifest_sha256:
             raise UsageError("the data set was prepared again after it was loaded; load it again")
         return self.path, None

@@ -204,9 +204,9 @@ ChooseBy = Callable[[Mapping[str, float]], float]  # seen, unseen, hm and auc as
 
 @dataclass(frozen=True)
 class Validation:
-    """Computes a method's closed-world validation metrics when called; the last one of them chooses the epoch.
+    """Computes a method's closed-world validation metrics when called: `auc`, and `name`, which chooses the epoch.
 
-    name: auc (also if the epoch is to be the last), hm, unseen, or loss: the mean `-log p(c|x)` of the labels c.
+    name: auc, hm, unseen, or loss (mean `-log p(c|x)` of the labels c); last (the final epoch is chosen): only `auc`.
     choose_by: the caller's function that computes the metric `name` from seen and unseen accuracy, HM and AUC.
     """
 
