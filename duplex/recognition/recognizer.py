@@ -460,7 +460,7 @@ def _expand(name: str, stdin: TextIO, skipped: Counter[str]) -> list[Path]:
     if name == "-":
         text = stdin.read()
         if "\0" in text:
-            raise UsageError("stdin holds zero bytes, as UTF-16 does; expected UTF-8 text, one path per line")
+            raise UsageError("stdin has NUL bytes, as UTF-16 does; expected UTF-8 text, one path per line")
         listed = [Path(line) for line in LINE_END.split(text) if line.strip()]
         if not listed:
             raise UsageError("stdin lists no files; expected one path per line")

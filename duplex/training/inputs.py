@@ -330,7 +330,7 @@ def checked_table(
     try:
         frame = pd.DataFrame(table).reset_index(drop=True)
     except ValueError as error:
-        raise UsageError(f"the table is not one row per image: {error}") from None
+        raise UsageError(f"the table needs one row per image: {error}") from None
     frame.columns = frame.columns.map(str)
     known = known_columns(frame.columns.tolist(), "the table", NEEDED, ("image",))
     if len(frame) != rows:

@@ -395,7 +395,7 @@ def calibration_for(record: Record, world: World, place: object) -> Calibration:
     """The calibration that the run `place` chose for a world; raises `UsageError` if it has none for that world."""
     calibration = (record.calibration or {}).get(world)
     if calibration is None:
-        raise UsageError(f"{place} was not trained for the {world} world; train again, or change `world` of the method")
+        raise UsageError(f"{place} was not trained for the {world} world; train again with a `world` that covers it")
     return calibration
 
 
