@@ -1,6 +1,6 @@
 """TOMCAT: adapts a trained method's prompts and image prototypes to unlabelled images that arrive one by one.
 
-Yan et al., "TOMCAT: Test-time Comprehensive Knowledge Accumulation for Compositional Zero-Shot Learning", NeurIPS 2025,
+Yan, Feng, "TOMCAT: Test-time Comprehensive Knowledge Accumulation for Compositional Zero-Shot Learning", NeurIPS 2025,
 with formulas as in the authors' code. For each image:
 
     w_c = sigma(-theta z.t_c),   t~_c = norm(t_c + w_c dt_c)
