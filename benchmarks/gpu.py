@@ -32,11 +32,11 @@ from duplex.training.run import reproducible
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "gpu.md"
 ABOUT = """\
 `make gpu` checks results and measures speed on a machine with one GPU, in under ten minutes, with random weights and as
-many pairs as the benchmarks have. It exits with 1 if a check fails. On a CPU, in small sizes and about a minute:
-`python -m benchmarks.gpu --device cpu --quick --out page.md`. The checks: the tests that need a device; features of
-drawn images within 1e-3 of a CPU's; the test AUC of several methods, the [paper's configuration](paper.md) among them,
-within three points of a CPU's, because rounding changes the answers for single images of a small split; patch tokens
-copied asynchronously; the same checkpoint, byte for byte, if a seed is trained twice or killed and resumed, from
+many pairs as the benchmarks have. It exits with 1 if a check fails. For a trial on a CPU, in small sizes and about a
+minute, use `python -m benchmarks.gpu --device cpu --quick --out page.md`. The checks are the tests that need a device;
+features of drawn images within 1e-3 of a CPU's; the test AUC of several methods, the [paper's configuration](paper.md)
+among them, within three points of a CPU's (rounding changes single answers in a small split); patch tokens copied
+asynchronously; and the same checkpoint, byte for byte, if a seed is trained twice or killed and resumed, both from
 features (`duplex`) and with blocks trained from augmented pixels (`augmented`)."""
 LIMIT = 480  # seconds after which no further part begins
 PARTS: dict[str, Callable[[Look, Path], Any]] = {"holds": holds, **TIMES}

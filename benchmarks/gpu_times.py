@@ -83,8 +83,8 @@ def text(look: Look, _: Path) -> Table:
 
 
 def sampling(look: Look, _: Path) -> Table:
-    """The text side of a training step in C-GQA's size: all 5,592 pairs, or those of 32 images and 1,864 or 512
-    others."""
+    """The text side of a training step of C-GQA's size: with all 5,592 pairs, or with those of 32 images and 1,864 or
+    512 others."""
     found: Table = {}
     for precision in TIMED[:2]:
         tower = texts.random_tower("ViT-L-14-quickgelu", precision=precision, device=look.device, **look.tower)
@@ -102,7 +102,7 @@ def sampling(look: Look, _: Path) -> Table:
 
 def training(look: Look, _: Path) -> Table:
     """A step of `duplex` from cached features, with ViT-L/14's text tower: whole, its text alone, the network and the
-    graph; what an epoch takes; and how many times as long the step would take with the image encoder in the loop."""
+    graph; the time of an epoch; and how many times as long the step would take with the image encoder in the loop."""
     device, found = torch.device(look.device), Table()
     encoder = steps.image_encoder(device, **({"layers": 1, "width": 64} if look.quick else {}))
     for name in look.datasets:
