@@ -322,7 +322,7 @@ Kind = Literal["shapes", "standard", "table", "folder"]  # drawn, the benchmarks
 
 @dataclass(frozen=True)
 class SplitOptions(Options):
-    """What a random split holds out for val and test: shares of pairs and of images; a kind's sum is below 1."""
+    """Shares of pairs, and of the seen pairs' images, that a random split holds out; val and test sum to below 1."""
 
     seed: Seed = 0  # of the random choice
     val_unseen: Share = 0.15  # share of the pairs that are unseen, with images in validation only

@@ -171,7 +171,7 @@ class CompositionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         return self._by_blocks(X, lambda scores: scores.log_softmax(-1))
 
     def predict(self, X: Any) -> Array:
-        """State and object [n, 2] of the likeliest candidate pair of each row of `X`; [n] if `y` in `fit` had one column."""
+        """State and object [n, 2] of the likeliest pair for each row of `X`; [n] if `fit` had a `y` with one column."""
         best = self._by_blocks(X, lambda scores: scores.argmax(-1))
         labels: Array = self.candidates_[best]
         return labels[:, 0] if self.single_column_ else labels

@@ -402,7 +402,7 @@ def export(
     name: Annotated[str | None, Option(help="Title of the model card; default: OWNER/NAME or the run.")] = None,
     force: Force = False,
 ) -> None:
-    """Export a trained run to a folder: prototypes, labels, a model card, and recognize.py, which needs numpy only."""
+    """Export a trained run to a folder: prototypes, labels, card, and recognize.py (needs numpy and safetensors)."""
     from duplex.project.runs import model_card_facts
     from duplex.recognition import export as export_folder
     from duplex.recognition.export import FIT

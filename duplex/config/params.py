@@ -245,7 +245,7 @@ class EvaluationParams(ParamsSection):
 
 
 class ReportParams(ParamsSection):
-    """Section `report:`. What the report shows."""
+    """Section `report:`. The method whose run the report's examples, retrieval, swaps and maps show."""
 
     featured: Name | None = None  # method whose run examples, retrieval, swaps and maps show; null: the last with maps
 

@@ -73,7 +73,7 @@ def join_copies(keys: Sequence[str], copies: Ints) -> list[str]:
 
 
 def read_digests(root: Path, images: Sequence[str], known: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
-    """The sha256 of each image file ("" if missing), and a dict: sha256 -> digest of the pixels and a thumbnail."""
+    """Each image's sha256 ("" if missing), and a dict: sha256 -> text of `read_contents`; `known`: an earlier dict."""
     found = read_contents(root, images, known)
     return [file for file, _, _ in found], {file: pixels for file, pixels, _ in found}
 

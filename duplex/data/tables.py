@@ -133,7 +133,7 @@ def check_labels(labels: Iterable[str], kind: str, place: object) -> None:
 
 
 def relative_path(image: str, place: object) -> str:
-    """An image path without `.` and empty parts; raises DuplexError if it leads out of the data set's folder."""
+    """An image path without `.` and empty parts; if it is bad or leaves the data root, DuplexError naming `place`."""
     if UNFIT.search(image) or len(image) > PATH_LIMIT:
         raise DuplexError(f"{place}: the image path {image[:80]!r} is too long or not printable; rename the file")
     if image.startswith(("/", "\\")) or re.match(r"[A-Za-z]:[\\/]", image):
@@ -358,7 +358,7 @@ def _split(frame: pd.DataFrame, keys: Sequence[str] | None, options: SplitOption
 
 
 def split_name(dataset: str, number: int, options: SplitOptions = SplitOptions()) -> str:
-    """Name of a data set's re-split (same images, new random split): `zap-split1`, or with new words `zap-words1`."""
+    """Name of a re-split: `zap-split1`, or `zap-words1` if some states or objects have no training images."""
     few = "" if options.images_per_pair is None else f"-few{options.images_per_pair}"
     kind = "words" if options.unseen_states or options.unseen_objects else "split"
     return f"{dataset}{few}-{kind}{number}"

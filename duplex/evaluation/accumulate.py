@@ -47,7 +47,7 @@ class ColumnRun:
 
 @dataclass(frozen=True)
 class ColumnPlan:
-    """How to read a block of scores: a new order of its columns, and the runs of adjacent columns of one group."""
+    """Order in which to read a block's columns, in runs of one group: seen, or unseen between two thresholds."""
 
     order: Ints | None  # [w] permutation that lists the columns group by group; None: leave them in place
     runs: tuple[ColumnRun, ...]  # of the feasible groups
@@ -280,12 +280,12 @@ class ScoreAccumulator:
         return self._plans[first, width]
 
     def competitors(self, buckets: int | None = None) -> TopCompetitors:
-        """Score statistics of all images; of the unseen columns, only the first `buckets` buckets count (None: all)."""
+        """Score statistics of all images by seen columns and the unseen ones of the first `buckets` (None: all)."""
         *_, last = islice(self.cumulative(), None if buckets is None else require_whole(buckets, "buckets", 0) + 1)
         return last
 
     def cumulative(self) -> Iterator[TopCompetitors]:
-        """Yield score statistics of all images, first with seen columns alone, then each time with one more bucket.
+        """Yield score statistics of all images: by seen columns alone, then also by each further `bucket` in turn.
 
         Raises `DuplexError` if scores of an image are missing or were added twice.
         """

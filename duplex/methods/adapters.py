@@ -46,7 +46,7 @@ Run = Callable[[nn.Module, Tensor], Tensor]
 
 
 class BlockAdapters(nn.ModuleList):
-    """Base class of the modules that fine-tuning trains inside blocks; a subclass inserts them in its constructor.
+    """Base class of the modules that fine-tuning trains inside blocks; a subclass inserts them in `attach`.
 
     blocks: the blocks to fine-tune, whose own parameters are frozen.
     cut: names the modules of a transformer block at which its attention and its MLP begin and end.
@@ -207,7 +207,7 @@ class ConceptBottleneck(nn.Module):
 
 
 class ConceptBottlenecks(BlockAdapters):
-    """Bottlenecks of states, objects and (in image towers, only in the later half) compositions, with one pass each."""
+    """Bottlenecks of states, objects and compositions; blocks run once for each (images' compositions: later half)."""
 
     passes: tuple[TowerBlocks, TowerBlocks, TowerBlocks]  # blocks of compositions, states and objects
 

@@ -89,7 +89,7 @@ class ConceptAdapters(nn.Module):
 
 
 class Caila(TextMethod[CailaOptions]):
-    """CAILA: adapters on frozen CLIP features, trained on real and on artificial images."""
+    """CAILA: adapters of features or of towers' blocks, trained on real and, by default, on artificial images."""
 
     is_seen: Tensor
 

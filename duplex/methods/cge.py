@@ -160,7 +160,7 @@ class CoCgeOptions(CgeOptions):
 
 
 class CoCge(GraphHead[CoCgeOptions]):
-    """Co-CGE: scores are cosines; in the open world, the loss lowers those of unseen pairs by their feasibility."""
+    """Co-CGE: scores are scaled cosines; the open world's loss lowers those of unseen pairs by their feasibility."""
 
     def __init__(self, context: MethodContext, options: CoCgeOptions) -> None:
         super().__init__(context, options)

@@ -102,7 +102,7 @@ def covariance_norm(x: Tensor, y: Tensor) -> Tensor:
 
 
 def initial_clusters(z: Tensor, groups: Tensor, rows: Tensor) -> Tensor:
-    """Initial prototypes [G, K, d]: features of K evenly spaced images per group; `rows` for an empty group."""
+    """Prototypes [G, K, d]: K evenly spaced features `z` [n, d] of each group; an empty group keeps those of `rows`."""
     prototypes = rows.clone()
     for group in groups.unique().tolist():
         members = (groups == group).nonzero()[:, 0]

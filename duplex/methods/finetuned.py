@@ -107,7 +107,7 @@ class FinetunedBlocks(nn.Module):
         return self.method_inputs(block_inputs)["cls"]
 
     def method_inputs(self, block_inputs: Tensor) -> dict[str, Tensor]:
-        """Compute a method's inputs by name: `cls` [B, d] and, if there are any, `patch` and features of `concepts`."""
+        """Compute inputs by name: `cls` [B, d] and, if the options ask, `cls_state`, `cls_object` and `patch`."""
         if torch.is_grad_enabled():
             return self._compute(block_inputs)
         starts = range(0, max(1, len(block_inputs)), IMAGES)

@@ -50,7 +50,7 @@ Part = TypeVar("Part", bound="MovableTensors")
 
 @dataclass(frozen=True)
 class Groups:
-    """Image count and feature sum of each group of images: the images of a composition, of a state or of an object."""
+    """Image count and feature sum per composition, state or object; `moment`: sum of `z z^T` over all images."""
 
     counts: Tensor  # n_g [G]
     sums: Tensor  # sum of z over each group [G, d]
@@ -194,7 +194,7 @@ class WordSimilarityFactors:
         return cls(kernel_factor(states), kernel_factor(objects))
 
     def pair_factors(self, states: Tensor, objects: Tensor) -> Tensor:
-        """The Kronecker products [P, r * s] of the row of U of each pair's state and the row of V of its object."""
+        """Kronecker products [P, r * s] of each pair's row of `self.states` and its row of `self.objects`."""
         return (self.states[states][:, :, None] * self.objects[objects][:, None]).flatten(1)
 
 
@@ -219,7 +219,7 @@ class Interactions(WordSimilarityFactors):
         return self.pair_factors(states, objects) @ self.core.flatten(0, 1)
 
     def scores_before_objects(self, x: Tensor) -> Tensor:
-        """Products [B, M, s] of features x [B, d]; times the transposed `objects` [s, N], they are `x . gamma_mn`."""
+        """Part [B, M, s] of the products of features x [B, d] with all `gamma_mn`; `@ objects.T` completes them."""
         return self.states @ (x @ self.core.flatten(0, 1).T).view(len(x), *self.core.shape[:2])
 
 
@@ -280,7 +280,7 @@ class NormalEquations:
         return h
 
     def solve(self) -> tuple[AdditiveEffects, Tensor]:
-        """Returns the effects, which are 0 for words without images, and the interactions' coefficients G [r s, d]."""
+        """Effects, 0 for words without images, and the interactions' coefficients G [r s, d]; r, s: kernels' ranks."""
         beta = torch.cholesky_inverse(torch.linalg.cholesky(self.matrix)) @ self.right
         m, n = self.seen.shape
         return AdditiveEffects(beta[0], beta[1 : 1 + m], beta[1 + m : 1 + m + n]), beta[1 + m + n :]
@@ -298,7 +298,7 @@ class NormalEquations:
 
 
 def interaction_variance(seen: PairMeans, ridge: float) -> float:
-    """The variance of interactions that makes the pairs' means likeliest, in steps of an eighth of a power of ten."""
+    """Likeliest variance (to 1/8 of a decade) of interactions: pairs' means minus what state and object predict."""
 
     def height(exponent: float) -> float:
         return NormalEquations(seen, 10.0**exponent, ridge).log_likelihood()
@@ -314,7 +314,7 @@ def interaction_variance(seen: PairMeans, ridge: float) -> float:
 
 
 def choose_variances(seen: PairMeans, kernels: WordSimilarityFactors, ridge: float) -> tuple[float, float]:
-    """Variances `v` and `tau` of interactions (see the module), the likeliest by the most frequent pairs' means."""
+    """Likeliest variances of frequent pairs' deviations from additive means: `v` by chance, `tau` by like words."""
     often = seen.counts.argsort(descending=True, stable=True)[:PAIRS]
     some = PairMeans(seen.states[often], seen.objects[often], seen.counts[often], seen.means[often], seen.shape)
 

@@ -140,7 +140,7 @@ class Plid(TextMethod[PlidOptions]):
         return shares.scatter(1, target[:, None], 1 - shares.sum(1, keepdim=True))
 
     def draw_mix(self, like: Tensor) -> Tensor:
-        """Draw a random weight from a Beta distribution whose mean is the option `mix`."""
+        """Draw a weight (a scalar, typed and placed as `like`) from a Beta distribution with the mean `options.mix`."""
         q = 1 / self.options.mix - 1
         return 1 - torch.rand((), device=like.device, dtype=like.dtype) ** (1 / q)
 

@@ -42,7 +42,7 @@ KINDS = ("states", "objects")
 
 
 def portable_paths(paths: Paths, candidates: Ints, names: Collection[str]) -> dict[str, Tensor]:
-    """The tensors of prompts, adapter and disentanglers that the score terms `names` need."""
+    """The tensors of adapter, disentanglers and prompts that score terms `names` and words added later need."""
     prototypes, device = paths.encode(candidates, names), paths.negatives.device
     tensors = candidate_primitives(paths.prompts.labels, candidates, device)
     tensors["scale"] = torch.tensor(paths.scale, device=device)
@@ -117,7 +117,7 @@ def score_terms(t: Tensors, features: Tensor) -> Iterator[tuple[str, Tensor]]:
 
 
 def joined_members(members: Sequence[Tensors], weights: Tensor) -> dict[str, Tensor]:
-    """The tensors of a product: its members' tensors, renamed to `members.0.NAME`, `members.1.NAME` and so on."""
+    """The tensors of a product: `weights`, what the members share, and the rest, renamed to `members.0.NAME` etc."""
     shared = {name: members[0][name] for name in ("state_of", "object_of")}
     own = {
         f"members.{place}.{name}": value

@@ -156,7 +156,7 @@ class Prompts(nn.Module):
 
     @torch.no_grad()
     def encode(self, compositions: Ints) -> Prototypes:
-        """Encode prompts without gradients, in batches."""
+        """Encode, without gradients, prompts of `compositions`, and of all states and objects if these have paths."""
         if not len(compositions) and "state" not in self.paths:
             return self._split(self.frozen_rows.new_empty(0, self.tower.dim), 0)
         lexicon = self.lexicon()

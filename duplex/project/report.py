@@ -146,8 +146,8 @@ def warn_of_outdated(params: Params, paths: ArtifactPaths) -> None:
 def read_metrics_of(params: Params, dataset: str, paths: ArtifactPaths) -> tuple[dict[str, list[Tree]], list[str]]:
     """Read each seed's metrics by method; also returns the names of runs without metrics.
 
-    Metrics of a method with `shown_as: NAME` are listed as NAME's, for the worlds of its option `world`. METHOD+stream
-    stands for a method that adapts to the test images.
+    A method with `shown_as: NAME` gives NAME the metrics of the worlds in its option `world`. If METHOD was evaluated
+    as it adapted to the test images too, those metrics are listed as METHOD+stream.
     """
     by_method: dict[str, dict[int, Tree]] = {}
     missing = []

@@ -84,7 +84,7 @@ def folder_difference(params: Params, run: Path, paths: ArtifactPaths) -> str:
 
 
 def featured_run(params: Params, dataset: str, paths: ArtifactPaths) -> tuple[str, int]:
-    """Method and seed of the run in the report's examples: that of the maps, else the last method and first seed."""
+    """Method and seed of the report's examples: as in its t-SNE maps, else the last method and first seed of `run:`."""
     return mapped_run(params, dataset, paths) or (params.run.methods[-1], params.run.seeds[0])
 
 

@@ -106,7 +106,7 @@ class LabelMargins:
 
 
 def margins(features: NDArray[Any], labels: Ints, *, folds: int = FOLDS, seed: int = 0) -> LabelMargins:
-    """Each image's margin and best other label, by class means of the other folds; 0 if these lack either label."""
+    """Score of each label minus the best other's: cosines to class means of the other folds; 0 if these lack either."""
     if len(features) < 2 * folds:
         raise UsageError(f"{len(features)} images are too few to check labels; expected at least {2 * folds}")
     classes, label = np.unique(labels, return_inverse=True)
@@ -219,7 +219,7 @@ def write_suspects_page(path: Path, title: str, ranked: pd.DataFrame, root: Path
 
 
 def copied_pairs(ranked: pd.DataFrame) -> list[tuple[str, ...]]:
-    """The pairs of near-copies in a table of suspects: first pairs with two labels, then pairs in two splits."""
+    """Two image names for each pair of near-copies: first those with two labels, then those in two splits."""
     rows = ranked.set_index("image")
     pairs = {tuple(sorted(pair)) for pair in rows["copy_of"][rows["copy_of"] != ""].items()}
     names = [name for name in (*OLD.values(), "split") if name in rows]
@@ -228,7 +228,7 @@ def copied_pairs(ranked: pd.DataFrame) -> list[tuple[str, ...]]:
 
 @dataclass(frozen=True)
 class Relabelled:
-    """A source's table of images with corrected labels, and what was corrected."""
+    """A source's table with labels corrected; number `changed`, `new` words, images skipped since `outdated`."""
 
     manifest: pd.DataFrame
     changed: int  # number of images whose label changed

@@ -208,7 +208,7 @@ def sole_model_writer(folder: Path, instead: str) -> AbstractContextManager[None
 
 
 def refuse_lost_updates(folder: Path, contents: Mapping[str, str]) -> None:
-    """Raise `UsageError` if the model at `folder` was updated with images that are not among `contents`."""
+    """Raise `UsageError` if `contents` (sha256 -> digest of pixels) lacks images that updated the model at `folder`."""
     try:
         updates = read_fit(folder).get("updates", [])
     except UsageError:  # not a model, or one that cannot be updated

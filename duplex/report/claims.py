@@ -191,7 +191,7 @@ def _plain(value: Any) -> Any:
 
 
 def runs_of(row: Tree, candidates: Sequence[Measured], *tables: str) -> list[Measured]:
-    """Measured runs of a row of the paper: first the runs that the row lists, then runs with the row's settings."""
+    """Runs that are a row of the paper in all `tables`: first those that it lists, then others with its settings."""
     names = row.get("run", [])
     listed = sorted((each for each in candidates if each.name in names), key=lambda each: names.index(each.name))
     others = [each for each in candidates if each.name not in names and each.settings(tables[0]) is not None]

@@ -248,10 +248,10 @@ def retrieve_texts(context: RetrievalContext, file: str) -> RetrievedTexts:
 
 
 def swap_blocks(context: RetrievalContext, file: str) -> tuple[list[Block], dict[str, Any]]:
-    """Parts of the report on swapped factors of test images, and their numbers, to be written to JSON `file`.
+    """Parts of the report on swapped factors of test images, and their numbers, which the parts cite from JSON `file`.
 
-    For each pair, an image of its state with another object gives the state factor, and an image of its object with
-    another state gives the object factor.
+    For each test pair, the state factor of an image that shares only its state and the object factor of one that shares
+    only its object are joined; the nearest test image (these two left out) should be one of the pair.
     """
     if context.features.states is None or context.features.objects is None:
         return [Note("The method has no state and object factors to swap.")], {}

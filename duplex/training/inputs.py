@@ -47,7 +47,7 @@ ADVANCED = 256  # images whose block inputs are computed at once
 
 @dataclass(frozen=True)
 class InputRequest:
-    """The kinds of data that a run needs from a data set, besides labels and CLS features."""
+    """What a run reads besides labels, CLS features and text tower: patch tokens if in `needs`, and block inputs."""
 
     needs: frozenset[str] = frozenset({"cls", "text"})  # `Method.needs`
     precision: str = "fp32"  # of the text tower, in training and evaluation alike
@@ -191,7 +191,7 @@ class Data:
         )
 
     def open(self, encoder: Mapping[str, str] = MappingProxyType({})) -> OpenedFeatures:
-        """Read the CLS features; raises `DuplexError` unless the encoder with this identity computed them."""
+        """Read the CLS features; raises `DuplexError` if they are from a cache of another `encoder` (empty: any)."""
         if isinstance(self.features, np.ndarray):
             identity = {"weights": f"arrays of width {self.features.shape[1]}", "manifest": self._table_digest()}
             return OpenedFeatures(self.features, np.zeros(len(self.manifest), dtype=bool), identity)

@@ -342,7 +342,7 @@ def finetunable_blocks(encoder: Encoder, images: int, folder: Path, depths: Sequ
 
 @dataclass(frozen=True)
 class BlockCost:
-    """Measured seconds per image: to train the last blocks of an image tower, and to run them without training."""
+    """Measured seconds per image: to train an image tower's last blocks, to run them, and to compute their inputs."""
 
     train: float  # forward and backward
     forward: float
@@ -453,7 +453,7 @@ def _depth_choices(depths: tuple[int, ...], rates: int) -> list[tuple[tuple[int,
 
 
 def stored_schedule(folder: Path, minutes: float, make: Callable[[], Schedule]) -> Schedule:
-    """Read a search's schedule from its file in `folder`; without this file, call `make` and store its result."""
+    """Read a search's schedule for the limit `minutes` from `folder`; if it is not there, store that of `make()`."""
     path = folder / f"schedule-{minutes:g}.json"
     if not path.is_file():
         write_text(path, json.dumps(asdict(make())) + "\n")
