@@ -241,7 +241,7 @@ def _open_or_create(job: ExtractionJob) -> PartialCache:
         try:
             cache = PartialCache(job.path)
         except OSError as error:
-            raise DuplexError(f"{partial} cannot be opened: {error}") from error
+            raise DuplexError(f"{partial} cannot be opened: {error}; correct this, or use --fresh") from error
         except DamagedCache as error:
             print(f"{partial} is damaged; extracting again: {error}", file=sys.stderr)
         else:

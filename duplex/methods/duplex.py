@@ -80,7 +80,7 @@ class CellSums(torch.autograd.Function):
     def forward(
         ctx: Any, a: Tensor, b: Tensor, w: Tensor, i: Tensor, j: Tensor, cell: Tensor, cells: int, rectified: bool
     ) -> Tensor:
-        """Weighted sums of counterfactuals by cell [cells, d]; pair p has images `i[p]`, `j[p]`, a cell, a weight."""
+        """Sums [cells, d]: pair p adds `w[p]` times the counterfactual of `a[i[p]]` and `b[j[p]]` to row `cell[p]`."""
         out = a.new_zeros(cells, a.shape[1])
         for rows in _blocks(len(i), a):
             r, inverse = _counterfactuals(a, b, i[rows], j[rows], rectified)

@@ -247,7 +247,7 @@ class Data:
         if blocks > stored:
             raise UsageError(
                 f"finetune.blocks is {finetune.blocks} and {path} holds the inputs of {stored} blocks; set "
-                f"datasets.{dataset}.encoder.block_inputs to {blocks} (or pixels to true, for any number) {remedy}"
+                f"datasets.{dataset}.encoder.block_inputs to {blocks} (for any number: encoder.pixels to true) {remedy}"
             )
         record = {"block_inputs": str(stored)}
         if not self.skip_frozen_blocks or opened.rows is None or blocks == stored:

@@ -400,7 +400,7 @@ class NoveltyDetector:
 
     @classmethod
     def fit(cls, train: Examples, val: Examples, labels: LabelSpace, passing: float = PASSING) -> NoveltyDetector:
-        """Fit a detector with a share `passing` of `val` within its threshold; unseen pairs count `NEW_SHARE` of it."""
+        """Fit to `train`; `threshold` passes a share `passing` of `val`, its unseen pairs weighted to `NEW_SHARE`."""
         sizes = len(labels.states), len(labels.objects)
         known = train.compositions >= 0
         groups = ClassStatistics.of(unit(train.cls.double())[known], train.compositions[known], *sizes).by_pair()
