@@ -1,6 +1,6 @@
-"""Write the table of the default run to the README and docs/results/shapes.csv.
+"""Write the README's table from files of docs/results, and docs/results/shapes.csv from artifacts/metrics.json.
 
-`python docs/readme_table.py` reads artifacts/metrics.json; run it after `make repro`.
+`python docs/readme_table.py`, after `make repro` or a new measurement.
 """
 
 from __future__ import annotations
@@ -12,9 +12,25 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-DATASET = "shapes"
+RESULTS = ROOT / "docs/results"
 TABLE = re.compile(r"(?<=<!-- table -->\n).*?(?=<!-- end -->)", re.S)
-ENCODERS = {  # of the default run's methods
+FILES = {
+    "small CLIP": ("finetuned_shapes.csv", "finetuned_photos.csv"),
+    "Lite0": ("shapes_untouched.csv", "photos_untouched.csv"),
+}
+ROWS = [  # encoder; method on shapes and on photographs: the best measured published one where they differ
+    ("small CLIP", "linear", "linear"),
+    ("small CLIP", "troika", "scen"),
+    ("small CLIP", "duplex", "duplex"),
+    ("small CLIP", "closed_form", "closed_form"),
+    ("small CLIP", "dual", "dual"),
+    ("small CLIP", "troika@4", "scen@4"),
+    ("small CLIP", "dual@4", "dual@4"),
+    ("Lite0", "linear", "linear"),
+    ("Lite0", "canet", "canet"),
+    ("Lite0", "closed_form_visual", "closed_form_visual"),
+]
+METHODS = {  # of the default run, with their encoders
     "linear": "frozen",
     "clip": "frozen",
     "csp": "frozen",
@@ -22,48 +38,52 @@ ENCODERS = {  # of the default run's methods
     "duplex": "frozen",
     "closed_form": "frozen",
     "dual": "frozen",
-    "dual_finetuned": "**fine-tuned**",
+    "dual_finetuned": "fine-tuned",
 }
 NUMBERS = {"seen": "S", "unseen": "U", "hm": "HM", "auc": "AUC"}
-OPEN = {"auc_all": "all pairs", "auc_by_words": "by words"}
+OTHER = {"auc_se": "AUC ±", "auc_all": "AUC, all pairs"}
 
 
 def main() -> None:
     """Write both files."""
-    metrics = json.loads((ROOT / "artifacts/metrics.json").read_text(encoding="utf-8"))[DATASET]
+    metrics = json.loads((ROOT / "artifacts/metrics.json").read_text(encoding="utf-8"))["shapes"]
     readme = ROOT / "README.md"
     text = readme.read_text(encoding="utf-8")
-    readme.write_text(TABLE.sub(lambda _: readme_table(metrics), text), encoding="utf-8")
-    with (ROOT / "docs/results/shapes.csv").open("w", encoding="utf-8", newline="") as file:
+    readme.write_text(TABLE.sub(lambda _: readme_table(), text), encoding="utf-8")
+    with (RESULTS / "shapes.csv").open("w", encoding="utf-8", newline="") as file:
         rows = result_rows(metrics)
-        writer = csv.DictWriter(file, list(dict.fromkeys(key for row in rows for key in row)), lineterminator="\n")
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
 
 
-def readme_table(metrics: dict[str, Any]) -> str:
-    """The Markdown table: frozen and fine-tuned encoders apart, the best AUC of the frozen ones in bold."""
-    lines = ["| encoder | method | HM | AUC | AUC, open world |", "|---|---|---|---|---|"]
-    best = max(metrics[name]["closed"]["auc"] for name, encoder in ENCODERS.items() if encoder == "frozen")
-    for name, encoder in ENCODERS.items():
-        closed = metrics[name]["closed"]
-        auc = f"{closed['auc']:.1f}"
-        if encoder == "frozen" and closed["auc"] == best:
-            auc = f"**{auc}**"
-        lines.append(f"| {encoder} | `{name}` | {closed['hm']:.1f} | {auc} | {metrics[name]['open']['auc']:.1f} |")
+def readme_table() -> str:
+    """The Markdown table: AUC in both worlds, `closed / open`, on shapes and on photographs."""
+    lines = ["| encoder | method | drawn shapes | photographs |", "|---|---|---|---|"]
+    for encoder, *methods in ROWS:
+        cells = [auc_cell(file, method) for file, method in zip(FILES[encoder], methods, strict=True)]
+        names = "; ".join(f"`{name}`" for name in dict.fromkeys(methods))
+        lines.append(f"| {encoder} | {names} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
+def auc_cell(file: str, method: str) -> str:
+    """A method's AUC in the closed and the open world, from a file of results."""
+    with (RESULTS / file).open(encoding="utf-8", newline="") as rows:
+        row = next(row for row in csv.DictReader(rows) if row["method"] == method)
+    return f"{row['closed AUC']} / {row['open AUC']}"
+
+
 def result_rows(metrics: dict[str, Any]) -> list[dict[str, str]]:
-    """One row per method and world, with the standard error of AUC where the file has it."""
+    """One row per method and world; a number that the file lacks is an empty cell."""
     rows = []
-    for name, encoder in ENCODERS.items():
+    for name, encoder in METHODS.items():
         for world in ("closed", "open"):
             part = metrics[name][world]
-            row = {"encoder": encoder.strip("*"), "method": name, "world": world}
+            row = {"encoder": encoder, "method": name, "world": world}
             row |= {label: f"{part[key]:.1f}" for key, label in NUMBERS.items()}
-            row |= {f"AUC, {label}": f"{part[key]:.1f}" for key, label in OPEN.items() if key in part}
-            rows.append(row | ({"AUC ±": f"{part['auc_se']:.1f}"} if "auc_se" in part else {}))
+            row |= {label: f"{part[key]:.1f}" if key in part else "" for key, label in OTHER.items()}
+            rows.append(row)
     return rows
 
 
