@@ -14,15 +14,16 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs/results"
 TABLE = re.compile(r"(?<=<!-- table -->\n).*?(?=<!-- end -->)", re.S)
-FILES = {
-    "small CLIP": ("finetuned_shapes.csv", "finetuned_photos.csv"),
-    "Lite0": ("shapes_untouched.csv", "photos_untouched.csv"),
+DATA = ("shapes", "photographs")
+FILES = {  # by encoder and whether blocks are fine-tuned, for each data set
+    ("small CLIP", False): ("rivals.csv", "rivals.csv"),
+    ("small CLIP", True): ("finetuned_shapes.csv", "finetuned_photos.csv"),
+    ("Lite0", False): ("shapes_untouched.csv", "photos_untouched.csv"),
 }
 ROWS = [  # encoder; method on shapes and on photographs: the best measured published one where they differ
     ("small CLIP", "linear", "linear"),
     ("small CLIP", "troika", "scen"),
     ("small CLIP", "duplex", "duplex"),
-    ("small CLIP", "closed_form", "closed_form"),
     ("small CLIP", "dual", "dual"),
     ("small CLIP", "troika@4", "scen@4"),
     ("small CLIP", "dual@4", "dual@4"),
@@ -61,16 +62,17 @@ def readme_table() -> str:
     """The Markdown table: AUC in both worlds, `closed / open`, on shapes and on photographs."""
     lines = ["| encoder | method | drawn shapes | photographs |", "|---|---|---|---|"]
     for encoder, *methods in ROWS:
-        cells = [auc_cell(file, method) for file, method in zip(FILES[encoder], methods, strict=True)]
+        files = FILES[encoder, "@" in methods[0]]
+        cells = [auc_cell(*cell) for cell in zip(files, DATA, methods, strict=True)]
         names = "; ".join(f"`{name}`" for name in dict.fromkeys(methods))
         lines.append(f"| {encoder} | {names} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
-def auc_cell(file: str, method: str) -> str:
+def auc_cell(file: str, data: str, method: str) -> str:
     """A method's AUC in the closed and the open world, from a file of results."""
     with (RESULTS / file).open(encoding="utf-8", newline="") as rows:
-        row = next(row for row in csv.DictReader(rows) if row["method"] == method)
+        row = next(row for row in csv.DictReader(rows) if (row.get("data", data), row["method"]) == (data, method))
     return f"{row['closed AUC']} / {row['open AUC']}"
 
 
