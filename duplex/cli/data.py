@@ -467,7 +467,7 @@ def relabel(
     result = relabelled(labelled, edited)
     write_manifest(result.manifest, target)
     command = "fit" if labelled.params is None else f"data add {name}-relabelled"
-    hint = f"`duplex {command} {target} --images {labelled.root}` uses it"
+    hint = f"`duplex {command} {target} --images {labelled.root}{labelled.encoder}` uses it"
     log(f"wrote {target} with {result.changed} corrected labels; {hint}")
     if result.outdated:
         why = f"their labels in {name} have changed since the list was made"

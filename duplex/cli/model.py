@@ -144,10 +144,10 @@ def fit(
 ) -> None:
     """Fit a model to labelled images and export it; no project is needed.
 
-    Checks and encodes the images, then trains more and more of the model as long as validation AUC improves. OUT.cache
-    stores unfinished training, so the same command resumes an interrupted fit. Features are kept in the user's cache,
-    so correcting labels does not trigger re-encoding. The printed metrics are measured before the final fit, which
-    uses all images.
+    Checks and encodes the images, then trains more of the model while validation AUC gains more than its error.
+    OUT.cache stores unfinished training, so the same command resumes an interrupted fit. Features are kept in the
+    user's cache, so correcting labels does not trigger re-encoding. The printed metrics are measured before the final
+    fit, which uses all images.
     """
     from duplex.recognition.fit import fit_folder
 

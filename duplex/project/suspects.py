@@ -38,7 +38,7 @@ from duplex.labels import Ints, LabelSpace
 from duplex.methods.gaussian import ClassStatistics, shared_whitening
 from duplex.methods.layers import unit
 from duplex.project.stamps import DATA_STAGES, require_data
-from duplex.recognition.export import FIT
+from duplex.recognition.export import FIT, read_fit
 from duplex.recognition.fit import SOURCE, cache_beside
 from duplex.recognition.recognizer import BATCH, Recognizer
 from duplex.report.blocks import Gallery, Group, Line, Report, ReportPart, ReportSection, Strip, Thumb, render_page
@@ -60,6 +60,7 @@ class LabelledSource:
     root: Path  # folder that image paths start from
     table: pd.DataFrame  # image, state, object and, if the source has one, split
     params: Params | None = None  # of the project whose data set it is
+    encoder: str = ""  # the encoder of a fitted model, as options of `duplex fit`
 
     def features(self, files: Sequence[str]) -> Features:
         """The cached features in the table's order; `files`: sha256 of the images. `UsageError` if none is encoded."""
@@ -80,7 +81,7 @@ def open_labelled(
     name: str, images: Path | None = None, params: Params | None = None, stages: Iterable[str] = DATA_STAGES
 ) -> LabelledSource:
     """Open labelled images of a data set (`stages` must be up to date), folder, table (files in `images`) or model."""
-    place = Path(name)
+    place, encoder = Path(name), ""
     if params is not None and (name in params.datasets or not place.exists()):
         root = params.dataset(name).source.root
         require_data(params, name, stages=stages)
@@ -89,12 +90,15 @@ def open_labelled(
         record = cache_beside(with_own_name(place)) / SOURCE
         if not record.is_file():
             raise UsageError(f"{record}, where `duplex fit` notes its images, does not exist; give their folder")
+        chosen = read_fit(place)["encoder"]
+        options = {"encoder": chosen["name"], "weights": chosen.get("weights")}
+        encoder = "".join(f" --{option} {value}" for option, value in options.items() if value)
         place, images = [each and Path(each) for each in json.loads(record.read_text(encoding="utf-8"))]
     source = detect_source(place.resolve(), None, images and images.resolve())
     table = read_folder(source.root)[0] if source.table is None else read_table(source.table).drop_duplicates()
     if (twice := table["image"].duplicated()).any():
         raise UsageError(f"{place} lists {table['image'][twice].iloc[0]!r} twice; keep one of its labels")
-    return LabelledSource(Path(name).resolve().stem, source.root, table.reset_index(drop=True))
+    return LabelledSource(Path(name).resolve().stem, source.root, table.reset_index(drop=True), encoder=encoder)
 
 
 @dataclass(frozen=True)

@@ -80,6 +80,7 @@ def model_card(fields: Mapping[str, Any], tensors: Mapping[str, Tensor], facts: 
     place = f"hf-hub:{facts.repository}" if facts.repository else "FOLDER"
     seen = int(tensors["seen"].sum())
     weights = f" with the weights `{encoder['tag']}`" if encoder["tag"] else ""
+    alone = f"`python {ONNX_EXAMPLE} image.jpg`, after `pip install numpy onnxruntime pillow safetensors`"
     return f"""---
 license: {facts.licence}
 library_name: duplex
@@ -103,6 +104,8 @@ from duplex import Recognizer
 
 answers = Recognizer.load("{place}")("image.jpg", top=3)
 ```
+
+{f"Without duplex: {alone}." if TOWER in fields["files"] else ""}
 
 From a feature vector, with numpy and safetensors alone: `python recognize.py features.npy`. Features are those of
 `{encoder["name"]}`{weights} ({encoder["precision"]}), rounded to float16, of width {encoder["dim"]}.
@@ -303,7 +306,8 @@ def write_files(
 ) -> None:
     """Write an export's files: the model (with checksums of ONNX files in the folder), model card, and numpy script."""
     files = {name: sha256(folder / name) for name in (TRAINED, TOWER) if (folder / name).is_file()}
-    write_model(folder / MODEL, "export", {**fields, "files": files}, tensors)
+    fields = {**fields, "files": files}
+    write_model(folder / MODEL, "export", fields, tensors)
     write_text(folder / README, model_card(fields, tensors, facts, notes))
     shutil.copyfile(score_formula.__file__, folder / FORMULA)
     example = Path(numpy_example.__file__).read_text(encoding="utf-8")

@@ -130,6 +130,8 @@ def named_encoder(name: str, weights: str | None, labels: LabelSpace) -> tuple[E
     """The encoder `name`, and why it was chosen, as text; UsageError if it is unknown or lacks a word of the labels."""
     if weights is None and name.startswith("ViT-"):
         weights = "openai"
+    if name.startswith("local-dir:"):  # absolute, because a model is used from other folders
+        name = f"local-dir:{Path(name.removeprefix('local-dir:')).expanduser().resolve()}"
     try:
         encoder_identity(name, weights)
     except DuplexError as error:
