@@ -65,6 +65,7 @@ def test_the_world_of_a_method_is_not_inherited():
 
 def test_an_ablation_is_a_method_with_changed_options():
     params = load_params(SHIPPED.parent / "ablations" / "params.yaml")
+    params.check_entries()
     main = load_params(SHIPPED)
     for name in ("cso", "duplex", "duplex_additive", "troika", "cge", "cge_visual"):
         here, there = (each.methods[name].model_copy(update={"per_dataset": {}}) for each in (params, main))
@@ -74,8 +75,7 @@ def test_an_ablation_is_a_method_with_changed_options():
         assert params.finetune(name, dataset) == main.finetune(f"{name}_paper", dataset)
         assert params.training(dataset, name) == main.training(dataset, f"{name}_paper")
         assert params.dataset(dataset).encoder.name == main.dataset(dataset).encoder.name
-    for name in ("cge", "cge_visual"):
-        data = "mit-states-resnet18"
+    for name, data in product(("cge", "cge_visual"), ("mit-states-resnet18",)):
         assert params.method(name, data) == main.method(name, data)
         assert params.finetune(name, data) == main.finetune(name, data)
     same = {"source": main.dataset("shapes").source}
