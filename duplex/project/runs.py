@@ -21,8 +21,7 @@ from duplex.methods.base import Method
 from duplex.methods.registry import find_method
 from duplex.project.stamps import require_current_run, require_data, run_difference
 from duplex.recognition.answers import Neighbours
-from duplex.recognition.export import FIT, RunFacts, read_fit
-from duplex.recognition.fit import REMARK
+from duplex.recognition.export import FIT, REMARK, RunFacts, read_fit
 from duplex.report.aggregate import read_numbers
 from duplex.report.images import RetrievalContext, thumbnails_under
 from duplex.system.files import sha256, write_json

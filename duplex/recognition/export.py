@@ -164,6 +164,7 @@ def _metrics(metrics: Mapping[str, Any]) -> str:
 
 FIT, STATISTICS = "fit.json", "statistics.safetensors"
 FIT_FORMAT = "duplex-fit-5"
+REMARK = "The numbers were measured before the model was fitted once more, on all labelled images."
 FIELDS = ("pairs", "counts", "sums", "moment")
 
 

@@ -55,6 +55,7 @@ from duplex.methods.registry import method_source, parse_options
 from duplex.options import SourceOptions, TrainingOptions
 from duplex.recognition.answers import listed_answers
 from duplex.recognition.export import (
+    REMARK,
     RunFacts,
     export,
     refuse_existing_model,
@@ -500,7 +501,6 @@ def fit_chosen(recipes: FolderRecipes, recipe: Trial) -> Run:
 
 
 MINUTES = 30.0
-REMARK = "The numbers were measured before the model was fitted once more, on all labelled images."
 
 
 def fit_folder(
