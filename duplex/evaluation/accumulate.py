@@ -285,7 +285,7 @@ class ScoreAccumulator:
         return last
 
     def cumulative(self) -> Iterator[TopCompetitors]:
-        """Yield score statistics of all images: by seen columns alone, then also by each further `bucket` in turn.
+        """Yield what metrics need of each image: for the seen columns alone, then with one more `bucket` each time.
 
         Raises `DuplexError` if scores of an image are missing or were added twice.
         """

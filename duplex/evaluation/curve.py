@@ -87,7 +87,7 @@ class Curve:
         return cls(breakpoints, np.where(never_seen, -1, seen_until), unseen_from)
 
     def resampled(self, seen: Ints | slice, unseen: Ints | slice) -> tuple[Floats, Floats]:
-        """Accuracies on seen and unseen pairs at each point [P + 1], of the images with indices `seen` and `unseen`."""
+        """Accuracies at each point [P + 1] for some images only, given by the indices `seen` and `unseen`."""
         points = self.breakpoints.size
         return share_right_until(self.seen_until[seen], points), share_right_from(self.unseen_from[unseen], points)
 

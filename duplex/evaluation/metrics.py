@@ -239,7 +239,7 @@ def sampled_metrics(
 
 
 def sampled_from_margins(margins: Margins) -> Metrics:
-    """Compute metrics from about 20 biases, like `sampled_metrics`, but from top-1 margins instead of all scores.
+    """The metrics of `sampled_metrics` for top-1, computed from margins, without the scores.
 
     The results differ where scores are equal or nearly equal in single precision.
     """

@@ -298,7 +298,7 @@ class NormalEquations:
 
 
 def interaction_variance(seen: PairMeans, ridge: float) -> float:
-    """Likeliest variance (to 1/8 of a decade) of interactions: pairs' means minus what state and object predict."""
+    """The likeliest variance of interactions (what is left of pairs' means after states and objects) on a grid."""
 
     def height(exponent: float) -> float:
         return NormalEquations(seen, 10.0**exponent, ridge).log_likelihood()
@@ -314,7 +314,7 @@ def interaction_variance(seen: PairMeans, ridge: float) -> float:
 
 
 def choose_variances(seen: PairMeans, kernels: WordSimilarityFactors, ridge: float) -> tuple[float, float]:
-    """Likeliest variances of frequent pairs' deviations from additive means: `v` by chance, `tau` by like words."""
+    """The likeliest variances `v` and `tau` of `NormalEquations` for the most frequent pairs, found by climbing."""
     often = seen.counts.argsort(descending=True, stable=True)[:PAIRS]
     some = PairMeans(seen.states[often], seen.objects[often], seen.counts[often], seen.means[often], seen.shape)
 

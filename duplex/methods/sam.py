@@ -51,7 +51,7 @@ class SamOptions(TextOptions):
 
 
 class Sam(TextMethod[SamOptions]):
-    """SAM: scores by each prompt's nearest image token, by a query's output, and by such outputs of training images."""
+    """SAM: compares prompts with their nearest patch tokens, with a feature read from all tokens, and with a memory."""
 
     required_inputs: ClassVar[tuple[str, ...]] = ("cls", "patch", "text")
     memory: Tensor  # b [C, K, d] of the training compositions
