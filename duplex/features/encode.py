@@ -58,7 +58,7 @@ class OutputSpec:
 
     @classmethod
     def of_record(cls, record: Mapping[str, str], patches: bool, finetuned: bool) -> OutputSpec:
-        """The outputs that a model reads; if `finetuned`, the `record` of its encoder tells pixels or block inputs."""
+        """What to encode for a model: patch tokens and, if `finetuned`, the pixels or block inputs in `record`."""
         pixels = finetuned and PIXELS in record
         blocks = int(record["block_inputs"]) if finetuned and not pixels else 0
         return cls(patches, blocks, pixels)
