@@ -32,12 +32,12 @@ from duplex.training.run import reproducible
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "gpu.md"
 ABOUT = """\
 `make gpu` checks results and measures speed on a machine with one GPU, in under ten minutes, with random weights and as
-many pairs as the benchmarks have. It exits with 1 if a check fails. For a trial on a CPU, in small sizes and about a
-minute, use `python -m benchmarks.gpu --device cpu --quick --out page.md`. The checks are the tests that need a device;
-features of drawn images within 1e-3 of a CPU's; the test AUC of several methods, the [paper's configuration](paper.md)
-among them, within three points of a CPU's (rounding changes single answers in a small split); patch tokens copied
-asynchronously; and the same checkpoint, byte for byte, if a seed is trained twice or killed and resumed, both from
-features (`duplex`) and with blocks trained from augmented pixels (`augmented`)."""
+many pairs as the benchmarks have. It exits with 1 if a check fails. For a short trial on a CPU, with small sizes, use
+`python -m benchmarks.gpu --device cpu --quick --out page.md`, which takes about a minute. The checks run the tests that
+need a device. Features of drawn images must be within 1e-3 of a CPU's, and the test AUC of several methods, including
+the [paper's configuration](paper.md), within three points (rounding changes single answers in a small split). Patch
+tokens copied asynchronously must be those of the file. Training a seed twice, or killing and resuming it, must give the
+same checkpoint, byte for byte, from features (`duplex`) and with blocks trained on augmented pixels (`augmented`)."""
 LIMIT = 480  # seconds after which no further part begins
 PARTS: dict[str, Callable[[Look, Path], Any]] = {"holds": holds, **TIMES}
 

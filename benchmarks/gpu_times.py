@@ -56,9 +56,10 @@ class Look:
 
 
 def text(look: Look, _: Path) -> Table:
-    """All training pairs through ViT-L/14's text tower, forward and backward: by prefix tree, cut to the longest prompt
-    (`over cut`: how many times as long), and the matrix products alone (`floor`). `error` is the largest difference
-    of a feature between tree and cut prompts, `gradient error` that of a gradient over the largest."""
+    """The table times a forward and backward pass of ViT-L/14's text tower over all training pairs, by prefix tree and
+    with prompts cut to the longest. `over cut` is the time of cut prompts divided by the tree's, and `times floor` is
+    the tree's time divided by that of the matrix products alone. `error` is the largest difference between features
+    of tree and cut prompts, and `gradient error` is that between their gradients, divided by the largest gradient."""
     found: Table = {}
     for name in look.datasets[-2:]:  # the largest two
         for precision in TIMED:
@@ -83,8 +84,8 @@ def text(look: Look, _: Path) -> Table:
 
 
 def sampling(look: Look, _: Path) -> Table:
-    """The text side of a training step of C-GQA's size: with all 5,592 pairs, or with those of 32 images and 1,864 or
-    512 others."""
+    """The table times the text side of a training step of C-GQA's size, with all 5,592 pairs or with the pairs of
+    32 images and 1,864 or 512 other pairs."""
     found: Table = {}
     for precision in TIMED[:2]:
         tower = texts.random_tower("ViT-L-14-quickgelu", precision=precision, device=look.device, **look.tower)
@@ -101,8 +102,8 @@ def sampling(look: Look, _: Path) -> Table:
 
 
 def training(look: Look, _: Path) -> Table:
-    """A step of `duplex` from cached features, with ViT-L/14's text tower: whole, its text alone, the network and the
-    graph; the time of an epoch; and how many times as long the step would take with the image encoder in the loop."""
+    """The table times a step of `duplex` from cached features with ViT-L/14's text tower, its parts, and an epoch.
+    `with images` is how many times as long the step would take with the image encoder in the loop."""
     device, found = torch.device(look.device), Table()
     encoder = steps.image_encoder(device, **({"layers": 1, "width": 64} if look.quick else {}))
     for name in look.datasets:
@@ -118,8 +119,8 @@ def training(look: Look, _: Path) -> Table:
 
 
 def paper(look: Look, _: Path) -> Table:
-    """The paper's table of costs (Tab. 10) in its own configuration: a step with a batch of 64 on UT-Zappos, from the
-    inputs of the image tower's first block, and an epoch of such steps; the paper measured on an A800."""
+    """The table has the costs of the paper's Tab. 10, in the paper's own configuration: a step with a batch of 64 on
+    UT-Zappos, from the inputs of the image tower's first block, and an epoch of such steps. The paper used an A800."""
     found: Table = {}
     for precision in ("fp32", "tf32"):
         with float32_arithmetic(precision):
@@ -144,8 +145,7 @@ def paper(look: Look, _: Path) -> Table:
 
 
 def graph(look: Look, _: Path) -> Table:
-    """One step of the local graph, forward and backward, in MIT-States' open world, against a dense adjacency
-    matrix."""
+    """The table compares a step of the local graph, both passes, with a dense matrix in MIT-States' open world."""
     rows = graphs.by_batch((8,) if look.quick else (32, 64, 128, 512), look.device)
     return {
         f"batch {row['batch']}": {
@@ -160,8 +160,8 @@ def graph(look: Look, _: Path) -> Table:
 
 
 def extraction(look: Look, folder: Path) -> Table:
-    """Images per second of ViT-L/14: `extract`, the encoder alone over pixels in memory, decoding alone, open_clip's
-    example; and whether encoder or decoding is the bottleneck.
+    """The table shows images per second with ViT-L/14 for `extract`, the encoder alone on pixels in memory (`bare`),
+    decoding alone, and open_clip's example (`plain`). `held by` names the bottleneck.
     """
     found: Table = {}
     for precision in TIMED:
@@ -177,8 +177,8 @@ def extraction(look: Look, folder: Path) -> Table:
 
 
 def evaluation(look: Look, _: Path) -> Table:
-    """As many images as C-GQA's test split, against its pairs, with scores reduced on the device. `duplex` without its
-    composition prompts, whose encoding is measured under text.
+    """`duplex` scores as many images as C-GQA's test split has against its pairs, and reduces the scores on the device.
+    It has no composition prompts here, because their encoding is measured under *Text*.
     """
     labels = small_world() if look.quick else cgqa_labels()
     method, train = begun(labels, look.device)

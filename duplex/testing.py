@@ -29,7 +29,7 @@ from duplex.features.tokens import Examples
 from duplex.labels import WORLDS, Ints, LabelSpace
 from duplex.methods import portable
 from duplex.methods.base import Batch, Inputs, Method, MethodContext, PrimitiveVectors
-from duplex.methods.prompts import word_vectors
+from duplex.methods.prompts import encode_words
 from duplex.methods.registry import KNOWN_NEEDS, temporary_kind
 from duplex.options import OptionError, Options, TrainingOptions
 from duplex.recognition.export import RunFacts, export
@@ -101,7 +101,7 @@ def small_context() -> MethodContext:
     labels = small_labels()
     tower = _tower()
     inputs = {"cls": (tower.dim,), "patch": (PATCHES, WIDTH)}
-    return MethodContext(labels, inputs, tower, PrimitiveVectors(*word_vectors(labels, tower)))
+    return MethodContext(labels, inputs, tower, PrimitiveVectors(*encode_words(labels, tower)))
 
 
 def small_batch(count: int, seed: int = 0, split: str = "train") -> Batch:

@@ -22,7 +22,7 @@ from duplex.project import stages
 from duplex.project.stages import extract, prepare
 from duplex.project.train import train_stage
 from duplex.training import loop
-from duplex.training.inputs import InputsCache
+from duplex.training.inputs import LastDatasetLoader
 from tests.subprocesses import ROOT, start_duplex
 
 SHIPPED = ROOT / "params.yaml"
@@ -111,7 +111,7 @@ def make_project(
 
     draw_project(folder, methods, seeds, device=device, epochs=epochs, changes=beside)
     with inside(folder):
-        params, paths, load = load_params(), ArtifactPaths(), InputsCache()
+        params, paths, load = load_params(), ArtifactPaths(), LastDatasetLoader()
         prepare(params, "own", paths)
         extract(params, "own", paths, num_workers=0)
         for method in methods:

@@ -24,7 +24,7 @@ from duplex.recognition.export import export, exported_tensors
 from duplex.recognition.recognizer import Recognizer, open_image
 from duplex.training import inputs as inputs_module
 from duplex.training.checkpoint import load_checkpoint, read_record
-from duplex.training.inputs import InputRequest, InputsCache, RunInputs, load_inputs
+from duplex.training.inputs import InputRequest, LastDatasetLoader, RunInputs, load_inputs
 from duplex.training.run import initialised_method
 from tests.projects import encoded_project, kill_and_resume_training
 from tests.recognition.serving import RunningServer
@@ -194,7 +194,7 @@ def test_training_and_evaluation_from_the_disk_equal_those_from_memory(project, 
 
 def test_the_memory_budget_decides_which_tokens_stay_on_the_disk(project) -> None:
     """Inputs loaded with another budget are not shared."""
-    params, cache = project.params(), InputsCache()
+    params, cache = project.params(), LastDatasetLoader()
     request = InputRequest(finetune=params.finetune("deep", "own"))
     inputs = cache(params, "own", project.paths, request)
     assert isinstance(inputs.examples["train"].inputs["block_inputs"], torch.Tensor)

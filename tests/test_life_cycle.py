@@ -19,7 +19,7 @@ from duplex.features.tokens import Examples
 from duplex.labels import World
 from duplex.methods import portable
 from duplex.methods.base import Batch, Method, MethodContext, PrimitiveVectors
-from duplex.methods.prompts import word_vectors
+from duplex.methods.prompts import encode_words
 from duplex.methods.registry import find_method, installed_methods, make_method
 from duplex.options import Options, TrainingOptions
 from duplex.recognition.answers import Candidates
@@ -73,7 +73,7 @@ def small_options(kind: str, changes: dict[str, Any]) -> Options:
 @cache
 def context(device: str) -> MethodContext:
     tower = small_tower.__wrapped__(dtype=torch.float32, device=device)
-    words = PrimitiveVectors(*word_vectors(LABELS, tower))
+    words = PrimitiveVectors(*encode_words(LABELS, tower))
     return MethodContext(LABELS, {"cls": (DIM,), "patch": PATCH}, tower, words)
 
 

@@ -155,12 +155,12 @@ def evaluate(
 def metrics(as_json: AsJson = False) -> None:
     """Print the metrics of all runs, averaged over seeds, and the path of the report."""
     from duplex.artifacts import ArtifactPaths
-    from duplex.project.report import evaluated_runs, summarise, warn_of_outdated
+    from duplex.project.report import read_all_metrics, summarise, warn_of_outdated
     from duplex.report.aggregate import NO_RUN, read_metrics
     from duplex.report.tables import metrics_table
 
     paths, params = ArtifactPaths(), load_params()
-    runs, _ = evaluated_runs(params, paths)
+    runs, _ = read_all_metrics(params, paths)
     table = read_metrics(paths.summary, "dvc repro report") if runs or paths.summary.is_file() else {}
     if not table and not runs:
         raise DuplexError(NO_RUN)

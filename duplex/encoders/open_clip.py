@@ -389,7 +389,7 @@ class ImageTransform:
         return pixels
 
 
-class FrozenEncoder:
+class EncoderBase:
     """Base class of encoders; a subclass sets the towers `_visual` and `_text`, and defines `encode_patches`."""
 
     logit_scale = 0.0
@@ -443,7 +443,7 @@ class FrozenEncoder:
         return pixels.to(self.device).float().div_(255).sub_(self._mean).div_(self._std).to(self.dtype)
 
 
-class ClipEncoder(FrozenEncoder):
+class ClipEncoder(EncoderBase):
     def __init__(self, source: EncoderSource, *, towers: str, device: str, precision: str) -> None:
         super().__init__(source, device=device, precision=precision)
         model = self.build(source)

@@ -33,7 +33,7 @@ from duplex.encoders.base import (
     refuse_other_weights,
 )
 from duplex.encoders.image_blocks import as_tokens
-from duplex.encoders.open_clip import FrozenEncoder, complete_preprocess, initialised_by, read_weights, timm
+from duplex.encoders.open_clip import EncoderBase, complete_preprocess, initialised_by, read_weights, timm
 from duplex.encoders.prompt_tree import Prompts, PromptTree, check_length, pad_prompts, tree_blocks
 from duplex.errors import DuplexError, UsageError, install_command
 from duplex.system.threads import dtype_of, float32_arithmetic
@@ -86,7 +86,7 @@ class BlipFamily(EncoderFamily):
         return MissingWeights(f"https://huggingface.co/{place}", None)
 
 
-class BlipEncoder(FrozenEncoder):
+class BlipEncoder(EncoderBase):
     def __init__(self, source: EncoderSource, *, towers: str, device: str, precision: str) -> None:
         super().__init__(source, device=device, precision=precision)
         model = _build_blip(source).to(self.device)
@@ -219,7 +219,7 @@ class TimmFamily(EncoderFamily):
         return TimmEncoder(source, towers=towers, device=device, precision=precision)
 
 
-class TimmEncoder(FrozenEncoder):
+class TimmEncoder(EncoderBase):
     text = None
 
     def __init__(self, source: EncoderSource, *, towers: str, device: str, precision: str) -> None:

@@ -122,7 +122,7 @@ def compare(first: Margins, second: Margins, rounds: int = ROUNDS, seed: int = 0
     curves = [Curve.of(margins) for margins in (first, second)]
     ends = np.array([(c.seen_accuracies[0], c.unseen_accuracies[-1], c.harmonic.max()) for c in curves])  # [2, 3]
     draws = bootstrap([first, second], rounds, seed)
-    result = differences(ends[1] - ends[0], draws[1] - draws[0])
+    result = difference_intervals(ends[1] - ends[0], draws[1] - draws[0])
     gain = Components.of(second).minus(Components.of(first))
     if gain.auc is not None:
         error = gain.standard_error
@@ -158,10 +158,10 @@ def compare_seeds(
     curves = [[Curve.of(margins) for margins in runs] for runs in (first, second)]
     rng = np.random.default_rng(seed)
     draws = np.array([mean_change(curves, *resample(first, rng)) for _ in range(rounds)]).reshape(rounds, len(NAMES))
-    return differences(mean_change(curves, *all_indices(first)), draws)
+    return difference_intervals(mean_change(curves, *all_indices(first)), draws)
 
 
-def differences(values: Floats, draws: Floats) -> dict[str, Difference]:
+def difference_intervals(values: Floats, draws: Floats) -> dict[str, Difference]:
     """Metric -> difference with interval and p-value, for the metrics `seen, unseen, hm, auc`; NaN is left out.
 
     values: the differences [D] in the first D of these metrics.
@@ -236,7 +236,7 @@ def compare_splits(
         return np.asarray(np.mean([mean_change(curves[n], *resample(first[n], rng)) for n in numbers], axis=0))
 
     draws = np.array([draw() for _ in range(rounds)]).reshape(rounds, len(NAMES))
-    difference = differences(by_split.mean(axis=0), draws)
+    difference = difference_intervals(by_split.mean(axis=0), draws)
     return SplitComparison(
         difference,
         [{name: float(row[NAMES.index(name)]) for name in difference} for row in by_split],

@@ -43,7 +43,7 @@ class CanetOptions(WordOptions):
     conditional: bool = True  # whether states' embeddings depend on the image; otherwise each state has one
 
 
-class BaseLearner(nn.Module):
+class ImageScaledNetwork(nn.Module):
     """Two-layer network that embeds all states for each image [B, M, w]; an image's `beta` [w] scales its layers."""
 
     def __init__(self, word_width: int, options: CanetOptions) -> None:
@@ -73,7 +73,7 @@ class Canet(WordMethod[CanetOptions]):
         self.see_s = Mlp(context.dim, width, word, layers, rate)
         self.see_o = Mlp(context.dim, width, word, layers, rate)
         self.see_c = Mlp(context.dim, width, word, layers, rate)
-        self.learner = BaseLearner(word, options)
+        self.learner = ImageScaledNetwork(word, options)
         self.join = Mlp(word + context.dim, width, word, 1, rate) if options.conditional else None
         self.compose = Mlp(2 * word, width, word, 1, rate)  # g
 

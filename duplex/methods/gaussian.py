@@ -183,14 +183,14 @@ class AdditiveEffects:
 
 
 @dataclass(frozen=True)
-class WordSimilarityFactors:
+class LowRankSimilarities:
     """Low-rank factors of word similarities: `U U^T` approximates states' similarities, `V V^T` objects'."""
 
     states: Tensor  # U [M, r]
     objects: Tensor  # V [N, s]
 
     @classmethod
-    def of_words(cls, states: Tensor, objects: Tensor) -> WordSimilarityFactors:
+    def of_words(cls, states: Tensor, objects: Tensor) -> LowRankSimilarities:
         return cls(kernel_factor(states), kernel_factor(objects))
 
     def pair_factors(self, states: Tensor, objects: Tensor) -> Tensor:
@@ -210,7 +210,7 @@ def kernel_factor(words: Tensor, rank: int = RANK) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Interactions(WordSimilarityFactors):
+class Interactions(LowRankSimilarities):
     """The interactions `gamma_mn` [d]: a pair's predicted mean minus what its state and object alone predict."""
 
     core: Tensor  # G [r, s, d], the fitted weights of products of both factors
@@ -243,7 +243,7 @@ class NormalEquations:
     """
 
     def __init__(
-        self, seen: PairMeans, v: float, ridge: float, kernels: WordSimilarityFactors | None = None, tau: float = 0.0
+        self, seen: PairMeans, v: float, ridge: float, kernels: LowRankSimilarities | None = None, tau: float = 0.0
     ) -> None:
         self.seen = seen
         self.w = 1 / (v + 1 / seen.counts)  # w_c [P]
@@ -313,7 +313,7 @@ def interaction_variance(seen: PairMeans, ridge: float) -> float:
     return float(10.0 ** max(heights, key=heights.__getitem__))
 
 
-def choose_variances(seen: PairMeans, kernels: WordSimilarityFactors, ridge: float) -> tuple[float, float]:
+def choose_variances(seen: PairMeans, kernels: LowRankSimilarities, ridge: float) -> tuple[float, float]:
     """The likeliest variances `v` and `tau` of `NormalEquations` for the most frequent pairs, found by climbing."""
     often = seen.counts.argsort(descending=True, stable=True)[:PAIRS]
     some = PairMeans(seen.states[often], seen.objects[often], seen.counts[often], seen.means[often], seen.shape)
@@ -506,7 +506,7 @@ def _fit_means(
         v = interaction_variance(seen, settings.ridge) if v is None else v
         return NormalEquations(seen, v, settings.ridge).solve()[0], None, v, 0.0
     states, objects = words
-    kernels, tau = WordSimilarityFactors.of_words(states, objects), settings.interactions
+    kernels, tau = LowRankSimilarities.of_words(states, objects), settings.interactions
     if v is None or tau is None:
         likely_v, likely_tau = choose_variances(seen, kernels, settings.ridge)
         v = likely_v if v is None else v

@@ -168,7 +168,7 @@ class Prompts(nn.Module):
         return Prototypes(encoded[:count], encoded[count:states], encoded[states:])
 
 
-def word_vectors(labels: LabelSpace, tower: TextTower) -> tuple[Tensor, Tensor]:
+def encode_words(labels: LabelSpace, tower: TextTower) -> tuple[Tensor, Tensor]:
     """A text tower's features of the prompts "a photo of <state>" [M, d] and "a photo of <object>" [N, d]."""
     _, states, objects = Prompts(labels, tower).encode(np.empty(0, dtype=np.int64))
     return states, objects

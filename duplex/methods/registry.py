@@ -109,7 +109,7 @@ def _checked_options(kind: str, value: type[Method[Any]]) -> type[Method[Any]]:
     return value
 
 
-def method_code(kind: str) -> str | None:
+def plugin_code_hash(kind: str) -> str | None:
     """Hash of the code of a plug-in's kind, as it was when imported; None for a kind of this package."""
     return _code[find_method(kind)]
 

@@ -26,7 +26,7 @@ from torch.nn.functional import kl_div
 from duplex.methods.base import Batch, MethodContext
 from duplex.methods.families import CrossBlock, ThreePathOptions, ThreePaths
 from duplex.methods.layers import CompositionIndex, unit
-from duplex.methods.prompts import Prototypes, word_vectors
+from duplex.methods.prompts import Prototypes, encode_words
 from duplex.options import Count, NonNegative, Share
 
 
@@ -48,7 +48,7 @@ class VpCmjl(ThreePaths[VpCmjlOptions]):
         super().__init__(context, options)
         if options.proxies:
             dim, heads = context.dim, options.heads
-            states, objects = word_vectors(context.labels, context.tower)
+            states, objects = encode_words(context.labels, context.tower)
             self.states = nn.Parameter(states.to(torch.float32, copy=True))  # [M, d]
             self.objects = nn.Parameter(objects.to(torch.float32, copy=True))  # [N, d]
             self.from_state, self.from_object = nn.Parameter(torch.eye(dim)), nn.Parameter(torch.eye(dim))

@@ -38,7 +38,7 @@ from duplex.report.aggregate import (
 from duplex.report.answers import predicted_parts
 from duplex.report.blocks import Block, Figure, Note, ReportPart, write_report
 from duplex.report.claims import counts_of
-from duplex.report.figures import COLUMNS, EARLY, STEPS, Prototypes, Scene, compute_maps, map_count, map_figures
+from duplex.report.figures import COLUMNS, EARLY, STEPS, Prototypes, Scene, compute_tsne_maps, map_count, map_figures
 from duplex.report.images import (
     RetrievedTexts,
     image_features,
@@ -64,7 +64,7 @@ def report_stage(params: Params, paths: ArtifactPaths = ArtifactPaths(), *, writ
 
     Data sets without evaluated runs are left out. `write_metrics` also writes `metrics.json`, which git tracks.
     """
-    runs, not_evaluated = evaluated_runs(params, paths)
+    runs, not_evaluated = read_all_metrics(params, paths)
     warn_of_outdated(params, paths)
     if not runs:
         print(f"duplex: {NO_RUN}", file=sys.stderr)
@@ -89,7 +89,7 @@ def report_stage(params: Params, paths: ArtifactPaths = ArtifactPaths(), *, writ
     return page
 
 
-def evaluated_runs(
+def read_all_metrics(
     params: Params, paths: ArtifactPaths
 ) -> tuple[dict[tuple[str, str], list[Tree]], dict[str, list[str]]]:
     """Read the metrics of all runs; returns metrics by (data set, method), and runs without metrics by data set."""
@@ -294,7 +294,7 @@ def maps_stage(params: Params, dataset: str, paths: ArtifactPaths = ArtifactPath
     if chosen is not None:
         scene = scene_of(load_featured_run(params, dataset, *chosen, paths), params.entry(chosen[0]).kind, chosen[1])
         with ProgressBar(f"{dataset} maps", map_count(scene) * (EARLY + STEPS)) as bar:
-            table = compute_maps(scene, bar.show)
+            table = compute_tsne_maps(scene, bar.show)
     write_text(paths.maps(dataset), table.to_csv(index=False, lineterminator="\n", float_format="%.4f"))
 
 

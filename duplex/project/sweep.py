@@ -44,7 +44,7 @@ from duplex.report.aggregate import standard_error
 from duplex.system.files import json_digest, sole_writer
 from duplex.system.processes import BrokenProcessPool, ProgressBar, WorkerProcess
 from duplex.system.threads import Threads
-from duplex.training.inputs import InputsCache, LoadInputs
+from duplex.training.inputs import LastDatasetLoader, LoadInputs
 from duplex.training.run import MethodSpec, reproducible
 from duplex.training.trials import Trial, TrialResult, Trials
 
@@ -142,7 +142,7 @@ class Executor:
     params: Params
     paths: ArtifactPaths
     threads: int  # number of CPU threads for `threads: auto`: the number that a process of its own would use
-    load: LoadInputs = field(default_factory=InputsCache)
+    load: LoadInputs = field(default_factory=LastDatasetLoader)
 
     def execute(self, trial: Task) -> Outcome:
         """Execute a task and return its outcome; an error is not raised but recorded there."""
@@ -152,7 +152,7 @@ class Executor:
             with redirect_stderr(output):  # several processes share a terminal: none shows its own progress bar
                 return Outcome(trial, trial.execute(self.params, self.paths, self.load), output.getvalue())
         except Exception as failure:
-            self.load = InputsCache()  # a method's code may have written into the inputs
+            self.load = LastDatasetLoader()  # a method's code may have written into the inputs
             error = str(failure)
             if not isinstance(failure, DuplexError):
                 first = next(iter(error.splitlines()), "")

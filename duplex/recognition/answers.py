@@ -48,7 +48,7 @@ cached_thumbnail = lru_cache(maxsize=512)(thumbnail)
 
 
 @dataclass(frozen=True)
-class TrainedWords:
+class WordsInTraining:
     """Whether each word of an added composition occurred in training."""
 
     state: bool
@@ -65,7 +65,7 @@ class Guess:
     probability: float
     seen: bool  # it labels training images
     score_terms: Mapping[str, float]  # summands of the score: visual, semantic, ...; empty where the method has none
-    trained_words: TrainedWords | None = None  # None unless the user added the composition
+    trained_words: WordsInTraining | None = None  # None unless the user added the composition
 
     @property
     def name(self) -> str:
@@ -131,7 +131,7 @@ class Candidates:
     scorer: Scorer
     terms: ScoreTerms | None  # computes the summands of the score; None if the score is not a sum
     probabilities: Callable[[Tensor], Tensor]  # scores [B, C] -> the method's probabilities, before the temperature
-    trained_words: Mapping[int, TrainedWords]  # of compositions that the user added, by index
+    trained_words: Mapping[int, WordsInTraining]  # of compositions that the user added, by index
     novelty: NoveltyDetector | None = None  # finds images that resemble no training image
 
     @classmethod
@@ -311,10 +311,10 @@ def split_composition(text: str, labels: LabelSpace) -> Pair:
     raise UsageError(f"{text!r} cannot be split into a state and an object; write it as 'state,object'")
 
 
-def trained_words(pair: Pair, labels: LabelSpace) -> TrainedWords:
+def trained_words(pair: Pair, labels: LabelSpace) -> WordsInTraining:
     """Whether a pair's state has training images, and whether its object has; case, `.` and `_` do not matter."""
     places = _find(pair[0], labels.states), _find(pair[1], labels.objects)
-    return TrainedWords(
+    return WordsInTraining(
         *(place is not None and bool(own[place]) for place, own in zip(places, labels.trained_words, strict=True))
     )
 

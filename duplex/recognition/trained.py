@@ -35,7 +35,7 @@ from duplex.methods.finetuned import (
     finetuned_blocks_factory,
     with_finetuned_features,
 )
-from duplex.methods.prompts import word_vectors
+from duplex.methods.prompts import encode_words
 from duplex.methods.registry import find_method
 from duplex.options import FinetuneOptions
 from duplex.recognition.answers import Candidates, portable_terms, sum_of
@@ -194,7 +194,7 @@ class TrainedRun(TrainedModel):
             fix = "set evaluation.word_vectors in params.yaml, or `word_vectors` in Python, to those"
             raise UsageError(f"{self.where} was trained with other word vectors; {fix}")
         if file is None:
-            return PrimitiveVectors(*word_vectors(labels, self.backbone.tower("text").text))
+            return PrimitiveVectors(*encode_words(labels, self.backbone.tower("text").text))
         vectors = read_word_vectors(file, [*labels.states, *labels.objects]).vectors
         return PrimitiveVectors(*map(torch.from_numpy, np.split(vectors, [len(labels.states)])))
 

@@ -30,7 +30,7 @@ from duplex.methods.finetuned import with_finetuned_features
 from duplex.methods.gaussian import ClassStatistics, ClosedForm, FittedStatistics, GroupPosterior
 from duplex.methods.layers import unit
 from duplex.methods.portable import portable_closed_form
-from duplex.methods.prompts import word_vectors
+from duplex.methods.prompts import encode_words
 from duplex.recognition.answers import find_or_append, with_rows
 from duplex.recognition.export import (
     ONNX_EXAMPLE,
@@ -215,7 +215,7 @@ def refitted_closed_form(
     """
     words = None
     if fitted.settings.interactions != 0:
-        states, objects = word_vectors(labels, trained.backbone.tower("text").text)
+        states, objects = encode_words(labels, trained.backbone.tower("text").text)
         words = states.cpu(), objects.cpu()
     model = ClosedForm.fit(fitted.statistics, fitted.settings, words).to(torch.float32)
     posteriors = None

@@ -156,11 +156,11 @@ class Scene:
 
 
 def map_count(scene: Scene) -> int:
-    """Number of maps that `compute_maps` makes; it depends on the kinds of prototypes that the method has."""
+    """Number of maps that `compute_tsne_maps` makes; it depends on the kinds of prototypes that the method has."""
     return sum(1 for _ in _plans(scene))
 
 
-def compute_maps(scene: Scene, tick: Tick) -> pd.DataFrame:
+def compute_tsne_maps(scene: Scene, tick: Tick) -> pd.DataFrame:
     """Compute t-SNE maps as a table with a row per point; calls `tick` with the number of finished steps."""
     tables = []
     done = 0
@@ -233,7 +233,7 @@ def _tsne(vectors: Array, tick: Tick, done: int) -> NDArray[np.float64]:
 
 
 def map_figures(table: pd.DataFrame, data: str, names: tuple[str, ...]) -> list[Figure]:
-    """Figures of the maps `names` in a table of `compute_maps`; captions list the kinds of points drawn."""
+    """Figures of the maps `names` in a table of `compute_tsne_maps`; captions list the kinds of points drawn."""
     figures = []
     for name in names:
         rows = table[table["map"] == name]

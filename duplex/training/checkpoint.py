@@ -25,7 +25,7 @@ from duplex.errors import DuplexError
 from duplex.evaluation.probabilities import UNFITTED, Confidence
 from duplex.labels import LabelSpace, World
 from duplex.methods.base import Method, MethodContext
-from duplex.methods.registry import make_method, method_code, method_source, parse_options
+from duplex.methods.registry import make_method, method_source, parse_options, plugin_code_hash
 from duplex.options import CombinedOptions, FinetuneOptions, Options
 from duplex.system.code import UNKNOWN_CODE, plugin_hash
 from duplex.system.files import json_digest, write_tensors
@@ -228,7 +228,7 @@ def load_checkpoint(checkpoint: Path | ModelHeader, context: MethodContext, enco
     plugin = record.training.get("plugin")
     if plugin is not None:
         current = plugin_hash(module_of(method_source(record.kind)))
-        current = method_code(record.kind) if current == UNKNOWN_CODE else current
+        current = plugin_code_hash(record.kind) if current == UNKNOWN_CODE else current
         if plugin != current:
             reason = "has changed or cannot be read" if UNKNOWN_CODE in f"{plugin} {current}" else "has changed"
             print(f"duplex: the code of {record.kind!r} {reason} since {path} was trained", file=sys.stderr)

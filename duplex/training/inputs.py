@@ -32,7 +32,7 @@ from duplex.features.tokens import DiskTokens, Examples, join, read_tokens
 from duplex.labels import Bools, Ints, LabelSpace, World, prompt_name
 from duplex.methods.base import Method, MethodContext, PrimitiveVectors
 from duplex.methods.finetuned import FinetunedBlocks, finetuned_blocks_factory
-from duplex.methods.prompts import TEMPLATE, word_vectors
+from duplex.methods.prompts import TEMPLATE, encode_words
 from duplex.methods.registry import find_method
 from duplex.options import FinetuneOptions, TrainingOptions
 from duplex.system.files import sha256
@@ -89,7 +89,7 @@ class RunInputs:
                 print(f"{self.glove} has no vector for: {', '.join(table.missing)}", file=sys.stderr)
             states, objects = np.split(table.vectors, [len(self.labels.states)])
             return PrimitiveVectors(torch.from_numpy(states), torch.from_numpy(objects))
-        return None if self.tower is None else PrimitiveVectors(*word_vectors(self.labels, self.tower))
+        return None if self.tower is None else PrimitiveVectors(*encode_words(self.labels, self.tower))
 
 
 @dataclass(frozen=True)
@@ -293,10 +293,10 @@ def load_inputs(
     return open_data(params, dataset, paths).read(request)
 
 
-LoadInputs = Callable[[Params, str, ArtifactPaths, InputRequest], RunInputs]  # `load_inputs`, or an `InputsCache`
+LoadInputs = Callable[[Params, str, ArtifactPaths, InputRequest], RunInputs]  # `load_inputs`, or an `LastDatasetLoader`
 
 
-class InputsCache:
+class LastDatasetLoader:
     """A callable like `load_inputs` that keeps in memory what it read of the most recent data set."""
 
     def __init__(self) -> None:

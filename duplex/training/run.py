@@ -44,7 +44,7 @@ from duplex.evaluation.metrics import (
 from duplex.features.tokens import Examples
 from duplex.labels import WORLDS, Bools, LabelSpace, World, frequency_groups
 from duplex.methods.base import Batch, Method, MethodContext
-from duplex.methods.registry import find_method, make_method, method_code, method_source, parse_options
+from duplex.methods.registry import find_method, make_method, method_source, parse_options, plugin_code_hash
 from duplex.options import FinetuneOptions, Options, TrainingOptions
 from duplex.system.files import checked_path, refuse_existing, sha256, write_json, write_text
 from duplex.system.plugins import provider
@@ -237,7 +237,7 @@ def train_run(
 
     choose_by: the caller's own validation metric, which chooses the epoch instead of the option `select`.
     """
-    code = method_code(spec.kind)  # before training: the file may be edited while it runs
+    code = plugin_code_hash(spec.kind)  # before training: the file may be edited while it runs
     images = inputs.examples["train"].to(device)
     val = inputs.examples["val"].to(device)
     on_device = replace(inputs, examples={**inputs.examples, "train": images})

@@ -15,9 +15,9 @@ from duplex.methods.gaussian import (
     ClosedForm,
     FitSettings,
     GroupPosterior,
+    LowRankSimilarities,
     NormalEquations,
     PairMeans,
-    WordSimilarityFactors,
     _fit_means,
     oas_shrinkage,
     shared_whitening,
@@ -289,7 +289,7 @@ def test_a_kernel_of_low_rank_is_the_nearest_one(rank: int) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_the_chosen_variances_are_a_maximum_to_an_eighth_of_a_decade(seed: int) -> None:
-    seen, kernels = seen_pairs(), WordSimilarityFactors.of_words(*words(5, 4, seed))
+    seen, kernels = seen_pairs(), LowRankSimilarities.of_words(*words(5, 4, seed))
 
     def height(v: float, tau: float) -> float:
         return NormalEquations(seen, v, RIDGE, kernels, tau).log_likelihood()
@@ -320,7 +320,7 @@ def test_means_equal_the_gaussian_processes() -> None:
 def test_the_likelihood_equals_the_gaussian_processes() -> None:
     seen = seen_pairs()
     embedded = words(*seen.shape)
-    kernels = WordSimilarityFactors.of_words(*embedded)
+    kernels = LowRankSimilarities.of_words(*embedded)
 
     def dense(tau: float) -> float:
         s, o = seen.states.numpy(), seen.objects.numpy()

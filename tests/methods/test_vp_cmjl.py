@@ -2,7 +2,7 @@ import math
 
 import torch
 
-from duplex.methods.prompts import word_vectors
+from duplex.methods.prompts import encode_words
 from duplex.methods.vp_cmjl import VpCmjl
 from tests.methods.field import SEEN, M, N, batch, build, check_losses, scores, targets
 from tests.methods.loops import close, cross_block, cross_entropy, dot, products, softmax, sums_of_posteriors, unit
@@ -54,7 +54,7 @@ def test_losses_and_scores_by_loops():
 
 def test_proxies_start_at_text_features():
     method = build(VpCmjl, width=5, shaken=False)
-    states, objects = word_vectors(small_labels(), small_tower())
+    states, objects = encode_words(small_labels(), small_tower())
     assert method.states.shape == (M, 8)
     torch.testing.assert_close(method.states.float(), states.float())
     torch.testing.assert_close(method.objects.float(), objects.float())

@@ -18,7 +18,7 @@ from duplex.methods.base import StreamAdapter
 from duplex.project import report, stages
 from duplex.project.train import train_stage
 from duplex.system import plugins
-from duplex.training.inputs import InputsCache
+from duplex.training.inputs import LastDatasetLoader
 
 QUICK = {"learning_rate": 1e-2, "alpha": 1.0, "contrast": 1.0, "theta": 1.0, "warm": False}
 
@@ -133,7 +133,7 @@ def test_labels_of_the_stream_have_no_influence(trained):
                 yield each
 
         def load(*given):
-            inputs = InputsCache()(*given)
+            inputs = LastDatasetLoader()(*given)
             if wrong:
                 test = inputs.examples["test"]
                 turned = replace(test, compositions=test.compositions.roll(7))

@@ -15,7 +15,7 @@ from duplex.features.extract import encode_shared, user_cache
 from duplex.features.file import read_features
 from duplex.methods.gaussian import ClassStatistics, ClosedForm, GroupPosterior
 from duplex.methods.layers import unit
-from duplex.methods.prompts import word_vectors
+from duplex.methods.prompts import encode_words
 from duplex.recognition import fit, update
 from duplex.recognition.export import STATISTICS, read_fit, read_statistics
 from duplex.recognition.update import update_model
@@ -87,7 +87,7 @@ def test_ten_images_give_the_closed_form_of_all_images(model, drawn, further, tm
     labels = torch.tensor([states.index(p.parts[-3]) * len(objects) + objects.index(p.parts[-2]) for p in paths])
     statistics = ClassStatistics.of(unit(features), labels, len(states), len(objects))
     space = Recognizer.load(tmp_path / "out", device="cpu").labels
-    words = word_vectors(space, load_encoder("tiny").text)
+    words = encode_words(space, load_encoder("tiny").text)
     settings = read_statistics(model).settings
     whole = ClosedForm.fit(statistics, settings, words).to(torch.float32)
     candidates = tensors["state_of"] * len(objects) + tensors["object_of"]

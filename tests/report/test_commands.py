@@ -14,7 +14,7 @@ from duplex.evaluation.vectors import nearest
 from duplex.labels import LabelSpace
 from duplex.project import report, runs, stamps
 from duplex.report.blocks import Note
-from duplex.report.figures import Scene, compute_maps, map_figures
+from duplex.report.figures import Scene, compute_tsne_maps, map_figures
 from duplex.report.images import swap_blocks
 
 
@@ -142,7 +142,7 @@ def test_two_images_are_enough_for_maps():
     book = np.ones((labels.size, 4), dtype=np.float32)
     rows = book.__getitem__
     scene = Scene(labels, np.array([0, 1]), z, z, rows, rows, rows)
-    table = compute_maps(scene, lambda step: None)
+    table = compute_tsne_maps(scene, lambda step: None)
     assert set(table["map"]) == {"prototypes", "before", "after", "semantic", "visual", "combined"}
     assert np.isfinite(table[["x", "y"]].to_numpy()).all()
 
