@@ -21,7 +21,7 @@ from benchmarks.measure import emit, memory, options, say
 from benchmarks.text import made_up
 from duplex.evaluation.accumulate import ScoreAccumulator
 from duplex.evaluation.curve import Margins
-from duplex.evaluation.intervals import Components
+from duplex.evaluation.intervals import AucComponents
 from duplex.labels import Ints, LabelSpace
 from duplex.methods.gaussian import ClassStatistics, ClosedForm, FitSettings
 
@@ -56,7 +56,7 @@ def auc(model: ClosedForm, z: Tensor, own: Tensor, space: LabelSpace, columns: I
     for start in range(0, len(z), rows):
         block = slice(start, min(start + rows, len(z)))
         evidence.add(scores(z[block]).numpy(), block)
-    return 100 * (Components.of(Margins.of(evidence.competitors())).auc or 0.0)
+    return 100 * (AucComponents.of(Margins.of(evidence.competitors())).auc or 0.0)
 
 
 def main() -> None:

@@ -31,13 +31,13 @@ from duplex.training.run import reproducible
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "gpu.md"
 ABOUT = """\
-`make gpu` checks results and measures speed on a machine with one GPU, in under ten minutes, with random weights and as
-many pairs as the benchmarks have. It exits with 1 if a check fails. For a short trial on a CPU, with small sizes, use
-`python -m benchmarks.gpu --device cpu --quick --out page.md`, which takes about a minute. The checks run the tests that
-need a device. Features of drawn images must be within 1e-3 of a CPU's, and the test AUC of several methods, including
-the [paper's configuration](paper.md), within three points (rounding changes single answers in a small split). Patch
-tokens copied asynchronously must be those of the file. Training a seed twice, or killing and resuming it, must give the
-same checkpoint, byte for byte, from features (`duplex`) and with blocks trained on augmented pixels (`augmented`)."""
+In under ten minutes, `make gpu` checks results and measures speed on a machine with one GPU, using random weights and
+as many pairs as the benchmarks have. It exits with 1 if a check fails. For a trial of about a minute on a CPU, with
+small sizes, use `python -m benchmarks.gpu --device cpu --quick --out page.md`. The checks include the device tests.
+Features of drawn images must be within 1e-3 of those from a CPU, and the test AUC of several methods, including the
+[paper's configuration](paper.md), must be within three points, as rounding can change single answers in a small split.
+Patch tokens copied asynchronously must match the file. Training a seed twice, or killing and resuming it, must give
+byte-identical checkpoints, both from features (`duplex`) and with blocks trained on augmented pixels (`augmented`)."""
 LIMIT = 480  # seconds after which no further part begins
 PARTS: dict[str, Callable[[Look, Path], Any]] = {"holds": holds, **TIMES}
 

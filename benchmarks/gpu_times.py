@@ -27,7 +27,7 @@ from duplex.labels import LabelSpace
 from duplex.methods.base import Batch, MethodContext
 from duplex.methods.duplex import Duplex, DuplexOptions
 from duplex.system.threads import Precision, float32_arithmetic
-from duplex.training.scoring import ScoringTask, score_split
+from duplex.training.scoring import SplitScorer, score_split
 
 TIMED: tuple[Precision, ...] = ("fp32", "tf32", "bf16")
 SMALLER = {"layers": 2, "width": 64}  # of a text tower, for a quick trial
@@ -56,10 +56,10 @@ class Look:
 
 
 def text(look: Look, _: Path) -> Table:
-    """The table times a forward and backward pass of ViT-L/14's text tower over all training pairs, by prefix tree and
-    with prompts cut to the longest. `over cut` is the time of cut prompts divided by the tree's, and `times floor` is
-    the tree's time divided by that of the matrix products alone. `error` is the largest difference between features
-    of tree and cut prompts, and `gradient error` is that between their gradients, divided by the largest gradient."""
+    """The table times a forward and backward pass of all training pairs through ViT-L/14's text tower, by prefix tree
+    and with prompts cut to the longest. `over cut` is the time for cut prompts divided by the tree's time, and
+    `times floor` is the tree's time divided by that of matrix products alone. `error` is the largest difference between
+    features of tree and cut prompts; `gradient error` is the same for gradients, divided by the largest gradient."""
     found: Table = {}
     for name in look.datasets[-2:]:  # the largest two
         for precision in TIMED:
@@ -84,8 +84,8 @@ def text(look: Look, _: Path) -> Table:
 
 
 def sampling(look: Look, _: Path) -> Table:
-    """The table times the text side of a training step of C-GQA's size, with all 5,592 pairs or with the pairs of
-    32 images and 1,864 or 512 other pairs."""
+    """The table times the text side of a training step of C-GQA's size. The step encodes either all 5,592 pairs, or the
+    pairs of 32 images and 1,864 or 512 other pairs."""
     found: Table = {}
     for precision in TIMED[:2]:
         tower = texts.random_tower("ViT-L-14-quickgelu", precision=precision, device=look.device, **look.tower)
@@ -102,8 +102,8 @@ def sampling(look: Look, _: Path) -> Table:
 
 
 def training(look: Look, _: Path) -> Table:
-    """The table times a step of `duplex` from cached features with ViT-L/14's text tower, its parts, and an epoch.
-    `with images` is how many times as long the step would take with the image encoder in the loop."""
+    """The table times a training step of `duplex` with cached features and ViT-L/14's text tower, the parts of this
+    step, and an epoch. `with images` is how many times as long a step takes if it includes the image encoder."""
     device, found = torch.device(look.device), Table()
     encoder = steps.image_encoder(device, **({"layers": 1, "width": 64} if look.quick else {}))
     for name in look.datasets:
@@ -119,8 +119,8 @@ def training(look: Look, _: Path) -> Table:
 
 
 def paper(look: Look, _: Path) -> Table:
-    """The table has the costs of the paper's Tab. 10, in the paper's own configuration: a step with a batch of 64 on
-    UT-Zappos, from the inputs of the image tower's first block, and an epoch of such steps. The paper used an A800."""
+    """The table shows the costs of the paper's Tab. 10, in the paper's own configuration for UT-Zappos. A step has a
+    batch of 64 and starts at the inputs of the image tower's first block. The paper used an A800."""
     found: Table = {}
     for precision in ("fp32", "tf32"):
         with float32_arithmetic(precision):
@@ -145,7 +145,7 @@ def paper(look: Look, _: Path) -> Table:
 
 
 def graph(look: Look, _: Path) -> Table:
-    """The table compares a step of the local graph, both passes, with a dense matrix in MIT-States' open world."""
+    """The table compares the local graph, forward and backward, with a dense matrix in MIT-States' open world."""
     rows = graphs.by_batch((8,) if look.quick else (32, 64, 128, 512), look.device)
     return {
         f"batch {row['batch']}": {
@@ -160,8 +160,8 @@ def graph(look: Look, _: Path) -> Table:
 
 
 def extraction(look: Look, folder: Path) -> Table:
-    """The table shows images per second with ViT-L/14 for `extract`, the encoder alone on pixels in memory (`bare`),
-    decoding alone, and open_clip's example (`plain`). `held by` names the bottleneck.
+    """With ViT-L/14, the table shows the images per second of `extract`, of the encoder alone on pixels in memory
+    (`bare`), of decoding alone, and of open_clip's example (`plain`). `held by` names the bottleneck.
     """
     found: Table = {}
     for precision in TIMED:
@@ -177,8 +177,8 @@ def extraction(look: Look, folder: Path) -> Table:
 
 
 def evaluation(look: Look, _: Path) -> Table:
-    """`duplex` scores as many images as C-GQA's test split has against its pairs, and reduces the scores on the device.
-    It has no composition prompts here, because their encoding is measured under *Text*.
+    """The table shows how long `duplex` takes to score C-GQA's pairs for as many images as C-GQA's test split has.
+    Scores are reduced on the device. Composition prompts are left out, because *Text* measures their encoding.
     """
     labels = small_world() if look.quick else cgqa_labels()
     method, train = begun(labels, look.device)
@@ -187,7 +187,7 @@ def evaluation(look: Look, _: Path) -> Table:
     for world, split in (("closed", "val"), ("open", "val")):
         own = torch.from_numpy(np.resize(labels.pairs[split], images)).to(look.device)
         examples = Examples(np.arange(images), {"cls": train.cls[torch.arange(images) % len(train)]}, own)
-        field = ScoringTask.of(method, labels.candidates(world, split))
+        field = SplitScorer.of(method, labels.candidates(world, split))
         score_split(field, examples, labels, top=3)
         began = time.perf_counter()
         score_split(field, examples, labels, top=3)  # ends in a copy to the host

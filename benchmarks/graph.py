@@ -13,7 +13,7 @@ from torch import Tensor
 
 from benchmarks.measure import alternate, emit, finished, options, say
 from duplex.labels import CandidateSet, Ints
-from duplex.methods.duplex import FactorNodes, LocalCandidates, Message, aggregate, blend
+from duplex.methods.duplex import BatchCandidates, Message, MessageNodes, blend, mean_messages
 from duplex.methods.layers import Fusion, copy_to_device
 
 DIM = 768
@@ -66,12 +66,12 @@ class Problem:
     def leaves(self) -> list[Tensor]:
         return [self.z_s, self.z_o, self.logits_s, self.logits_o, *self.fusion.parameters()]
 
-    def batch(self) -> FactorNodes:
+    def batch(self) -> MessageNodes:
         p_s, p_o = self.logits_s.softmax(-1), self.logits_o.softmax(-1)
-        return FactorNodes(self.z_s, self.z_s, self.z_o, p_s, p_o, self.states, self.objects)
+        return MessageNodes(self.z_s, self.z_s, self.z_o, p_s, p_o, self.states, self.objects)
 
-    def candidates(self) -> LocalCandidates:
-        return LocalCandidates.of(*self.host, self.target, self.n_objects, self.states.device)
+    def candidates(self) -> BatchCandidates:
+        return BatchCandidates.of(*self.host, self.target, self.n_objects, self.states.device)
 
     def step(self, dense: bool) -> Tensor:
         """Refine, backpropagate, commit; the result is the refined prototypes."""
@@ -79,7 +79,7 @@ class Problem:
             leaf.grad = None
         batch = self.batch()
         candidates = self.candidates()
-        gather = aggregate_densely if dense else aggregate
+        gather = aggregate_densely if dense else mean_messages
         h_hat, _ = gather(batch, candidates, self.fusion, MESSAGES)
         (place,) = copy_to_device(self.rows.device, candidates.compositions)
         refined = blend(self.rows.index_select(0, place), h_hat, 0.9, True)
@@ -89,7 +89,7 @@ class Problem:
 
 
 def aggregate_densely(
-    nodes: FactorNodes, candidates: LocalCandidates, fusion: Fusion, messages: tuple[str, ...]
+    nodes: MessageNodes, candidates: BatchCandidates, fusion: Fusion, messages: tuple[str, ...]
 ) -> tuple[Tensor, None]:
     """`D_P^-1 W_P X_local` with the prototypes' rows of the adjacency matrix, `|C| x N_local`, in memory (Eq. 14-16).
 

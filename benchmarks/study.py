@@ -46,7 +46,7 @@ from duplex.errors import DuplexError
 from duplex.evaluation.curve import Margins
 from duplex.evaluation.intervals import Difference, compare_seeds, compare_splits
 from duplex.labels import WORLDS
-from duplex.methods.registry import method_source
+from duplex.methods.registry import method_entry_point
 from duplex.options import FinetuneOptions
 from duplex.project import stages
 from duplex.project.train import train_stage
@@ -54,7 +54,7 @@ from duplex.report.aggregate import at_threshold, standard_error
 from duplex.system.code import code_hash
 from duplex.system.plugins import module_of
 from duplex.system.threads import keep_freed_memory
-from duplex.training.checkpoint import read_checkpoint, read_record
+from duplex.training.checkpoint import read_checkpoint_header, read_record
 
 ROW = re.compile(r"(?P<method>\w+)(?P<form>:published)?(?P<options>\{.*\})?(@(?P<blocks>\d+)(:(?P<adapter>\w+))?)?")
 PRODUCT = "*"
@@ -163,7 +163,7 @@ class Bench:
 
     def _key(self, params: Params, name: str, seed: int) -> str:
         entry = params.entry(name)
-        modules = [module_of(method_source(kind)) for kind in entry.kinds_for(self.dataset)]
+        modules = [module_of(method_entry_point(kind)) for kind in entry.kinds_for(self.dataset)]
         finetune = params.finetune(name, self.dataset)
         settings = {
             "options": params.method(name, self.dataset).to_dict(),
@@ -171,7 +171,7 @@ class Bench:
             "finetune": finetune.to_dict() if finetune else None,
             "world": entry.world,
             "members": [
-                read_checkpoint(self.place(member, self.rate(member), seed).checkpoint).fingerprint
+                read_checkpoint_header(self.place(member, self.rate(member), seed).checkpoint).fingerprint
                 for member in entry.members
             ],
             "code": code_hash("train", "evaluate", modules=modules),

@@ -21,12 +21,12 @@ from scipy import stats
 
 from benchmarks.measure import emit, options, say
 from duplex.artifacts import ArtifactPaths
-from duplex.data.contents import known_looks, near_copies, read_digests
+from duplex.data.contents import looks_from_texts, near_copies, read_digests
 from duplex.data.images import ImageTree
 from duplex.data.tables import read_manifest
 from duplex.features.file import read_features
 from duplex.labels import LabelSpace
-from duplex.project.suspects import judged, rank_by_margins, whitened
+from duplex.project.suspects import label_margins, rank_by_margins, whitened
 
 SHARES, LOOKED, SEEDS = (0.05, 0.2), (0.05, 0.2), 5
 WAYS = ("plain", "whitened")
@@ -64,7 +64,7 @@ def found(share: float) -> dict[str, np.ndarray]:
         for way in WAYS:
             space = features if way == "plain" else whitened(torch.from_numpy(features), own, labels).numpy()
             numbered = told.assign(image=np.arange(len(told)))
-            listed = rank_by_margins(numbered, labels, judged(space, own, labels, seed))
+            listed = rank_by_margins(numbered, labels, label_margins(space, own, labels, seed))
             curves[way].append(np.r_[0, wrong[listed["image"]].cumsum()] / wrong.sum())
             early = ", ".join(f"{at(curves[way][-1], looked):.3f}" for looked in LOOKED)
             say(f"{share:.0%} flipped, seed {seed}, {way}: {early}")
@@ -93,9 +93,9 @@ def copies_found(root: Path) -> dict[str, float]:
                 image = image.resize((width, height), Image.Resampling.LANCZOS)
             image.save(f"{folder}/{number}.jpg", quality=int(rng.integers(50, 96)))
         files, pixels = read_digests(Path(folder), [f"{number}.jpg" for number in range(COPIES)], {})
-        copies = known_looks([pixels[file] for file in files])
+        copies = looks_from_texts([pixels[file] for file in files])
     files, pixels = read_digests(root, names.tolist(), {})
-    pairs = near_copies(np.concatenate([known_looks([pixels[file] for file in files]), copies])).tolist()
+    pairs = near_copies(np.concatenate([looks_from_texts([pixels[file] for file in files]), copies])).tolist()
     found = [[row, len(names) + number] in pairs for number, row in enumerate(chosen)]
     other = [pair for pair in pairs if pair[1] < len(names) and pixels[files[pair[0]]] != pixels[files[pair[1]]]]
     false = len({row for pair in other for row in pair}) / len(names)

@@ -27,7 +27,7 @@ from benchmarks.measure import begin_peak, emit, median_ratio, memory, options, 
 from duplex.encoders.prompt_tree import PromptTree, pad_prompts
 from duplex.encoders.text import ClipTextTower
 from duplex.labels import prompt_name
-from duplex.methods.finetuned import text_adapters
+from duplex.methods.finetuned import add_text_adapters
 from duplex.options import FinetuneOptions
 
 Pair = tuple[str, str]
@@ -232,7 +232,7 @@ def training_step(
     trained = [learned]
     if sizes.adapter is not None:
         tower = copy.copy(tower)
-        trained += text_adapters(tower, FinetuneOptions(1, text=sizes.adapter)).to(device).parameters()
+        trained += add_text_adapters(tower, FinetuneOptions(1, text=sizes.adapter)).to(device).parameters()
     optimiser, watch = torch.optim.Adam(trained, 1e-4), Stopwatch(device, sizes.clock)
     counts = count, states, objects
 

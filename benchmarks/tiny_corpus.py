@@ -13,10 +13,10 @@ from PIL import Image
 
 from duplex.data import shapes
 from duplex.data.shapes import (
+    ImageStyle,
     Look,
     Outline,
     Points,
-    Style,
     _closed,
     _lobes,
     _polar,
@@ -79,7 +79,7 @@ LOOKS: dict[str, Look] = {
     "black": Look(hue=0.0, saturation=(0.0, 0.1), value=(0.0, 0.12)),
     "gray": Look(hue=0.0, saturation=(0.0, 0.05), value=(0.4, 0.6)),
 }
-MILD = Style((0.26, 0.36), 0.1, 15.0, 0.08, 0.15, 0, 0.55, (0.0, 0.03), 0.0, 6.0, 0.0)
+MILD = ImageStyle((0.26, 0.36), 0.1, 15.0, 0.08, 0.15, 0, 0.55, (0.0, 0.03), 0.0, 6.0, 0.0)
 
 SEED = 2026
 KINDS = tuple(OUTLINES)

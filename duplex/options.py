@@ -283,7 +283,7 @@ class FinetuneOptions(Options):
 
 
 @dataclass(frozen=True)
-class CombinedOptions(Options):
+class CombinedRunsOptions(Options):
     """Base class of options for methods that combine finished runs by adding their log probabilities."""
 
     of: tuple[str, ...]  # methods whose runs are combined

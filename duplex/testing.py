@@ -34,7 +34,7 @@ from duplex.methods.registry import KNOWN_NEEDS, temporary_kind
 from duplex.options import OptionError, Options, TrainingOptions
 from duplex.recognition.export import RunFacts, export
 from duplex.recognition.trained import TrainedRun, open_trained
-from duplex.system.threads import initial_modes
+from duplex.system.threads import in_initial_modes
 from duplex.training.checkpoint import load_checkpoint
 from duplex.training.inputs import RunInputs
 from duplex.training.loop import make_optimiser, optimiser_step, shuffled_rows
@@ -51,7 +51,7 @@ class MethodFault(AssertionError):
     """Raised if a class violates the protocol of methods; the message names the class and the fault."""
 
 
-@initial_modes()
+@in_initial_modes()
 def check_method(kind: type[Method[Any]], options: Mapping[str, Any] | None = None) -> None:
     """Check that a class keeps to the protocol of methods (docs/your_method.md); raises `MethodFault` otherwise.
 

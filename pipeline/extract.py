@@ -5,9 +5,9 @@ from duplex.system.entry import run_script
 
 def work(dataset: str) -> None:
     from duplex.project.stages import extract
-    from duplex.project.stamps import load_planned
+    from duplex.project.stamps import planned_params
 
-    print("\n".join(extract(load_planned(dataset, "extract"), dataset).lines()))
+    print("\n".join(extract(planned_params(dataset, "extract"), dataset).lines()))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ def work() -> None:
     from duplex.config.params import load_params
     from duplex.project import stamps
 
-    stamps.plan_stage(load_params())
+    stamps.write_plan(load_params())
 
 
 if __name__ == "__main__":

@@ -5,9 +5,9 @@ from duplex.system.entry import run_script
 
 def work(dataset: str) -> None:
     from duplex.project.stages import prepare
-    from duplex.project.stamps import load_planned
+    from duplex.project.stamps import planned_params
 
-    prepare(load_planned(dataset, "prepare"), dataset)
+    prepare(planned_params(dataset, "prepare"), dataset)
 
 
 if __name__ == "__main__":

@@ -5,10 +5,10 @@ from duplex.system.entry import run_script
 
 def work(dataset: str, method: str, seed: str) -> None:
     from duplex.project import stages
-    from duplex.project.stamps import load_planned
+    from duplex.project.stamps import planned_params
     from duplex.project.train import train_stage
 
-    params = load_planned(dataset, "train", "evaluate", method=method)
+    params = planned_params(dataset, "train", "evaluate", method=method)
     train_stage(params, dataset, method, int(seed))
     stages.evaluate_stage(params, dataset, method, int(seed))
 

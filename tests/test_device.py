@@ -14,7 +14,7 @@ from duplex.features.tokens import Examples
 from duplex.methods.duplex import DuplexOptions
 from duplex.options import TrainingOptions
 from duplex.training.loop import train
-from duplex.training.scoring import ScoringTask, score_split
+from duplex.training.scoring import SplitScorer, score_split
 from tests.methods.world import features, small_labels, small_method, small_tower
 from tests.pretended import Pretended
 
@@ -50,7 +50,7 @@ def test_only_score_statistics_leave_the_device(pretended: Pretended, monkeypatc
     """One copy of the top scores per block of images; at the end the labels and the best three."""
     method = method_on(pretended.name)
     test = examples("test", 8, pretended.name)
-    field = ScoringTask.of(method, LABELS.candidates("open", "test"))
+    field = SplitScorer.of(method, LABELS.candidates("open", "test"))
     pretended.reset()
     monkeypatch.setattr("duplex.training.scoring.BLOCK_SCORES", 2 * LABELS.size)
     score_split(field, test, LABELS, top=3)

@@ -24,11 +24,11 @@ from duplex.methods.registry import find_method, installed_methods, make_method
 from duplex.options import Options, TrainingOptions
 from duplex.recognition.answers import Candidates
 from duplex.testing import small_labels
-from duplex.training.checkpoint import Record, load_checkpoint, save_checkpoint
+from duplex.training.checkpoint import TrainingRecord, load_checkpoint, save_checkpoint
 from duplex.training.loop import ResumePoint, TrainingState, make_optimiser, make_schedule, train, train_epoch
 from duplex.training.scoring import (
     Calibration,
-    ScoringTask,
+    SplitScorer,
     Validation,
     calibrate,
     feasible_compositions,
@@ -109,23 +109,23 @@ class LifeCycle:
         outcome = train(method, images, settings, 3, lambda it: Validation(val, LABELS)(it)["auc"], run)
         return method, outcome.history
 
-    def saved(self, method: Method[Any], path: Path) -> Record:
+    def saved(self, method: Method[Any], path: Path) -> TrainingRecord:
         val = self.examples("val", 12)
         tune(method, val, LABELS)
         chosen: dict[str, Calibration] = {
             world: calibrate(method, val, LABELS, world, self.context.words, 5)[0] for world in WORLDS
         }
-        record = Record(self.kind, "", method.options, LABELS, {}, 3, 2, 0.5, calibration=chosen)
+        record = TrainingRecord(self.kind, "", method.options, LABELS, {}, 3, 2, 0.5, calibration=chosen)
         save_checkpoint(path, method, record)
         return record
 
-    def results(self, path: Path, record: Record, world: World = "open") -> dict[str, Any]:
+    def results(self, path: Path, record: TrainingRecord, world: World = "open") -> dict[str, Any]:
         method = load_checkpoint(path, self.context, {}).to(self.device)
         test, columns, chosen = self.examples("test", 10), LABELS.candidates(world, "test"), record.calibration[world]
         live = feasible_compositions(method, self.context.words, chosen)
         live = np.ones(len(columns), dtype=bool) if live is None else live[columns]
         found = score_split(
-            ScoringTask.of(method, columns), test, LABELS, k=2, feasible_mask=live, top=3, bias=chosen.bias
+            SplitScorer.of(method, columns), test, LABELS, k=2, feasible_mask=live, top=3, bias=chosen.bias
         )
         scorer, terms = method.scorer(columns), method.score_terms(columns)
         panel = Candidates.of(LABELS, columns, live, Confidence(), scorer, terms, method.probabilities)

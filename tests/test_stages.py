@@ -22,7 +22,7 @@ from duplex.labels import LabelSpace
 from duplex.project import stages
 from duplex.project.stages import extract, prepare
 from duplex.project.train import train_stage
-from duplex.training.checkpoint import read_checkpoint
+from duplex.training.checkpoint import read_checkpoint_header
 from tests.commands import command
 from tests.features.conftest import update_checksums
 from tests.projects import edited_params, encoded_project, interrupt
@@ -173,7 +173,7 @@ def saved(path: Path) -> int:
 
 def trained_content(run: RunPaths) -> list[Any]:
     """Return a run's history, and its checkpoint with the digest of its tensors but without that of all features."""
-    header = read_checkpoint(run.checkpoint)
+    header = read_checkpoint_header(run.checkpoint)
     training = {name: value for name, value in header.fields["training"].items() if name != "features"}
     return [run.history.read_bytes(), header.digest, {**header.fields, "training": training}]
 

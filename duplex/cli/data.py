@@ -85,7 +85,7 @@ def stats(name: Name, root: Root = None, as_json: AsJson = False) -> None:
 def check(name: Name, root: Root = None, as_json: AsJson = False) -> None:
     """Open every image of a data set; check pair lists, labels and splits. Exits with 1 if there is a problem."""
     from duplex.data.check import check_dataset
-    from duplex.data.sources import ensure_images
+    from duplex.data.sources import draw_missing_images
     from duplex.data.tables import count_dataset, published_differences
 
     source, features = _source(name, root)
@@ -94,7 +94,7 @@ def check(name: Name, root: Root = None, as_json: AsJson = False) -> None:
         log(f"{source.root} has no metadata file; only the pair lists are checked")
         issues: list[DataIssue] = []
     else:
-        ensure_images(source, dataset.manifest)
+        draw_missing_images(source, dataset.manifest)
         issues = check_dataset(dataset, source.root)
     differences = published_differences(name, count_dataset(labels, dataset.manifest if dataset else None))
     notes = dataset.notes if dataset else {}
@@ -139,12 +139,12 @@ def _source(name: str, root: Path | None) -> tuple[SourceOptions, Path | None]:
 
 def _load(source: SourceOptions, features: Path | None) -> tuple[LabelSpace, LabelledImages | None]:
     from duplex.data.sources import METADATA, has_pair_lists, load_source, read_pair_lists
-    from duplex.features.imported import feature_keys
+    from duplex.features.imported import equal_feature_keys
     from duplex.labels import LabelSpace
 
     if source.kind == "standard" and has_pair_lists(source.root) and not (source.root / METADATA).exists():
         return LabelSpace.from_pairs(read_pair_lists(source.root)[0]), None
-    dataset = load_source(source, feature_keys(features, source))
+    dataset = load_source(source, equal_feature_keys(features, source))
     return dataset.labels, dataset
 
 
@@ -213,10 +213,10 @@ def _load_own(
     from duplex.data.download import local_source
     from duplex.data.sources import detect_source, load_source
     from duplex.features.extract import user_cache
-    from duplex.features.imported import feature_keys
+    from duplex.features.imported import equal_feature_keys
 
     source = detect_source(local_source(path, user_cache()), split, images.resolve() if images else None)
-    return source, load_source(source, feature_keys(features, source))
+    return source, load_source(source, equal_feature_keys(features, source))
 
 
 def _print_findings(name: str, dataset: LabelledImages, issues: list[DataIssue]) -> None:
@@ -251,7 +251,7 @@ def split(
     from duplex.config.params import check_name, write_dataset
     from duplex.data.sources import load_source
     from duplex.data.tables import resplit, split_name
-    from duplex.features.imported import feature_keys
+    from duplex.features.imported import equal_feature_keys
 
     params = load_params()
     base = params.dataset(name)
@@ -266,7 +266,7 @@ def split(
         existing = params.datasets.get(own)
         if existing is not None and existing.source.resplit != number:
             raise UsageError(f"{own} exists and is not re-split {number} of {name}; rename or remove it")
-    data = load_source(base.source, feature_keys(base.features, base.source))
+    data = load_source(base.source, equal_feature_keys(base.features, base.source))
     # may fail: before any writing
     labels_by_split = [resplit(data, number, options).labels for number in range(1, splits + 1)]
     record = base.model_dump(mode="json", exclude_defaults=True)

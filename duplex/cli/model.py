@@ -43,7 +43,7 @@ from duplex.system.entry import escape_unprintable
 if TYPE_CHECKING:
     import torch
 
-    from duplex.recognition.answers import Answer, Neighbours, Pair, UnreadableImage
+    from duplex.recognition.answers import Answer, NeighbourIndex, Pair, UnreadableImage
     from duplex.recognition.recognizer import Recognizer
     from duplex.recognition.trained import TrainedModel
     from duplex.report.images import Hit
@@ -57,10 +57,10 @@ def report(
 
     Does not write artifacts/metrics.json, which git tracks; `dvc repro report` does.
     """
-    from duplex.project.report import own_page_stage, report_stage
+    from duplex.project.report import report_stage, write_own_page
 
     params = load_params()
-    typer.echo(own_page_stage(params, dataset) if dataset else report_stage(params, write_metrics=False))
+    typer.echo(write_own_page(params, dataset) if dataset else report_stage(params, write_metrics=False))
 
 
 @app.command()
@@ -78,7 +78,7 @@ def retrieve(
     from duplex.project import runs
     from duplex.report.images import prototype_hits
 
-    context = runs.load_queried_run(load_params(), dataset, method, seed).retrieval_context()
+    context = runs.load_run_or_default(load_params(), dataset, method, seed).retrieval_context()
     hits_by_prototype = prototype_hits(context, runs.find_pair(context.labels, pair), top)
     if as_json:
         print_json({kind: _records(hits) for kind, hits in hits_by_prototype.items()})
@@ -172,9 +172,9 @@ def update(
     Visual prototypes are recomputed in closed form; learned prompts and fine-tuned blocks stay as they are.
     """
     from duplex.recognition.update import update_model
-    from duplex.system.files import with_own_name
+    from duplex.system.files import named_path
 
-    model = with_own_name(model)
+    model = named_path(model)
     if in_place and out is not None:
         raise UsageError("--in-place and --out are both given; leave one out")
     place = model if in_place else out or model.with_name(f"{model.resolve().name}-updated")
@@ -282,10 +282,10 @@ def _chosen_stream(run: Path) -> dict[str, Any]:
 
 
 def _log_added(recognizer: Recognizer) -> None:
-    from duplex.recognition.answers import trained_words
+    from duplex.recognition.answers import are_words_trained
 
     for state, name in recognizer.added:
-        trained = trained_words((state, name), recognizer.labels)
+        trained = are_words_trained((state, name), recognizer.labels)
         words = [
             f"{kind} {word!r} is {'trained' if is_trained else 'new, described by text alone'}"
             for kind, word, is_trained in (("state", state, trained.state), ("object", name, trained.object))
@@ -363,13 +363,13 @@ def next_(
     Copies of images that the model was fitted to are left out. Features are kept in the user's cache.
     """
     from duplex.project.suspects import rank_unlabelled
-    from duplex.recognition.export import FIT, contents_of, read_fit
+    from duplex.recognition.export import FIT, fitted_digests, read_fit
     from duplex.system.files import refuse_existing, replace_file
 
     folder = folder.resolve()
     target = out or Path(f"{folder.name}-next.csv")
     refuse_existing(target, force=force)
-    fitted = contents_of(read_fit(Path(model))) if (Path(model) / FIT).is_file() else {}
+    fitted = fitted_digests(read_fit(Path(model))) if (Path(model) / FIT).is_file() else {}
     table = rank_unlabelled(load_model(model, None, device, [], None), folder, fitted)[:count]
     with replace_file(target) as scratch:
         table.to_csv(scratch, index=False, lineterminator="\n")
@@ -465,7 +465,7 @@ def serve(
     try:
         import uvicorn
 
-        from duplex.recognition.serve import HEADERS, application, image_workers
+        from duplex.recognition.serve import HEADERS, application, recognizer_workers
     except ImportError as error:
         raise UsageError(f"the server needs further packages ({error.name}); {install_command('serve')}") from error
     hint = "give it after `duplex serve`"
@@ -478,7 +478,7 @@ def serve(
     where = model or recognizer.trained.where
     load = partial(_load_same, loaded, where, world, device, add or [], compositions, new_share, adapt)
     count, threads = _processes(1 if adapt else workers, recognizer.device)
-    pool = image_workers(load, count, world=world, max_pixels=limits.pixels, threads=threads)  # type: ignore[arg-type]
+    pool = recognizer_workers(load, count, world=world, max_pixels=limits.pixels, threads=threads)  # type: ignore[arg-type]
     with _listen(host, port) as bound, suppress(KeyboardInterrupt), pool as running:
         config = uvicorn.Config(
             application(recognizer, running, limits, neighbours, world),  # type: ignore[arg-type]
@@ -530,14 +530,14 @@ def _listen(host: str, port: int) -> socket.socket:
     return bound
 
 
-def _training_images(recognizer: Recognizer) -> Neighbours | None:
-    from duplex.project.runs import dataset_of_run, training_images
+def _training_images(recognizer: Recognizer) -> NeighbourIndex | None:
+    from duplex.project.runs import dataset_of_run, training_neighbours
 
     dataset = dataset_of_run(Path(recognizer.trained.where))
     if dataset is None or not Path("params.yaml").is_file():
         return None
     try:
-        return training_images(load_params(), dataset, check=recognizer.check_cache)
+        return training_neighbours(load_params(), dataset, check=recognizer.check_cache)
     except DuplexError as error:
         log(f"similar training images are not shown: {error}")
         return None

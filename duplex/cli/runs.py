@@ -30,7 +30,7 @@ from duplex.cli import (
 )
 from duplex.errors import DuplexError, UsageError, require
 from duplex.evaluation.intervals import in_percentage_points
-from duplex.evaluation.metrics import METRICS, aligned, estimate_line, headline, number
+from duplex.evaluation.metrics import METRICS, aligned, estimate_line, metrics_line, number
 from duplex.labels import WORLDS
 from duplex.system.entry import LARGEST_SEED
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from duplex.evaluation.accumulate import TopCompetitors
     from duplex.evaluation.curve import Margins
     from duplex.evaluation.score_files import ScoreFile
-    from duplex.project.sweep import SweepReport, TuningRow
+    from duplex.project.sweep import SweepResult, TuningRow
 
 
 Method = Annotated[str, method_option("--method", "-m", help="A method of params.yaml.")]
@@ -145,32 +145,32 @@ def evaluate(
         return
     for world in ("closed", "open"):
         if world in record:
-            typer.echo(f"{world:6}  {headline(record[world])}")
+            typer.echo(f"{world:6}  {metrics_line(record[world])}")
         if adapted := record.get("stream", {}).get(world):
             spread = f"± {adapted['auc_sd']:.2f} over {record['stream']['orders']} orders"
-            typer.echo(f"{world:6}  {headline(adapted)} {spread}, adapted by {record['stream']['adapter']}")
+            typer.echo(f"{world:6}  {metrics_line(adapted)} {spread}, adapted by {record['stream']['adapter']}")
 
 
 @app.command()
 def metrics(as_json: AsJson = False) -> None:
     """Print the metrics of all runs, averaged over seeds, and the path of the report."""
     from duplex.artifacts import ArtifactPaths
-    from duplex.project.report import read_all_metrics, summarise, warn_of_outdated
+    from duplex.project.report import average_runs, read_all_metrics, warn_of_outdated
     from duplex.report.aggregate import NO_RUN, read_metrics
-    from duplex.report.tables import metrics_table
+    from duplex.report.tables import metrics_as_text
 
     paths, params = ArtifactPaths(), load_params()
     runs, _ = read_all_metrics(params, paths)
     table = read_metrics(paths.summary, "dvc repro report") if runs or paths.summary.is_file() else {}
     if not table and not runs:
         raise DuplexError(NO_RUN)
-    if summarise(params, runs, paths) != table:
+    if average_runs(params, runs, paths) != table:
         log(f"{paths.summary} does not match the runs in {paths.root}; `duplex report` writes it again")
     warn_of_outdated(params, paths)
     if as_json:
         print_json(table)
         return
-    typer.echo(aligned(metrics_table(table)))
+    typer.echo(aligned(metrics_as_text(table)))
     typer.echo(f"report: {paths.report / 'index.html'}")
 
 
@@ -246,15 +246,15 @@ def reproduce(
         raise typer.Exit(1)
 
 
-def _log_sweep(report: SweepReport) -> None:
-    log(summary(report))
+def _log_sweep(report: SweepResult) -> None:
+    log(sweep_summary(report))
     for run, error in report.failed.items():
         log(f"{run}: {' '.join(error.split())}")
     if report.not_committed:
         log(f"duplex: {report.not_committed}")
 
 
-def summary(report: SweepReport) -> str:
+def sweep_summary(report: SweepResult) -> str:
     """Outcome of a sweep on one line: `40 runs: 12 complete, 27 trained and evaluated in 61 s, 1 failed`."""
     trained = f"trained and evaluated in {report.seconds:.0f} s"
     runs = [(report.complete, "complete"), (report.executed, trained), (len(report.failed), "failed")]
@@ -300,7 +300,7 @@ def tune(
     best row is marked with *; --write saves its settings under `methods:` of datasets/NAME.yaml, unless other settings
     have the same AUC. Exits with 1 if a trial failed.
     """
-    from duplex.config.params import set_method
+    from duplex.config.params import write_settings
     from duplex.project.sweep import best_rows
     from duplex.project.sweep import tune as search
 
@@ -324,7 +324,7 @@ def tune(
             ends = "none of them is written" if write else "* marks the first"
             log(f"{row.method}: {len(tied)} settings have the same best AUC, {row.val_auc:.2f}; {ends}")
     for method, row in best.items() if write else ():
-        set_method(params, method, name, row.settings)
+        write_settings(params, method, name, row.settings)
         log(f"datasets/{name}.yaml: methods.{method}: {dict(row.settings)}")
     if any(row.errors for row in rows):
         raise typer.Exit(1)
@@ -544,7 +544,7 @@ def _score_answers(path: Path) -> dict[str, Any]:
 
 
 def _score(path: Path, ks: list[int] | None, protocol: str, rounds: int, seed: int) -> dict[str, Any]:
-    from duplex.evaluation.metrics import sampled_metrics
+    from duplex.evaluation.metrics import sampled_bias_metrics
     from duplex.evaluation.score_files import open_scores
 
     with open_scores(path) as scores:
@@ -555,7 +555,7 @@ def _score(path: Path, ks: list[int] | None, protocol: str, rounds: int, seed: i
         else:
             arrays = (scores.target, scores.seen, scores.feasible_mask)
             with _path_in_errors(scores.path):
-                first, *more = [sampled_metrics(lambda: _blocks(scores), *arrays, k).to_dict() for k in distinct]
+                first, *more = [sampled_bias_metrics(lambda: _blocks(scores), *arrays, k).to_dict() for k in distinct]
     report = {"file": str(path), "protocol": protocol, **first}
     return report | ({"top": {str(result["k"]): result for result in more}} if more else {})
 

@@ -575,7 +575,7 @@ def write_dataset(name: str, entry: Mapping[str, Any], *, run: bool) -> None:
     _write_params(text)
 
 
-def set_method(params: Params, name: str, dataset: str, settings: Mapping[str, Any]) -> None:
+def write_settings(params: Params, name: str, dataset: str, settings: Mapping[str, Any]) -> None:
     """Set a method's (training) options for a data set in datasets/NAME.yaml, keeping the other options there."""
     before = params.entry(name).per_dataset.get(dataset, MethodChanges())
     known = {field.name for field in fields(TrainingOptions)}

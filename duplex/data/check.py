@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from duplex.data.contents import join_copies, known_looks, near_copies, read_contents
-from duplex.data.images import ImageTree, describe_skipped, file_of
+from duplex.data.contents import join_copies, looks_from_texts, near_copies, read_contents
+from duplex.data.images import ImageTree, describe_skipped, uncropped_path
 from duplex.data.tables import LabelledImages, complete_rows
 from duplex.labels import SPLITS, prompt_name
 
@@ -96,10 +96,10 @@ def _check_images(manifest: pd.DataFrame, root: Path) -> list[DataIssue]:
     found = dict(zip(present, read_contents(root, list(present)), strict=True))
     unreadable = [f"{image} ({reason})" for image, (_, _, reason) in found.items() if reason]
     pixels = {image: pixels for image, (_, pixels, reason) in found.items() if not reason}
-    copies = near_copies(known_looks(pixels.values()))
+    copies = near_copies(looks_from_texts(pixels.values()))
     keys = dict(zip(pixels, join_copies(list(pixels.values()), copies), strict=True))
     repeated = manifest["image"][manifest["image"].duplicated()]
-    listed = set(map(file_of, present))
+    listed = set(map(uncropped_path, present))
     unlisted = [path for path in tree.images(refuse_links=False) if path not in listed]
     kinds = describe_skipped({kind: len(names) for kind, names in tree.skipped.items()})
     return [

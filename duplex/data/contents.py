@@ -25,7 +25,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from PIL import Image
 
-from duplex.data.images import BadImageFile, decode_image, file_of, machine_fault, read_image_bytes
+from duplex.data.images import BadImageFile, decode_image, machine_fault, read_image_bytes, uncropped_path
 from duplex.errors import DuplexError
 from duplex.labels import Ints
 from duplex.options import SplitOptions
@@ -42,7 +42,7 @@ def content_keys(root: Path, images: Sequence[str]) -> list[str]:
     """One key per image below `root`; images linked by a chain of copies and near-copies have equal keys."""
     pixels = [each for _, each, _ in read_contents(root, images)]
     keys = [each or image for image, each in zip(images, pixels, strict=True)]
-    return join_copies(keys, near_copies(known_looks(pixels)))
+    return join_copies(keys, near_copies(looks_from_texts(pixels)))
 
 
 def near_copies(looks: NDArray[np.uint8]) -> Ints:
@@ -108,7 +108,7 @@ def _content(path: Path, known: Mapping[str, str]) -> tuple[str, str, str]:
     return file, f"{digest} {base64.b64encode(look).decode()}", ""
 
 
-def known_looks(pixels: Iterable[str]) -> NDArray[np.uint8]:
+def looks_from_texts(pixels: Iterable[str]) -> NDArray[np.uint8]:
     """The looks [N, 192], of 8 x 8 pixels, in the texts that `read_contents` returned; zeros for unreadable images."""
     texts = (text.partition(" ")[2] for text in pixels)
     looks = [base64.b64decode(text) or bytes(3 * SIDE**2) for text in texts]
@@ -119,11 +119,11 @@ def file_digests(root: Path, images: Sequence[str]) -> list[str]:
     """The sha256 of each image file below `root`; "" for a file that is missing or may not be read."""
 
     def digest(image: str) -> str:
-        path = root / file_of(image)
+        path = root / uncropped_path(image)
         try:
             if not (path.is_file() and os.access(path, os.R_OK)):
                 return ""
-            return sha256(path) if file_of(image) == image else read_image_bytes(root / image).digest
+            return sha256(path) if uncropped_path(image) == image else read_image_bytes(root / image).digest
         except (OSError, MemoryError) as error:
             raise machine_fault(path, error) or error from error
 
@@ -168,7 +168,7 @@ class SplitResult:
     short: int  # number of unseen pairs below the requested one
 
 
-def make_split(frame: pd.DataFrame, options: SplitOptions, place: object = "the data set") -> SplitResult:
+def split_at_random(frame: pd.DataFrame, options: SplitOptions, place: object = "the data set") -> SplitResult:
     """Assign rows to train, val and test at random; their order has no effect. Too few pairs raise `DuplexError`."""
     rng = np.random.default_rng(options.seed)
     frame = frame.reset_index(drop=True)
@@ -204,7 +204,7 @@ def make_split(frame: pd.DataFrame, options: SplitOptions, place: object = "the 
 def split_by_content(
     frame: pd.DataFrame, contents: Sequence[str], options: SplitOptions, place: object = "the data set"
 ) -> SplitResult:
-    """Assign rows to splits as `make_split` does, but keep images with equal keys in `contents` in one split.
+    """Assign rows to splits as `split_at_random` does, but keep images with equal keys in `contents` in one split.
 
     If equal images have different pairs, all go to the split of the held-out pair, or to training if no pair is held
     out. They stay apart if a seen pair would lose its last training image, or if pairs are held out in two splits.
@@ -212,7 +212,7 @@ def split_by_content(
     columns = ["state", "object", "image"]
     rows = frame[columns].reset_index(drop=True).assign(content=list(contents)).sort_values(columns)
     firsts = rows.drop_duplicates(["content", "state", "object"])
-    result = make_split(firsts[columns], options, place)
+    result = split_at_random(firsts[columns], options, place)
     key = ["content", "state", "object"]
     split = firsts[key].assign(split=result.split.to_numpy())
     rows = rows.reset_index(names="row").merge(split, on=key).sort_values("row", ignore_index=True)

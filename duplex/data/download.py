@@ -34,7 +34,7 @@ from rich.progress import DownloadColumn, Progress, TimeRemainingColumn
 from duplex.data.tables import read_benchmarks, read_table, write_manifest
 from duplex.errors import DuplexError, UsageError, require
 from duplex.labels import SPLITS
-from duplex.system.files import checked_path, report_write_errors, sha256, sole_writer, write_text
+from duplex.system.files import expanded_path, report_write_errors, sha256, sole_writer, write_text
 from duplex.system.processes import track
 
 CHUNK = 1 << 16  # bytes; at most this much of a broken transfer is downloaded twice
@@ -246,7 +246,7 @@ TABLE = "table.csv"
 
 def local_source(source: str | Path, cache: Path) -> Path:
     """Absolute path of a source of images; a data set on the Hugging Face hub is downloaded to a table in `cache`."""
-    path = checked_path(source, "source")
+    path = expanded_path(source, "source")
     return _hub_table(str(path).removeprefix(HUB), cache) if str(path).startswith(HUB) else path.resolve()
 
 

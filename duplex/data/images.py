@@ -118,7 +118,7 @@ def _cut(image: Image.Image, crop: re.Match[str] | None) -> Image.Image:
     return image.crop((left, top, left + width, top + height))
 
 
-def file_of(image: str) -> str:
+def uncropped_path(image: str) -> str:
     """The path of an image's file: the image's path without the crop."""
     return CROP.sub("", image)
 
@@ -130,7 +130,7 @@ def read_image(path: Path) -> Image.Image:
 
 def read_image_bytes(path: Path) -> ImageBytes:
     """Read the bytes of a regular file, to be both hashed and decoded; raises the same errors as `decode_image`."""
-    file = Path(file_of(str(path)))
+    file = Path(uncropped_path(str(path)))
     try:
         info = os.stat(file)
     except (FileNotFoundError, NotADirectoryError) as error:
@@ -186,7 +186,7 @@ def thumbnail(path: Path, side: int = 128) -> str | None:
     return "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
 
 
-def verify_image(path: Path) -> str:
+def image_fault(path: Path) -> str:
     """Decode an image file; returns what is wrong with it, or "". Raises `MachineFault` if memory or disk fail."""
     try:
         read_image(path)
@@ -241,7 +241,7 @@ class ImageTree:
 
     def has(self, path: str) -> bool:
         """Whether a file exists at a path below the root; raises DuplexError for a link that leads out of the root."""
-        folder, _, name = file_of(path).rpartition("/")
+        folder, _, name = uncropped_path(path).rpartition("/")
         if folder not in self._folders:
             self._folders[folder] = self._files(folder)
         inside = self._folders[folder].get(name)

@@ -21,7 +21,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFilter
 
-from duplex.data.images import verify_image
+from duplex.data.images import image_fault
 from duplex.data.tables import COLUMNS
 from duplex.errors import DuplexError
 from duplex.system.files import replace_file, sha256, write_text
@@ -216,7 +216,7 @@ _ROWS, _COLUMNS = np.mgrid[0:SIDE, 0:SIDE].astype(np.float32) + np.float32(0.5)
 
 
 @dataclass(frozen=True)
-class Style:
+class ImageStyle:
     """How drawn images look and vary at random; lengths are fractions of the image's side, `haze` is in pixels."""
 
     radius: Range  # of the object
@@ -234,7 +234,7 @@ class Style:
     lamp: tuple[float, float, float] = (1.0, 1.0, 1.0)  # colour of the light on everything
 
 
-HARSH = Style(
+HARSH = ImageStyle(
     (0.23, 0.36), 0.14, 24.0, 0.17, 0.7, 2, 0.38, (0.01, 0.045), 0.27, 16.0, 0.5, lean=30.0, lamp=(1.0, 0.8, 0.6)
 )  # fmt: skip
 
@@ -245,7 +245,7 @@ def random_stream(seed: int, name: str) -> np.random.Generator:
     return np.random.Generator(np.random.PCG64(int.from_bytes(digest[:16], "little")))
 
 
-def draw_image(kind: str, outline: Outline, look: Look, style: Style, rng: np.random.Generator) -> Image.Image:
+def draw_image(kind: str, outline: Outline, look: Look, style: ImageStyle, rng: np.random.Generator) -> Image.Image:
     """Draw a random `SIDE` x `SIDE` RGB image of an object named `kind`; all randomness comes from `rng`."""
     ground = _background(style, rng)
     place = _Place.drawn(look, style, rng)
@@ -264,7 +264,7 @@ class _Place:
     pixels: float  # the object's radius
 
     @classmethod
-    def drawn(cls, look: Look, style: Style, rng: np.random.Generator) -> _Place:
+    def drawn(cls, look: Look, style: ImageStyle, rng: np.random.Generator) -> _Place:
         radius = _within(style.radius, rng) * look.scale * SIDE
         angle = np.deg2rad(style.lean + _spread(style.turn, rng))
         squeeze = 1.0 - style.squeeze * rng.random()
@@ -356,7 +356,7 @@ def _any_colour(rng: np.random.Generator) -> NDArray[np.float32]:
 
 
 def _colour(
-    kind: str, look: Look, style: Style, away: NDArray[np.float32], rng: np.random.Generator
+    kind: str, look: Look, style: ImageStyle, away: NDArray[np.float32], rng: np.random.Generator
 ) -> NDArray[np.float32]:
     tint = style.tint * (2.0 * float(random_stream(0, f"tint of {kind}").random()) - 1.0)
     ink = away
@@ -372,7 +372,7 @@ def _colour(
 
 
 def _ink(
-    kind: str, outline: Outline, look: Look, style: Style, place: _Place, ground: Canvas, *, rng: np.random.Generator
+    kind: str, outline: Outline, look: Look, style: ImageStyle, place: _Place, ground: Canvas, rng: np.random.Generator
 ) -> Canvas:
     ink = _colour(kind, look, style, ground.mean(axis=(0, 1)), rng)
     u, v = place.object_coordinates()
@@ -389,7 +389,7 @@ def _ink(
     return np.asarray(sheet, dtype=np.float32)
 
 
-def _background(style: Style, rng: np.random.Generator) -> Canvas:
+def _background(style: ImageStyle, rng: np.random.Generator) -> Canvas:
     first = _any_colour(rng)
     if rng.random() >= style.textured:
         return np.broadcast_to(first, (SIDE, SIDE, 3))
@@ -412,7 +412,7 @@ def _blotches(cells: int, rng: np.random.Generator) -> Plane:
     return np.asarray(coarse.resize((SIDE, SIDE), Image.Resampling.BICUBIC), dtype=np.float32) / 255
 
 
-def _scraps(canvas: Canvas, style: Style, rng: np.random.Generator, mask: Plane) -> Canvas:
+def _scraps(canvas: Canvas, style: ImageStyle, rng: np.random.Generator, mask: Plane) -> Canvas:
     count = int(rng.integers(style.clutter + 1))
     for _ in range(count):
         sheet = Image.new("L", (SIDE * FINE, SIDE * FINE))
@@ -431,7 +431,7 @@ def _scraps(canvas: Canvas, style: Style, rng: np.random.Generator, mask: Plane)
     return canvas
 
 
-def _camera(canvas: Canvas, look: Look, style: Style, rng: np.random.Generator) -> Image.Image:
+def _camera(canvas: Canvas, look: Look, style: ImageStyle, rng: np.random.Generator) -> Image.Image:
     if style.wash > 0:
         strength = style.wash * float(rng.random())
         wash = 1.0 - strength * _blotches(3, rng)[..., None] * (0.4 + 0.6 * rng.random(3).astype(np.float32))
@@ -523,7 +523,7 @@ def render_images(manifest: pd.DataFrame, root: Path, seed: int = SEED) -> int:
                 "or move the folder"
             )
         write_text(stamp, UNFINISHED)  # if this is interrupted, old and new images are mixed and must be drawn again
-    missing = [name for name in manifest["image"] if not current or verify_image(root / name)]
+    missing = [name for name in manifest["image"] if not current or image_fault(root / name)]
     for name in track(missing, "drawing images", len(missing)):
         with replace_file(root / name, sync=False) as scratch:
             draw(name, seed).save(scratch, format="PNG", compress_level=1)

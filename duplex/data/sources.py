@@ -31,11 +31,11 @@ from duplex.data.tables import (
     COLUMNS,
     LabelledImages,
     check_labels,
+    checked_image_path,
     from_rows,
     is_table,
     labels_of,
     read_table,
-    relative_path,
     resplit,
 )
 from duplex.errors import DuplexError, UsageError
@@ -99,7 +99,7 @@ def _load_unchanged(source: SourceOptions, contents: Keys) -> LabelledImages:
     return from_rows(frame, source.split, source.table, contents)
 
 
-def ensure_images(source: SourceOptions, manifest: pd.DataFrame) -> None:
+def draw_missing_images(source: SourceOptions, manifest: pd.DataFrame) -> None:
     """Draw the missing images of the built-in data set `shapes`; for other data sets do nothing."""
     if source.kind == "shapes":
         from duplex.data.shapes import render_images
@@ -186,13 +186,13 @@ def _text(record: dict[str, Any], key: str, place: str) -> str:
 
 
 def _candidates(record: dict[str, Any], place: str) -> Iterator[str]:
-    image = relative_path(_text(record, "image", place), place)
+    image = checked_image_path(_text(record, "image", place), place)
     yield f"images/{image}"
     folder, slash, name = image.rpartition("/")
     for form in (folder.replace("_", " "), folder.replace(" ", "_")):
         yield f"images/{form}{slash}{name}"
     if "_image" in record:
-        original = relative_path(_text(record, "_image", place), place)
+        original = checked_image_path(_text(record, "_image", place), place)
         for top in ARCHIVE_FOLDERS:
             yield f"{top}/{original}"
 
@@ -250,7 +250,7 @@ def read_folder(root: Path) -> tuple[pd.DataFrame, dict[str, int]]:
     rows = []
     tree = ImageTree(root)
     for path in tree.images():
-        parts = relative_path(path, root).split("/")
+        parts = checked_image_path(path, root).split("/")
         if len(parts) not in (2, 3):
             raise DuplexError(f"{root / path} does not follow {FORMS}; move it or list the images in a table")
         state, thing = parts[:2] if len(parts) == 3 else _pair(parts[0], root)

@@ -22,7 +22,7 @@ import numpy as np
 import pandas as pd
 from ruamel.yaml import YAML
 
-from duplex.data.contents import SplitResult, make_split, split_by_content
+from duplex.data.contents import SplitResult, split_at_random, split_by_content
 from duplex.data.images import read_bytes, read_text
 from duplex.errors import DuplexError, UsageError, install_command
 from duplex.labels import GROUPS, SPLITS, LabelSpace, frequency_groups, prompt_name
@@ -102,7 +102,7 @@ def checked_cells(
                 raise DuplexError(f"{place(row)}: {name} is empty")
             if name == "split" and cell not in (*SPLITS, ""):
                 raise DuplexError(f"{place(row)}: the split {cell!r} is not one of {', '.join(SPLITS)}")
-            cells.append(relative_path(cell, place(row)) if name == "image" and paths else cell)
+            cells.append(checked_image_path(cell, place(row)) if name == "image" and paths else cell)
     splits = checked.get("split", [""] * len(frame))
     for row, (state, thing, split) in enumerate(zip(checked["state"], checked["object"], splits, strict=True)):
         if not (state and thing) and (split != "train" or state == thing):
@@ -132,7 +132,7 @@ def check_labels(labels: Iterable[str], kind: str, place: object) -> None:
             raise DuplexError(f"{place}: the {kind} {label!r} contains no word for a prompt; rename it")
 
 
-def relative_path(image: str, place: object) -> str:
+def checked_image_path(image: str, place: object) -> str:
     """An image path without `.` and empty parts; if it is bad or leaves the data root, DuplexError naming `place`."""
     if UNFIT.search(image) or len(image) > PATH_LIMIT:
         raise DuplexError(f"{place}: the image path {image[:80]!r} is too long or not printable; rename the file")
@@ -340,7 +340,7 @@ def from_rows(
     if made_split:
         keys = None if contents is None else tuple(contents(frame["image"].tolist()))
         result = _split(frame, keys, options, place)
-        frame = few_images(frame.assign(split=result.split), options)
+        frame = limit_images(frame.assign(split=result.split), options)
         keys = None if keys is None else tuple(keys[row] for row in frame.index)
         frame = frame.reset_index(drop=True)
         notes["unseen pairs fewer than requested, so that every state and object stays in training"] = result.short
@@ -354,7 +354,7 @@ def from_rows(
 
 
 def _split(frame: pd.DataFrame, keys: Sequence[str] | None, options: SplitOptions, place: object) -> SplitResult:
-    return make_split(frame, options, place) if keys is None else split_by_content(frame, keys, options, place)
+    return split_at_random(frame, options, place) if keys is None else split_by_content(frame, keys, options, place)
 
 
 def split_name(dataset: str, number: int, options: SplitOptions = SplitOptions()) -> str:
@@ -364,7 +364,7 @@ def split_name(dataset: str, number: int, options: SplitOptions = SplitOptions()
     return f"{dataset}{few}-{kind}{number}"
 
 
-def few_images(frame: pd.DataFrame, options: SplitOptions) -> pd.DataFrame:
+def limit_images(frame: pd.DataFrame, options: SplitOptions) -> pd.DataFrame:
     """The rows of `frame` with at most `options.images_per_pair` training images of each pair, chosen at random."""
     if options.images_per_pair is None:
         return frame
@@ -379,7 +379,7 @@ def resplit(data: LabelledImages, number: int, options: SplitOptions = SplitOpti
     options: shares of states and objects without training images, and `images_per_pair`; other options are not used.
     """
     rows = data.manifest
-    own = split_options_of(rows, FIRST_SEED + number)
+    own = split_options_like(rows, FIRST_SEED + number)
     chosen = replace(
         own,
         unseen_states=options.unseen_states,
@@ -387,12 +387,12 @@ def resplit(data: LabelledImages, number: int, options: SplitOptions = SplitOpti
         images_per_pair=options.images_per_pair,
     )
     result = _split(rows, data.contents, chosen, "the data set")
-    manifest = few_images(rows.assign(split=result.split.to_numpy()), chosen).reset_index(drop=True)
+    manifest = limit_images(rows.assign(split=result.split.to_numpy()), chosen).reset_index(drop=True)
     short = {"unseen pairs fewer than in the data set's own split": result.short} if result.short else {}
     return replace(data, manifest=manifest, labels=labels_of(manifest), notes={**data.notes, **short}, made_split=True)
 
 
-def split_options_of(rows: pd.DataFrame, seed: int) -> SplitOptions:
+def split_options_like(rows: pd.DataFrame, seed: int) -> SplitOptions:
     """Options with which a new random split has as large validation and test sets as the split column of `rows`."""
     if len(complete_rows(rows)) < len(rows):
         raise UsageError("a re-split needs the state and the object of every image, and some training images lack one")

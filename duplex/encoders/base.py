@@ -95,7 +95,7 @@ def family_module(encoder: str) -> str:
     return module_of(_entry_point(encoder))
 
 
-def family_code(encoder: str) -> str | None:
+def family_code_hash(encoder: str) -> str | None:
     """Hash of the code of an encoder's family if a plug-in defines the family; None if this package does."""
     return plugin_hash(family_module(encoder))
 
@@ -196,7 +196,7 @@ def encoder_identity(name: str, weights: str | None = None, *, precision: str = 
 
 
 def _find(name: str, weights: str | None) -> tuple[EncoderFamily, EncoderSource]:
-    family, code = find_family(name), family_code(name)
+    family, code = find_family(name), family_code_hash(name)
     source = family.find(name, weights)
     return family, source if code is None else replace(source, code=code)
 

@@ -71,7 +71,7 @@ class BlockReached(Exception):
     """Raised to stop an image tower before its first block; its argument is that block's input."""
 
 
-class Stop(nn.Module):
+class StopBlock(nn.Module):
     def forward(self, x: Tensor, *_: Any, **__: Any) -> Tensor:
         raise BlockReached(x)
 
@@ -80,7 +80,7 @@ def stem(encoder: Any) -> Callable[[Tensor], Tensor]:
     """A function that computes the input of the image tower's first block from pixels [B, 3, R, R] uint8."""
     first = select_blocks(encoder, block_count(encoder))[0][0]
     [path] = [name for name, module in encoder.visual.named_modules() if module is first]
-    tower = _with_part(encoder.visual, path.split("."), Stop())
+    tower = _with_part(encoder.visual, path.split("."), StopBlock())
 
     def block_input(pixels: Tensor) -> Tensor:
         try:

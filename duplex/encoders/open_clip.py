@@ -59,7 +59,7 @@ OPERATORS = (
 )
 
 
-def undeclared_operators() -> list[str]:
+def operators_torch_lacks() -> list[str]:
     """Load torchvision's compiled library if it fits torch; returns those of `OPERATORS` that torch still lacks."""
     for folder in find_spec("torchvision").submodule_search_locations or ():  # type: ignore[union-attr]
         for path in sorted(Path(folder).glob("_C.*")):
@@ -95,7 +95,7 @@ def is_compile_supported(device_type: str) -> bool:
 
 
 declared = torch.library.Library("torchvision", "FRAGMENT")  # a signature lives as long as this object
-for signature in undeclared_operators():
+for signature in operators_torch_lacks():
     declared.define(signature)
 with without_compiler():
     import open_clip as open_clip  # noqa: PLC0414
@@ -368,7 +368,7 @@ class ClipFamily(EncoderFamily):
         return entries
 
 
-class ImageTransform:
+class ResizeAndCrop:
     """Resizes and crops an RGB image as open_clip does, but returns pixels [3, R, R] as uint8, which saves memory."""
 
     def __init__(self, preprocess: dict[str, Any]) -> None:
@@ -401,7 +401,7 @@ class EncoderBase:
         self.device = torch.device(device)
         self.precision = precision
         self.dtype = dtype_of(precision)
-        self.image_transform = ImageTransform(source.preprocess)
+        self.image_transform = ResizeAndCrop(source.preprocess)
         size = source.preprocess["size"]
         self._pixel_shape = (3, size, size) if isinstance(size, int) else (3, *size)  # of one image
         self._visual: Any = None

@@ -138,7 +138,7 @@ def attend(states: Tensor, plan: AttentionPlan) -> Tensor:
 class TreeAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, states: Tensor, plan: AttentionPlan) -> Tensor:
-        blocks = GatheredRows.of(states, plan)
+        blocks = AttentionInputs.of(states, plan)
         count, _, size, seen = plan.mask.shape
         scores = torch.bmm(blocks.q, blocks.k.mT).view(count, plan.heads, size, seen)
         p = torch.add(plan.mask, scores, alpha=blocks.width**-0.5).softmax(-1).flatten(0, 1)  # [C*H, B, S]
@@ -150,13 +150,13 @@ class TreeAttention(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         states, p = ctx.saved_tensors
         plan: AttentionPlan = ctx.plan
-        each = GatheredRows.of(states, plan).gradients(p, grads[0], plan)  # [C*H*B + 2*C*H*S, e]
+        each = AttentionInputs.of(states, plan).gradients(p, grads[0], plan)  # [C*H*B + 2*C*H*S, e]
         summed = torch.ops.aten.embedding_dense_backward(each, plan.rows, states.numel() // each.shape[1], -1, False)
         return summed.view_as(states), None
 
 
 @dataclass(frozen=True)
-class GatheredRows:
+class AttentionInputs:
     """Queries, keys and values of the blocks of an `AttentionPlan`; `q`, `k` and `v` are views of `rows`."""
 
     width: int  # e, of one head
@@ -166,7 +166,7 @@ class GatheredRows:
     v: Tensor  # [C*H, S, e]
 
     @classmethod
-    def of(cls, states: Tensor, plan: AttentionPlan) -> GatheredRows:
+    def of(cls, states: Tensor, plan: AttentionPlan) -> AttentionInputs:
         count, _, size, seen = plan.mask.shape
         width = states.shape[1] // (3 * plan.heads)
         rows = F.embedding(plan.rows, states.view(-1, width))

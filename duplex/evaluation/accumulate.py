@@ -46,7 +46,7 @@ class ColumnRun:
 
 
 @dataclass(frozen=True)
-class ColumnPlan:
+class ColumnOrder:
     """Order in which to read a block's columns, in runs of one group: seen, or unseen between two thresholds."""
 
     order: Ints | None  # [w] permutation that lists the columns group by group; None: leave them in place
@@ -55,7 +55,7 @@ class ColumnPlan:
     feasible: int  # number of feasible columns
 
     @classmethod
-    def of(cls, groups: NDArray[Any]) -> ColumnPlan:
+    def of(cls, groups: NDArray[Any]) -> ColumnOrder:
         """Plan how to read w columns of scores, by group [w]: 0 seen; 1, 2, ... unseen buckets; -1 infeasible."""
         cuts = np.flatnonzero(np.diff(groups)) + 1
         positions, order = np.arange(groups.size), None
@@ -79,7 +79,7 @@ def checked_mask(values: Any, name: str) -> Bools:
     return np.array(array, dtype=bool)  # a copy: the caller may change its own
 
 
-def group_columns(seen: Bools, bucket: ArrayLike | None, feasible_mask: ArrayLike | None) -> NDArray[Any]:
+def column_groups(seen: Bools, bucket: ArrayLike | None, feasible_mask: ArrayLike | None) -> NDArray[Any]:
     """Group of each candidate [C]: -1 if infeasible, 0 if seen, else 1 + its `bucket` between two thresholds."""
     buckets = np.zeros(seen.size, dtype=np.int8) if bucket is None else np.asarray(bucket)
     feasible = None if feasible_mask is None else checked_mask(feasible_mask, "feasible_mask")
@@ -98,7 +98,7 @@ def group_columns(seen: Bools, bucket: ArrayLike | None, feasible_mask: ArrayLik
     return groups
 
 
-def topk_per_group(block: NDArray[Any], plan: ColumnPlan, label_position: Ints, k: int) -> TopK:
+def best_scores_per_group(block: NDArray[Any], plan: ColumnOrder, label_position: Ints, k: int) -> TopK:
     """Each label's score [b]; per run of columns, the `k` best other scores [R, b, k] and the place of the best [R, b].
 
     A label score is -inf if the label's position is -1. The best scores are in descending order, filled up with -inf.
@@ -141,7 +141,7 @@ def _search(scores: NDArray[Any], best: Floats) -> Ints:
     return first
 
 
-def _ordered(block: NDArray[Any], plan: ColumnPlan) -> Iterator[tuple[int, NDArray[Any]]]:
+def _ordered(block: NDArray[Any], plan: ColumnOrder) -> Iterator[tuple[int, NDArray[Any]]]:
     if plan.order is None:
         yield 0, block
         return
@@ -155,8 +155,8 @@ def _row_slices(rows: int, width: int, scores: int) -> Iterator[slice]:
         yield slice(start, min(start + step, rows))
 
 
-def topk_per_group_torch(block: Tensor, plan: ColumnPlan, label_position: Ints, k: int) -> TopK:
-    """Does for a torch tensor, on its device, what `topk_per_group` does for an array."""
+def topk_per_group_torch(block: Tensor, plan: ColumnOrder, label_position: Ints, k: int) -> TopK:
+    """Does for a torch tensor, on its device, what `best_scores_per_group` does for an array."""
     import torch
 
     device = block.device
@@ -209,7 +209,7 @@ class ScoreAccumulator:
         feasible_mask: ArrayLike | None = None,
         bucket: ArrayLike | None = None,
     ) -> None:
-        self.target: Ints = checked_columns(target, "target")
+        self.target: Ints = checked_label_columns(target, "target")
         self.seen: Bools = checked_mask(seen, "seen")
         self.k = require_whole(k, "k")
         if self.target.ndim != 1 or self.seen.ndim != 1:
@@ -221,13 +221,13 @@ class ScoreAccumulator:
         low, high = self.target.min(), self.target.max()
         if low < 0 or high >= columns:
             raise UsageError(f"target holds {low} to {high}; expected column numbers from 0 to {columns - 1}")
-        self.groups = group_columns(self.seen, bucket, feasible_mask)
+        self.groups = column_groups(self.seen, bucket, feasible_mask)
         images, groups = self.target.size, int(max(self.groups.max(), 1)) + 1
         self._label: Floats = np.full(images, -np.inf)
         self._best: Floats = np.full((groups, images, k), -np.inf)  # best scores other than the label's, descending
         self._column: Ints = np.full((groups, images), -1, dtype=np.int64)  # column of the first of them
         self._read: Ints = np.zeros(images, dtype=np.int64)  # feasible columns read
-        self._plans: dict[tuple[int, int], ColumnPlan] = {}
+        self._plans: dict[tuple[int, int], ColumnOrder] = {}
 
     def add(self, scores: Any, rows: slice | Ints | None = None, first_column: int = 0) -> ScoreAccumulator:
         """Add a block of scores [b images, w columns]; returns self.
@@ -258,7 +258,7 @@ class ScoreAccumulator:
         column = self.target[images] - first_column
         inside = (column >= 0) & (column < scores.shape[1])
         label_position = np.where(inside, plan.ordered_position[np.where(inside, column, 0)], -1)
-        search = topk_per_group_torch if on_device else topk_per_group
+        search = topk_per_group_torch if on_device else best_scores_per_group
         label, best, place = search(scores, plan, label_position, self.k)
         is_nan = np.isnan(label) | np.isnan(best[:, :, 0]).any(axis=0)
         if is_nan.any():
@@ -274,9 +274,9 @@ class ScoreAccumulator:
         np.add.at(self._read, images, plan.feasible)  # counts an image that `rows` lists twice
         return self
 
-    def _plan(self, first: int, width: int) -> ColumnPlan:
+    def _plan(self, first: int, width: int) -> ColumnOrder:
         if (first, width) not in self._plans:
-            self._plans[first, width] = ColumnPlan.of(self.groups[first : first + width])
+            self._plans[first, width] = ColumnOrder.of(self.groups[first : first + width])
         return self._plans[first, width]
 
     def competitors(self, buckets: int | None = None) -> TopCompetitors:
@@ -317,7 +317,7 @@ class ScoreAccumulator:
         )
 
 
-def checked_columns(values: Any, name: str) -> Ints:
+def checked_label_columns(values: Any, name: str) -> Ints:
     """The column numbers of the images' labels as int64; raises `UsageError` unless they are whole numbers."""
     array = np.asarray(values)
     kind = array.dtype.kind

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from duplex.errors import DuplexError
 from duplex.evaluation.accumulate import Floats, ScoreAccumulator
 from duplex.evaluation.curve import Margins
-from duplex.evaluation.intervals import Components
+from duplex.evaluation.intervals import AucComponents
 from duplex.labels import Bools, Ints
 
 HALVINGS = 100  # number of random halves
@@ -43,7 +43,7 @@ class CrossFitGain:
         return self.standard_error is not None and self.value > ERRORS * self.standard_error
 
 
-def wins_by_pair(components: Components, pair: Ints, pairs: int) -> Floats:
+def auc_points_by_pair(components: AucComponents, pair: Ints, pairs: int) -> Floats:
     """The contribution of each unseen pair to AUC [P]: the points that its images win against images of seen pairs.
 
     An image wins 2 points against another if some bias makes both right, 1 point for a tie. Points are whole numbers,
@@ -54,7 +54,7 @@ def wins_by_pair(components: Components, pair: Ints, pairs: int) -> Floats:
     return np.bincount(pair, weights=won, minlength=pairs).astype(np.float64)
 
 
-def pair_halves(pairs: int) -> Bools:
+def random_halvings(pairs: int) -> Bools:
     """100 random halves of the pairs, as masks [100, pairs]; every call returns the same halves."""
     rng = np.random.default_rng(0)
     ranks = np.array([rng.permutation(pairs) for _ in range(HALVINGS)])
@@ -70,14 +70,14 @@ def crossfit_gain(wins: Floats, images: Ints, seen_images: int) -> CrossFitGain:
         gain = sum_p g_p / N_u,   SE = sqrt(P / (P - 1) sum_p (g_p - n_p gain)^2) / N_u
 
     Args:
-        wins: `wins_by_pair` at each threshold [T, P]; thresholds ascend, and the first one excludes nothing. Of
+        wins: `auc_points_by_pair` at each threshold [T, P]; thresholds ascend, and the first one excludes nothing. Of
             equally good thresholds the lowest is chosen.
         images: number n_p of images of each unseen pair [P].
         seen_images: number N_s of images of seen pairs.
     """
     pairs = images.size
     unseen_images = int(images.sum())
-    first = pair_halves(pairs)  # [R, P]
+    first = random_halvings(pairs)  # [R, P]
     by_first = wins @ first.T  # [T, R] whole numbers, hence exact
     by_second = wins.sum(axis=1, keepdims=True) - by_first
     threshold = np.where(first, by_second.argmax(axis=0)[:, None], by_first.argmax(axis=0)[:, None])  # [R, P]
@@ -126,11 +126,11 @@ def choose_threshold(accumulator: ScoreAccumulator, steps: Floats, k: int = 1) -
     by_cut = []  # with none, one, ... buckets feasible
     wins = []
     for statistics in accumulator.cumulative():
-        components = Components.of(Margins.of(statistics, k))
+        components = AucComponents.of(Margins.of(statistics, k))
         if components.auc is None:
             raise DuplexError("choosing a feasibility threshold needs validation images of both seen and unseen pairs")
         by_cut.append(components.auc)
-        wins.append(wins_by_pair(components, pair, images.size))
+        wins.append(auc_points_by_pair(components, pair, images.size))
     passing = np.minimum(np.arange(steps.size, 0, -1), len(by_cut) - 1)  # buckets that pass each threshold
     auc = np.array(by_cut, dtype=np.float64)[passing]
     gain = crossfit_gain(np.array(wins)[passing], images, components.seen.size)

@@ -31,7 +31,7 @@ NAMES = ("seen", "unseen", "hm", "auc")
 
 
 @dataclass(frozen=True)
-class Components:
+class AucComponents:
     """Each image's part of AUC; the variance of the parts gives the standard error of AUC (DeLong's method).
 
     The part of a seen pair's image is the share of unseen pairs' images for which some bias makes both images right;
@@ -42,7 +42,7 @@ class Components:
     unseen: Floats  # [N_u] V01_j, the mean over i
 
     @classmethod
-    def of(cls, margins: Margins) -> Components:
+    def of(cls, margins: Margins) -> AucComponents:
         if not margins.seen.size or not margins.unseen.size:
             return cls(np.full(margins.seen.size, np.nan), np.full(margins.unseen.size, np.nan))
         seen = np.sort(margins.seen[~np.isnan(margins.seen)])
@@ -74,9 +74,9 @@ class Components:
             return None
         return max(0.0, auc - NORMAL_95 * error), min(1.0, auc + NORMAL_95 * error)
 
-    def minus(self, other: Components) -> Components:
+    def minus(self, other: AucComponents) -> AucComponents:
         """Each image's part of the difference in AUC, this method minus the `other` on the same images."""
-        return Components(self.seen - other.seen, self.unseen - other.unseen)
+        return AucComponents(self.seen - other.seen, self.unseen - other.unseen)
 
 
 def _rank(among: Floats, values: Floats) -> Floats:
@@ -85,7 +85,7 @@ def _rank(among: Floats, values: Floats) -> Floats:
     return rank
 
 
-def bootstrap(methods: Sequence[Margins], rounds: int = ROUNDS, seed: int = 0) -> Floats:
+def bootstrap_metrics(methods: Sequence[Margins], rounds: int = ROUNDS, seed: int = 0) -> Floats:
     """S, U and best HM of each method in each bootstrap round [methods, rounds, 3]; all get the same drawn images."""
     rng = np.random.default_rng(seed)
     curves = [Curve.of(margins) for margins in methods]
@@ -121,9 +121,9 @@ def compare(first: Margins, second: Margins, rounds: int = ROUNDS, seed: int = 0
     """The difference `second - first` in each metric that is defined, for two methods on the same images."""
     curves = [Curve.of(margins) for margins in (first, second)]
     ends = np.array([(c.seen_accuracies[0], c.unseen_accuracies[-1], c.harmonic.max()) for c in curves])  # [2, 3]
-    draws = bootstrap([first, second], rounds, seed)
+    draws = bootstrap_metrics([first, second], rounds, seed)
     result = difference_intervals(ends[1] - ends[0], draws[1] - draws[0])
-    gain = Components.of(second).minus(Components.of(first))
+    gain = AucComponents.of(second).minus(AucComponents.of(first))
     if gain.auc is not None:
         error = gain.standard_error
         interval = None if error is None else (gain.auc - NORMAL_95 * error, gain.auc + NORMAL_95 * error)

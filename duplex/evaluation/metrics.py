@@ -25,7 +25,7 @@ from numpy.typing import ArrayLike
 from duplex.errors import DuplexError, UsageError, require_whole
 from duplex.evaluation.accumulate import TopCompetitors, checked_names
 from duplex.evaluation.curve import Curve, Margins, harmonic_mean
-from duplex.evaluation.intervals import ROUNDS, Components, Interval, bootstrap, percentiles
+from duplex.evaluation.intervals import ROUNDS, AucComponents, Interval, bootstrap_metrics, percentiles
 from duplex.labels import GROUPS, Bools, FrequencyGroups, Ints
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ TIPS = {
     "object": "accuracy of the predicted object, no bias",
 }
 BlockSource = Callable[[], Iterable[tuple[slice, Any]]]  # returns a new pass over (rows, scores [b, C])
-FAR = 1e3  # stands for b = +inf, in `sampled_metrics`
+FAR = 1e3  # stands for b = +inf, in `sampled_bias_metrics`
 INFEASIBLE = -1e10
 EPSILON = 1e-4
 POINTS = 20
@@ -110,8 +110,8 @@ def measure(
     margins = Margins.of(competitors, k)
     state_accuracy = _primitive_accuracy(competitors, states, "states")
     object_accuracy = _primitive_accuracy(competitors, objects, "objects")
-    curve, parts = Curve.of(margins), Components.of(margins)
-    draws = bootstrap([margins], rounds, seed)[0]  # [rounds, 3]
+    curve, parts = Curve.of(margins), AucComponents.of(margins)
+    draws = bootstrap_metrics([margins], rounds, seed)[0]  # [rounds, 3]
     own_group = np.where(competitors.is_seen[:, None], competitors.seen, competitors.unseen)
     tied = own_group[:, k - 1] == competitors.label
     best = int(curve.harmonic.argmax()) if margins.seen.size and margins.unseen.size else None
@@ -191,7 +191,7 @@ def vocabulary_accuracies(
     return table
 
 
-def sampled_metrics(
+def sampled_bias_metrics(
     blocks: BlockSource, target: ArrayLike, seen: ArrayLike, feasible_mask: ArrayLike | None = None, k: int = 1
 ) -> Metrics:
     """Compute metrics from about 20 sampled biases, as published tables do (described at the top of this module).
@@ -239,7 +239,7 @@ def sampled_metrics(
 
 
 def sampled_from_margins(margins: Margins) -> Metrics:
-    """The metrics of `sampled_metrics` for top-1, computed from margins, without the scores.
+    """The metrics of `sampled_bias_metrics` for top-1, computed from margins, without the scores.
 
     The results differ where scores are equal or nearly equal in single precision.
     """
@@ -309,7 +309,7 @@ def estimate_line(name: str, estimate: Mapping[str, Any]) -> str:
     return f"{line}   p < 0.001" if p < 0.001 else f"{line}   p = {p:.3f}"
 
 
-def headline(values: Mapping[str, Any]) -> str:
+def metrics_line(values: Mapping[str, Any]) -> str:
     """A line such as `S 41.30  U 20.00  HM 18.20  AUC 6.90 [6.10, 7.80]`; the open world adds `all pairs 7.10`."""
     line = "  ".join(f"{title} {number(values.get(name))}" for name, title in METRICS.items())
     if (ends := interval_of(values)) is not None:

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from duplex.errors import UsageError, shown
-from duplex.evaluation.accumulate import checked_columns, checked_mask, checked_names
+from duplex.evaluation.accumulate import checked_label_columns, checked_mask, checked_names
 from duplex.labels import Bools, Ints
 
 REQUIRED = ("scores", "target", "seen")
@@ -125,7 +125,7 @@ def _checked(path: Path, store: Any) -> ScoreFile:
     if len(scores.shape) != 2 or scores.dtype.kind not in "fiub" or 0 in scores.shape:
         raise UsageError(f"{path}: 'scores' must be numbers [images, columns], not {scores.shape} of {scores.dtype}")
     images, columns = scores.shape
-    target = checked_columns(_read(path, store, "target", images), f"{path}: 'target'")
+    target = checked_label_columns(_read(path, store, "target", images), f"{path}: 'target'")
     if target.min() < 0 or target.max() >= columns:
         raise UsageError(f"{path}: 'target' holds {target.min()} to {target.max()}; expected 0 to {columns - 1}")
     seen = _read(path, store, "seen", columns)

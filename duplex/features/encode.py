@@ -49,7 +49,7 @@ MEMORY_MESSAGES = ("out of memory", "can't allocate memory", "not enough memory"
 
 
 @dataclass(frozen=True)
-class OutputSpec:
+class WantedOutputs:
     """Which encoder outputs are stored for each image, besides its CLS feature."""
 
     patches: bool = False  # patch tokens
@@ -57,7 +57,7 @@ class OutputSpec:
     pixels: bool = False  # the images as they enter the encoder
 
     @classmethod
-    def of_record(cls, record: Mapping[str, str], patches: bool, finetuned: bool) -> OutputSpec:
+    def of_record(cls, record: Mapping[str, str], patches: bool, finetuned: bool) -> WantedOutputs:
         """What to encode for a model: patch tokens and, if `finetuned`, the pixels or block inputs in `record`."""
         pixels = finetuned and PIXELS in record
         blocks = int(record["block_inputs"]) if finetuned and not pixels else 0
@@ -86,7 +86,7 @@ class LaunchedBatch:
 
     @classmethod
     def launch(
-        cls, encoder: Encoder, outputs: OutputSpec, start: int, pixels: Tensor, decoded: Tensor, contents: Tensor
+        cls, encoder: Encoder, outputs: WantedOutputs, start: int, pixels: Tensor, decoded: Tensor, contents: Tensor
     ) -> LaunchedBatch:
         """Start encoding B images, the first of which has the row `start`; on a CPU, this waits for the result.
 
@@ -119,7 +119,7 @@ class LaunchedBatch:
         return self.start, self.statuses.numpy(), {name: value.numpy() for name, value in self.values.items()}
 
 
-def encode_outputs(encoder: Encoder, pixels: Tensor, outputs: OutputSpec) -> dict[str, Tensor]:
+def encode_outputs(encoder: Encoder, pixels: Tensor, outputs: WantedOutputs) -> dict[str, Tensor]:
     """Encode preprocessed images, pixels [B, 3, R, R] uint8; returns the chosen `outputs` as name -> values [B, ...].
 
     `cls` has one feature per image and `patch` one token per image patch; `block_inputs` are the activations that
@@ -149,7 +149,7 @@ def pad_batches(batches: Iterable[PixelBatch], multiple: int) -> Iterator[PixelB
 
 
 def encode_batches(
-    encoder: Encoder, batches: Iterable[PixelBatch], outputs: OutputSpec
+    encoder: Encoder, batches: Iterable[PixelBatch], outputs: WantedOutputs
 ) -> Iterator[tuple[int, Statuses, Values]]:
     """Encode batches in order and yield their results; a GPU starts the next batch before a result is yielded."""
     in_flight = int(encoder.device.type == "cuda")
@@ -243,7 +243,7 @@ def decode_batches(
 
 
 @contextmanager
-def report_shortages(batch_size: int, kept: str = "finished rows are kept: ") -> Iterator[None]:
+def explain_memory_errors(batch_size: int, kept: str = "finished rows are kept: ") -> Iterator[None]:
     """Context manager: raise `DuplexError` if memory for encoding runs out, or if a process that decodes images dies.
 
     The `with` block must contain all code that uses the batches, because torch reports a dead process from a signal

@@ -33,11 +33,11 @@ from duplex.data.contents import change_error, file_digests
 from duplex.errors import DuplexError, UsageError, require
 from duplex.features.encode import (
     ImageRows,
-    OutputSpec,
+    WantedOutputs,
     decode_batches,
     decoding_workers,
     encode_batches,
-    report_shortages,
+    explain_memory_errors,
     split_rows,
 )
 from duplex.features.file import (
@@ -59,7 +59,6 @@ from duplex.features.file import (
     Span,
     Statuses,
     cache_identity,
-    check_values,
     claim_cache,
     extract_command,
     first_difference,
@@ -72,6 +71,7 @@ from duplex.features.file import (
     row_bytes,
     status_reason,
     value_names,
+    verify_checksums,
 )
 from duplex.labels import Ints
 from duplex.system.files import json_digest, replace_file
@@ -97,7 +97,7 @@ class ExtractionJob:
     span: Span
     rows: ImageRows
     encoder: Encoder
-    outputs: OutputSpec
+    outputs: WantedOutputs
     batch_size: int
     num_workers: int
     max_bad: float
@@ -185,7 +185,7 @@ def extract(
         span=span,
         rows=ImageRows(images[span.start : span.stop], root, encoder.image_transform),
         encoder=encoder,
-        outputs=OutputSpec(tokens == "patch", block_inputs, pixels),
+        outputs=WantedOutputs(tokens == "patch", block_inputs, pixels),
         batch_size=batch_size,
         num_workers=decoding_workers(num_workers),
         max_bad=max_bad,
@@ -226,7 +226,7 @@ def _read_if_finished(job: ExtractionJob) -> tuple[Statuses, Contents] | None:
             key = first_difference(read_identity(file), job.identity)
             statuses: Statuses = file["status"][...]
             if key is None and read_row_span(file) == job.span and not (statuses == PENDING).any():
-                check_values(file)
+                verify_checksums(file)
                 return statuses, file[CONTENTS][...]
         why = f"{path} was made with another {key or 'set of rows'}"
     except DuplexError as error:
@@ -275,7 +275,7 @@ def _encode_pending(cache: PartialCache, job: ExtractionJob) -> None:
     bar = ProgressBar("images", sum(map(len, pending)))
     began = committed = time.monotonic()
     count = 0
-    with report_shortages(job.batch_size), bar:
+    with explain_memory_errors(job.batch_size), bar:
         try:
             for rows, (_, statuses, values) in zip(pending, encoded, strict=True):
                 cache.write(rows, statuses, **values)
@@ -541,7 +541,7 @@ def encode_shared(
     return features, bad
 
 
-def find_encoded(folder: Path, digests: Sequence[str]) -> Features | None:
+def find_cached_features(folder: Path, digests: Sequence[str]) -> Features | None:
     """CLS features of images, given by sha256, from the cache that has most of them; None if no cache has any."""
     best, rows = None, np.full(len(digests), -1)
     for path in sorted(folder.glob("features-*/*.h5"), key=lambda path: -path.stat().st_mtime):

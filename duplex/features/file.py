@@ -38,7 +38,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from duplex.errors import DuplexError
-from duplex.system.files import FULL, checked_path, replace_file, report_write_errors, sole_writer
+from duplex.system.files import FULL, expanded_path, replace_file, report_write_errors, sole_writer
 
 FORMATS = "duplex-features-"  # every version's name begins so
 FORMAT = FORMATS + "4"
@@ -165,7 +165,7 @@ def read_rows(file: Any, name: str, rows: Any = slice(None)) -> NDArray[Any]:
     return values
 
 
-def check_values(file: Any) -> None:
+def verify_checksums(file: Any) -> None:
     """Read all values of an open cache; raises `DamagedCache` if a row does not match its checksum."""
     for name in value_names(file):
         step = max(1, BLOCK * len(file[name]) // max(1, file[name].nbytes))
@@ -380,7 +380,7 @@ def read_features(path: Path | str, expect: Mapping[str, str | None] | None = No
         path: the HDF5 file.
         expect: settings that the cache must have been made with, such as {"manifest": sha256}; None: any.
     """
-    path = checked_path(path, "the feature cache")
+    path = expanded_path(path, "the feature cache")
     with open_cache(path) as file:
         identity = read_identity(file)
         span = read_row_span(file)
@@ -397,7 +397,7 @@ def read_features(path: Path | str, expect: Mapping[str, str | None] | None = No
         return Features(path, identity, read_rows(file, "cls").astype(np.float32), statuses, contents_digest(file))
 
 
-def read_contents_digest(path: Path) -> str:
+def read_cache_digest(path: Path) -> str:
     """A digest of the features in a finished cache, computed quickly from the stored checksums."""
     with open_cache(path) as file:
         return contents_digest(file)

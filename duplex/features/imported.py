@@ -125,7 +125,7 @@ class FeatureFile:
         return [image if bad else key for image, bad, key in zip(images, unusable, keys, strict=True)]
 
 
-def feature_keys(path: Path | None, source: SourceOptions) -> Callable[[Sequence[str]], list[str]] | None:
+def equal_feature_keys(path: Path | None, source: SourceOptions) -> Callable[[Sequence[str]], list[str]] | None:
     """Function from images to keys; images with equal features in the file `path` share a key. None without a file."""
     if path is None:
         return None

@@ -19,12 +19,12 @@ from duplex.features.file import (
     PENDING,
     PIXELS,
     check_identity,
-    check_values,
     extract_command,
     open_cache,
     read_identity,
     read_row_span,
     status_reason,
+    verify_checksums,
 )
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def verify(
         check_identity(read_identity(file), {**encoder.identity.to_dict(), "manifest": manifest_sha256}, path)
         span, statuses = read_row_span(file), file["status"][...]
         rows = np.sort(np.random.default_rng(seed).permutation(span.rows)[:sample])
-        check_values(file)
+        verify_checksums(file)
         stored = file["cls"][rows].astype(np.float32)
     decoder = ImageRows(images[span.start : span.stop], root, encoder.image_transform)
     remedy = f"`{extract_command(path)} --fresh` encodes all images again"

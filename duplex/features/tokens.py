@@ -186,7 +186,7 @@ class Examples:
         return Examples(self.rows, inputs, self.compositions.to(device))
 
 
-def join(manifest: pd.DataFrame, labels: LabelSpace, inputs: Arrays, bad: np.ndarray) -> dict[str, Examples]:
+def join_labels(manifest: pd.DataFrame, labels: LabelSpace, inputs: Arrays, bad: np.ndarray) -> dict[str, Examples]:
     """Join features with labels; returns the examples of each split, without the unreadable images (mask `bad` [N]).
 
     Raises `DuplexError` if feature cache and manifest have different numbers of rows.

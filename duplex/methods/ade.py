@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from duplex.methods.base import Batch, Inputs, MethodContext
-from duplex.methods.families import Composer, WordMethod, WordOptions, next_allowed_partner, score_in_chunks
+from duplex.methods.families import Composer, WordMethod, WordOptions, next_partner_in_batch, score_in_chunks
 from duplex.methods.layers import CompositionIndex, unit
 from duplex.methods.prompts import Prototypes
 from duplex.options import Count, NonNegative, Positive
@@ -137,8 +137,8 @@ class Ade(WordMethod[AdeOptions]):
 def partners(same: Tensor, other: Tensor) -> Tensor:
     """Index [B] of each image's partner: the next one with equal `same`, preferably with another `other`, or itself."""
     equal = same[:, None] == same
-    different, exists = next_allowed_partner(equal & (other[:, None] != other))
-    nearest, _ = next_allowed_partner(equal)
+    different, exists = next_partner_in_batch(equal & (other[:, None] != other))
+    nearest, _ = next_partner_in_batch(equal)
     return torch.where(exists, different, nearest)
 
 

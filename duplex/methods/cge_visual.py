@@ -26,8 +26,8 @@ from duplex.labels import CandidateSet
 from duplex.methods.base import Batch, Inputs, MethodContext
 from duplex.methods.cge import CgeOptions, GraphHead
 from duplex.methods.codebook import Codebook, Logits
-from duplex.methods.duplex import FactorNodes, Message, RefinedPrototypes, refine
-from duplex.methods.layers import CompositionIndex, Factors, Fusion, copy_to_device, unit
+from duplex.methods.duplex import Message, MessageNodes, RefinedPrototypes, refine
+from duplex.methods.layers import CompositionIndex, FactorNetworks, Fusion, copy_to_device, unit
 from duplex.options import Count, Positive, Share
 
 MESSAGES: tuple[Message, ...] = ("state", "object", "counterfactual")
@@ -48,7 +48,7 @@ class CgeVisual(GraphHead[CgeVisualOptions]):
         super().__init__(context, options)
         labels, dim = context.labels, context.dim
         self.codebook = Codebook(labels, dim, unseen="compose", random_seen=False)
-        self.factors = Factors(dim, options.factor_width, residual=False)
+        self.factors = FactorNetworks(dim, options.factor_width, residual=False)
         self.fusion = Fusion(dim) if options.graph else None
         self.embed_s, self.embed_o = nn.Linear(self.words.width, dim), nn.Linear(self.words.width, dim)
         self.candidates = CandidateSet.of(labels, context.world, "train")
@@ -71,7 +71,7 @@ class CgeVisual(GraphHead[CgeVisualOptions]):
         z_s, z_o, log_s, log_o = self.posteriors(z)
         losses = {**super().losses(batch, shared), "state": nll_loss(log_s, m), "object": nll_loss(log_o, n)}
         if self.fusion is not None:
-            nodes = FactorNodes(z, z_s, z_o, log_s.exp(), log_o.exp(), m, n)
+            nodes = MessageNodes(z, z_s, z_o, log_s.exp(), log_o.exp(), m, n)
             own, momentum = batch.compositions_np, self.options.momentum
             self._pending = refine(nodes, own, self.candidates, self.codebook, self.fusion, MESSAGES, momentum)
             positions = self.candidates.positions

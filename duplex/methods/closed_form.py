@@ -30,10 +30,10 @@ from torch.nn.functional import cross_entropy
 
 from duplex.labels import Ints, LabelSpace
 from duplex.methods.base import Batch, Inputs, Inspectable, Method, MethodContext, ScoreTerms, tuned_weights
-from duplex.methods.gaussian import ClassStatistics, ClosedForm, FitSettings, FittedStatistics, GroupPosterior
+from duplex.methods.gaussian import ClassStatistics, ClosedForm, FitSettings, FittedStatistics, LinearDiscriminant
 from duplex.methods.layers import CompositionIndex, unit, zero_initialised
 from duplex.methods.paths import PathOptions, Paths, inspect_paths
-from duplex.methods.portable import candidate_primitives, portable_closed_form, portable_paths, probabilities_from_sums
+from duplex.methods.portable import candidate_primitives, normalise_posterior_sums, portable_closed_form, portable_paths
 from duplex.methods.score_formula import FLOOR, LEAST
 from duplex.options import NonNegative, Positive
 
@@ -78,7 +78,7 @@ class ClosedFormOptions(PathOptions):
         return super().trained_losses() if self.uses_text else HEAD_LOSSES
 
 
-class Heads(nn.Module):
+class TrainingHeads(nn.Module):
     """Linear classifiers of states and of objects; their losses train the blocks that compute the features."""
 
     def __init__(self, labels: LabelSpace, dim: int) -> None:
@@ -112,7 +112,7 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
         labels = context.labels
         self.paths = Paths(labels, context.tower, options, context.world) if options.uses_text else None
         trains_blocks = context.finetuned_blocks is not None and self.paths is None and options.losses
-        self.heads = Heads(labels, context.dim) if trains_blocks else None
+        self.heads = TrainingHeads(labels, context.dim) if trains_blocks else None
         seen, dim = len(labels.pairs["train"]), context.dim
         shapes = {"counts": (seen,), "sums": (seen, dim), "moment": (dim, dim), "chosen": (3,)}
         for name, shape in shapes.items():
@@ -153,11 +153,11 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
             self._fitted = model.to(torch.float32, self.counts.device)
         return self._fitted
 
-    def _factor_posteriors(self) -> tuple[GroupPosterior, GroupPosterior] | None:
+    def _factor_posteriors(self) -> tuple[LinearDiscriminant, LinearDiscriminant] | None:
         if "gaussian_factors" not in self.options.inference:
             return None
-        states = GroupPosterior.fit(self._statistics().by_state())
-        objects = GroupPosterior.fit(self._statistics().by_object())
+        states = LinearDiscriminant.fit(self._statistics().by_state())
+        objects = LinearDiscriminant.fit(self._statistics().by_object())
         return states.to(torch.float32, self.counts.device), objects.to(torch.float32, self.counts.device)
 
     @property
@@ -213,7 +213,7 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
         return torch.no_grad()(lambda inputs: zip(names, self._weighted(terms(inputs), weights), strict=True))
 
     def probabilities(self, scores: Tensor) -> Tensor:
-        return super().probabilities(scores) if self.options.fusion == "product" else probabilities_from_sums(scores)
+        return super().probabilities(scores) if self.options.fusion == "product" else normalise_posterior_sums(scores)
 
     def _weighted(self, terms: list[Tensor], weights: tuple[float, ...]) -> list[Tensor]:
         multiplies = self.options.fusion == "product"

@@ -25,8 +25,8 @@ from duplex.methods.base import Batch, Inputs, Inspectable, MethodContext, Score
 from duplex.methods.codebook import Codebook, TrainedCodebook
 from duplex.methods.layers import Fusion, copy_to_device, mean_over, unit
 from duplex.methods.paths import FactorPosteriors, PathOptions, Paths
-from duplex.methods.portable import portable_paths, prototype_means
-from duplex.methods.prompt_method import PathMethod
+from duplex.methods.portable import means_by_word, portable_paths
+from duplex.methods.prompt_method import PathSumMethod
 from duplex.methods.prompts import Prototypes
 from duplex.options import Count, Options, Share
 
@@ -67,7 +67,7 @@ class Reading(Options):
         return {name for name, value in self.to_dict().items() if value != getattr(type(self), name)}
 
 
-class CellSums(torch.autograd.Function):
+class CounterfactualSum(torch.autograd.Function):
     """Autograd function: weighted sum of counterfactuals in each cell of the (state x object) grid (Eq. 11, 15-16).
 
         out_c = sum of w_p z^cf_p over the image pairs p = (i, j) of cell c,    z^cf_p = normalise(relu(a_i + b_j))
@@ -127,7 +127,7 @@ def _blocks(pairs: int, like: Tensor) -> Iterator[slice]:
 
 
 @dataclass(frozen=True)
-class FactorNodes:
+class MessageNodes:
     """What the messages of a batch are computed from: image features, factors, their posteriors, and labels."""
 
     z: Tensor  # composition features z^c [B, d]
@@ -140,7 +140,7 @@ class FactorNodes:
 
 
 @dataclass(frozen=True)
-class LocalCandidates:
+class BatchCandidates:
     """The candidates whose state and object both occur in a batch; their prototypes are refined.
 
     `C_cand = (S(B) x O(B)) & C_tgt` (Eq. 12-13): S(B) and O(B) are the batch's states and objects. `i`, `j` list pairs
@@ -170,7 +170,7 @@ class LocalCandidates:
         n_objects: int,
         device: torch.device,
         diagonal: bool = True,
-    ) -> LocalCandidates:
+    ) -> BatchCandidates:
         distinct_s, state_of = np.unique(states, return_inverse=True)
         distinct_o, object_of = np.unique(objects, return_inverse=True)
         grid = distinct_s[:, None] * n_objects + distinct_o[None]  # [S, O]
@@ -197,9 +197,9 @@ class LocalCandidates:
         return mean_over(x, self.object_of, len(self.objects))
 
 
-def aggregate(
-    nodes: FactorNodes,
-    candidates: LocalCandidates,
+def mean_messages(
+    nodes: MessageNodes,
+    candidates: BatchCandidates,
     fusion: Fusion | None,
     messages: tuple[Message, ...],
     reading: Reading = Reading(),
@@ -221,7 +221,7 @@ def _mean_of_kind(total: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def message_sums(
-    kind: Message, nodes: FactorNodes, candidates: LocalCandidates, fusion: Fusion | None, reading: Reading = Reading()
+    kind: Message, nodes: MessageNodes, candidates: BatchCandidates, fusion: Fusion | None, reading: Reading = Reading()
 ) -> tuple[Tensor, Tensor]:
     """For each candidate, the weighted sum of its messages of one `kind` [C, d], and the sum of the weights [C, 1]."""
     if kind == "counterfactual":
@@ -240,7 +240,7 @@ def message_sums(
 
 
 def _counterfactual_sums(
-    nodes: FactorNodes, candidates: LocalCandidates, fusion: Fusion | None, by_label: bool
+    nodes: MessageNodes, candidates: BatchCandidates, fusion: Fusion | None, by_label: bool
 ) -> tuple[Tensor, Tensor]:
     label_s = nodes.p_s.gather(1, nodes.states[:, None])[:, 0]  # p(s_{m_i}|x_i) [B]
     label_o = nodes.p_o.gather(1, nodes.objects[:, None])[:, 0]  # p(o_{n_j}|x_j) [B]
@@ -257,7 +257,7 @@ def _counterfactual_sums(
         cell = torch.arange(len(candidates), device=a.device)
     weight = label_s.index_select(0, i) * label_o.index_select(0, j)  # [P]
     rectified = fusion is not None and fusion.rectified
-    sums = CellSums.apply(a, b, weight, i, j, cell, len(candidates), rectified)  # type: ignore[no-untyped-call]
+    sums = CounterfactualSum.apply(a, b, weight, i, j, cell, len(candidates), rectified)  # type: ignore[no-untyped-call]
     return sums, weight.new_zeros(len(candidates)).index_add(0, cell, weight)[:, None]
 
 
@@ -277,7 +277,7 @@ class RefinedPrototypes(NamedTuple):
 
 
 def refine(
-    nodes: FactorNodes,
+    nodes: MessageNodes,
     compositions: Ints,
     candidates: CandidateSet,
     codebook: Codebook | TrainedCodebook,
@@ -297,8 +297,8 @@ def refine(
     """
     n = len(codebook.labels.objects)
     states, objects = compositions // n, compositions % n
-    local = LocalCandidates.of(states, objects, candidates, n, nodes.z.device, reading.diagonal)
-    aggregated, reached = aggregate(nodes, local, fusion, messages, reading)
+    local = BatchCandidates.of(states, objects, candidates, n, nodes.z.device, reading.diagonal)
+    aggregated, reached = mean_messages(nodes, local, fusion, messages, reading)
     rows = codebook.prototypes(local.compositions)
     anchor = rows if codebook.initial is None else codebook.initial.prototypes(local.compositions)
     blended = blend(anchor, aggregated, momentum, renormalise)
@@ -368,7 +368,7 @@ class DuplexOptions(PathOptions):
         return "visual" in self.losses or "visual" in self.inference
 
 
-class Duplex(PathMethod[DuplexOptions]):
+class Duplex(PathSumMethod[DuplexOptions]):
     """Duplex: the score adds up posteriors by semantic prototypes, by visual prototypes, and by factors."""
 
     def __init__(self, context: MethodContext, options: DuplexOptions) -> None:
@@ -427,13 +427,13 @@ class Duplex(PathMethod[DuplexOptions]):
             losses["visual"] = cross_entropy(logits, positions)
         return {name: losses[name] for name in names}
 
-    def nodes(self, z: Tensor, factors: FactorPosteriors, compositions: Tensor, t: Prototypes) -> FactorNodes:
+    def nodes(self, z: Tensor, factors: FactorPosteriors, compositions: Tensor, t: Prototypes) -> MessageNodes:
         m, n = self.primitives(compositions)
         logs = factors.log_s, factors.log_o
         if self.options.reading.anchors == "detached":
             fixed = t._replace(states=t.states.detach(), objects=t.objects.detach())
             logs = self.paths.log_posteriors(factors.z_s, factors.z_o, fixed)
-        return FactorNodes(z, factors.z_s, factors.z_o, logs[0].exp(), logs[1].exp(), m, n)
+        return MessageNodes(z, factors.z_s, factors.z_o, logs[0].exp(), logs[1].exp(), m, n)
 
     def after_batch(self) -> None:
         if self.pending is not None:
@@ -478,7 +478,7 @@ class Duplex(PathMethod[DuplexOptions]):
         if "visual" in self.options.inference:
             seen = self.labels.pairs["train"]
             tensors["visual"] = self.codebook.prototypes(candidates).detach()
-            tensors |= prototype_means(self.codebook.prototypes(seen).detach(), self.labels, seen)
+            tensors |= means_by_word(self.codebook.prototypes(seen).detach(), self.labels, seen)
         return tensors
 
     def inspectable(self) -> Inspectable:

@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy, normalize
 from duplex.errors import DuplexError, UsageError
 from duplex.labels import Ints
 from duplex.methods.base import Batch, Inputs, Inspectable, Method, MethodContext, OptionsT, Scorer
-from duplex.methods.layers import CompositionIndex, Factors, unit, zero_initialised
+from duplex.methods.layers import CompositionIndex, FactorNetworks, unit, zero_initialised
 from duplex.methods.paths import FactorPosteriors, PathOptions, Paths, inspect_paths
 from duplex.methods.prompts import TEMPLATE, Prompts, Prototypes
 from duplex.methods.word_feasibility import feasibility
@@ -244,7 +244,7 @@ class ThreePaths(TextMethod[ThreePathOptionsT], Generic[ThreePathOptionsT]):
         path_options = PathOptions(adapter=options.adapter, width=options.width, template=options.template)
         self.paths = Paths(context.labels, context.tower, path_options, context.world)
         if options.disentangler == "batch_norm":
-            self.paths.factors = Factors(context.tower.dim, options.width, residual=False, batch_norm=True)
+            self.paths.factors = FactorNetworks(context.tower.dim, options.width, residual=False, batch_norm=True)
 
     def shared(self) -> Prototypes:
         return self.paths.prototypes(LOSSES, self.checkpointing)
@@ -334,7 +334,7 @@ def score_in_chunks(score: Callable[[Tensor, Tensor], Tensor], z: Tensor, tokens
     return torch.cat([score(a, b) for a, b in zip(z.split(step), tokens.split(step), strict=True)])
 
 
-def next_allowed_partner(allowed: Tensor) -> tuple[Tensor, Tensor]:
+def next_partner_in_batch(allowed: Tensor) -> tuple[Tensor, Tensor]:
     """For each image of a batch, find the next one that may be its partner; returns indices and a mask [B] each.
 
     The search goes on from the last image to the first. The mask marks images that have a partner; the others get

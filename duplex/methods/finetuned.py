@@ -141,7 +141,7 @@ class FinetunedBlocks(nn.Module):
         return inputs
 
 
-def text_adapters(tower: Any, options: FinetuneOptions) -> BlockAdapters:
+def add_text_adapters(tower: Any, options: FinetuneOptions) -> BlockAdapters:
     """Add the adapters named by `options.text` to all blocks of a text tower; returns the adapters."""
     if not hasattr(tower, "own_blocks"):
         found = "no text tower" if tower is None else "a text tower with blocks of an unknown kind"
@@ -195,7 +195,7 @@ class WithFinetuning(Method[Options]):
             raise UsageError(
                 f"finetune.tokens changes nothing: {method.class_name} reads no patch tokens; leave it out"
             )
-        self.text = None if blocks.options.text is None else text_adapters(method.context.text, blocks.options)
+        self.text = None if blocks.options.text is None else add_text_adapters(method.context.text, blocks.options)
 
     @property
     def class_name(self) -> str:

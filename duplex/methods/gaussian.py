@@ -49,7 +49,7 @@ Part = TypeVar("Part", bound="MovableTensors")
 
 
 @dataclass(frozen=True)
-class Groups:
+class GroupSums:
     """Image count and feature sum per composition, state or object; `moment`: sum of `z z^T` over all images."""
 
     counts: Tensor  # n_g [G]
@@ -104,21 +104,21 @@ class ClassStatistics:
     def object_of(self) -> Tensor:
         return self.pairs % self.objects
 
-    def by_pair(self) -> Groups:
-        return Groups(self.counts, self.sums, self.moment)
+    def by_pair(self) -> GroupSums:
+        return GroupSums(self.counts, self.sums, self.moment)
 
-    def by_state(self) -> Groups:
+    def by_state(self) -> GroupSums:
         return self._grouped(self.state_of, self.states)
 
-    def by_object(self) -> Groups:
+    def by_object(self) -> GroupSums:
         return self._grouped(self.object_of, self.objects)
 
-    def _grouped(self, place: Tensor, size: int) -> Groups:
+    def _grouped(self, place: Tensor, size: int) -> GroupSums:
         counts = self.counts.new_zeros(size).index_add_(0, place, self.counts)
-        return Groups(counts, self.sums.new_zeros(size, self.dim).index_add_(0, place, self.sums), self.moment)
+        return GroupSums(counts, self.sums.new_zeros(size, self.dim).index_add_(0, place, self.sums), self.moment)
 
 
-def within_group_covariance(groups: Groups) -> tuple[Tensor, float]:
+def within_group_covariance(groups: GroupSums) -> tuple[Tensor, float]:
     """Covariance [d, d] about group means (or the overall mean, if no group has two images), and degrees of freedom."""
     counts, means = groups.counts, groups.means
     free = float(counts.sum() - (counts > 0).sum())
@@ -130,7 +130,7 @@ def within_group_covariance(groups: Groups) -> tuple[Tensor, float]:
     return (scatter + scatter.T) / (2 * free), free
 
 
-def oas_shrinkage(covariance: Tensor, free: float) -> float:
+def oas_shrinkage_weight(covariance: Tensor, free: float) -> float:
     """The weight of the identity matrix in OAS shrinkage of a covariance with `free` degrees of freedom."""
     d = len(covariance)
     trace, squares = float(covariance.trace()), float((covariance * covariance).sum())  # tr S, tr S^2
@@ -139,7 +139,7 @@ def oas_shrinkage(covariance: Tensor, free: float) -> float:
     return min(1.0, above / below) if below > 0 else 1.0
 
 
-def shared_whitening(groups: Groups, added: float = 0.0) -> Tensor:
+def shared_whitening(groups: GroupSums, added: float = 0.0) -> Tensor:
     """Matrix W [d, d] that whitens features: `W W^T = Sigma^-1` with `Sigma = (1 - rho) S + rho tr(S)/d I`.
 
     S: sample covariance; rho: weight by OAS (Chen et al., 2010, Eq. 23). Ledoit and Wolf's weight would need a second
@@ -152,7 +152,7 @@ def shared_whitening(groups: Groups, added: float = 0.0) -> Tensor:
     level = float(sample.trace()) / d
     if not level > 1e-12:  # no variation: the largest variance of unit features
         sample, level = eye / d, 1 / d
-    rho = oas_shrinkage(sample, free)
+    rho = oas_shrinkage_weight(sample, free)
     values, vectors = torch.linalg.eigh((1 - rho) * sample + (rho + added) * level * eye)
     values = values.clamp(min=1e-9 * level)  # rounding may give a zero eigenvalue a negative sign
     whitening: Tensor = vectors / values.sqrt()
@@ -183,14 +183,14 @@ class AdditiveEffects:
 
 
 @dataclass(frozen=True)
-class LowRankSimilarities:
+class LowRankWordSimilarities:
     """Low-rank factors of word similarities: `U U^T` approximates states' similarities, `V V^T` objects'."""
 
     states: Tensor  # U [M, r]
     objects: Tensor  # V [N, s]
 
     @classmethod
-    def of_words(cls, states: Tensor, objects: Tensor) -> LowRankSimilarities:
+    def of_words(cls, states: Tensor, objects: Tensor) -> LowRankWordSimilarities:
         return cls(kernel_factor(states), kernel_factor(objects))
 
     def pair_factors(self, states: Tensor, objects: Tensor) -> Tensor:
@@ -210,7 +210,7 @@ def kernel_factor(words: Tensor, rank: int = RANK) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Interactions(LowRankSimilarities):
+class Interactions(LowRankWordSimilarities):
     """The interactions `gamma_mn` [d]: a pair's predicted mean minus what its state and object alone predict."""
 
     core: Tensor  # G [r, s, d], the fitted weights of products of both factors
@@ -243,7 +243,7 @@ class NormalEquations:
     """
 
     def __init__(
-        self, seen: PairMeans, v: float, ridge: float, kernels: LowRankSimilarities | None = None, tau: float = 0.0
+        self, seen: PairMeans, v: float, ridge: float, kernels: LowRankWordSimilarities | None = None, tau: float = 0.0
     ) -> None:
         self.seen = seen
         self.w = 1 / (v + 1 / seen.counts)  # w_c [P]
@@ -313,7 +313,7 @@ def interaction_variance(seen: PairMeans, ridge: float) -> float:
     return float(10.0 ** max(heights, key=heights.__getitem__))
 
 
-def choose_variances(seen: PairMeans, kernels: LowRankSimilarities, ridge: float) -> tuple[float, float]:
+def choose_variances(seen: PairMeans, kernels: LowRankWordSimilarities, ridge: float) -> tuple[float, float]:
     """The likeliest variances `v` and `tau` of `NormalEquations` for the most frequent pairs, found by climbing."""
     often = seen.counts.argsort(descending=True, stable=True)[:PAIRS]
     some = PairMeans(seen.states[often], seen.objects[often], seen.counts[often], seen.means[often], seen.shape)
@@ -506,7 +506,7 @@ def _fit_means(
         v = interaction_variance(seen, settings.ridge) if v is None else v
         return NormalEquations(seen, v, settings.ridge).solve()[0], None, v, 0.0
     states, objects = words
-    kernels, tau = LowRankSimilarities.of_words(states, objects), settings.interactions
+    kernels, tau = LowRankWordSimilarities.of_words(states, objects), settings.interactions
     if v is None or tau is None:
         likely_v, likely_tau = choose_variances(seen, kernels, settings.ridge)
         v = likely_v if v is None else v
@@ -525,14 +525,14 @@ class FittedStatistics:
 
 
 @dataclass(frozen=True)
-class GroupPosterior(MovableTensors):
+class LinearDiscriminant(MovableTensors):
     """Linear discriminant analysis of G states or objects; a call returns their log probabilities [B, G]."""
 
     weight: Tensor  # Sigma^-1 e [d, G], with e the differences of the groups' means from the mean of all images
     offset: Tensor  # [G]
 
     @classmethod
-    def fit(cls, groups: Groups) -> GroupPosterior:
+    def fit(cls, groups: GroupSums) -> LinearDiscriminant:
         """Fit to images grouped by state or object; an empty group counts as one image at the mean of all images."""
         whitening = shared_whitening(groups)
         means = groups.means @ whitening  # [G, d]

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from duplex.methods.base import Batch, Inputs, MethodContext
-from duplex.methods.families import Composer, WordMethod, WordOptions, next_allowed_partner
+from duplex.methods.families import Composer, WordMethod, WordOptions, next_partner_in_batch
 from duplex.methods.layers import CompositionIndex, Mlp, unit
 from duplex.options import Count, Natural, NonNegative, Positive, Rate
 
@@ -66,7 +66,7 @@ class PrimitiveHead(nn.Module):
         labels: what is classified: the images' states [B], or their objects.
         domains: the images' objects [B], or states; partners share the label and differ in the domain.
         """
-        partner, paired = next_allowed_partner((labels[:, None] == labels) & (domains[:, None] != domains))
+        partner, paired = next_partner_in_batch((labels[:, None] == labels) & (domains[:, None] != domains))
         weights = paired.to(f) / paired.sum().clamp(min=1)  # for means over images with a partner
         h, mask = self.head(f), self.channel_mask(labels)
         h_partner = h[partner]

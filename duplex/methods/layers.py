@@ -72,7 +72,7 @@ class Disentangler(nn.Module):
         return normalize(z + out if self.residual else out, dim=-1)
 
 
-class NormDisentangler(nn.Module):
+class BatchNormDisentangler(nn.Module):
     """Disentangler `normalise(dropout(relu(batch_norm(linear(z)))))`; a single image uses running statistics."""
 
     residual = False
@@ -86,14 +86,14 @@ class NormDisentangler(nn.Module):
         return normalize(self.layers(z), dim=-1)
 
 
-class Factors(nn.Module):
+class FactorNetworks(nn.Module):
     """Two networks that map features [B, d] to state factors and to object factors [B, d], both of unit length."""
 
     def __init__(self, dim: int, width: int, residual: bool, batch_norm: bool = False) -> None:
         super().__init__()
 
-        def network() -> Disentangler | NormDisentangler:
-            return NormDisentangler(dim) if batch_norm else Disentangler(dim, width, residual)
+        def network() -> Disentangler | BatchNormDisentangler:
+            return BatchNormDisentangler(dim) if batch_norm else Disentangler(dim, width, residual)
 
         self.state, self.object = network(), network()
 

@@ -66,7 +66,7 @@ class Linear(Method[LinearOptions]):
         self._tried = {l2: {} for l2 in strengths}
         for name, size in self._sizes.items():
             known = groups[name] >= 0
-            path = regress(unit(train.cls).double()[known], groups[name][known], size, strengths, name)
+            path = fit_logistic(unit(train.cls).double()[known], groups[name][known], size, strengths, name)
             for l2, classifier in zip(strengths, path, strict=True):
                 self._tried[l2][name] = classifier
         self._use(strengths[-1])
@@ -112,7 +112,7 @@ class Linear(Method[LinearOptions]):
 
 
 @torch.enable_grad()
-def regress(z: Tensor, classes: Tensor, size: int, strengths: Sequence[float], name: str) -> Iterator[Tensor]:
+def fit_logistic(z: Tensor, classes: Tensor, size: int, strengths: Sequence[float], name: str) -> Iterator[Tensor]:
     """Fit a logistic regression with each of the L2 `strengths`; yields its weights and offsets [d + 1, size].
 
     z: features of the training images [B, d], in float64.

@@ -12,7 +12,7 @@ Wu et al., "LOGICZSL: Exploring Logic-induced Representation for Compositional Z
 
 The losses are sums over rules, averaged over images; the rules of compositions are `c -> s`, `c -> o` and
 `s and o -> c`. In the paper, a language model writes the rules between states and between objects (primitives). Here
-they are the lines of the option `rules_written`, or if it is empty, derived from training labels (`observed_rules`).
+they are the lines of the option `rules_written`, or if it is empty, derived from training labels (`exclusion_rules`).
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def parse_rules(lines: Sequence[str], labels: LabelSpace) -> tuple[RuleTables, R
     return tables["state"], tables["object"]
 
 
-def observed_rules(labels: LabelSpace) -> tuple[RuleTables, RuleTables]:
+def exclusion_rules(labels: LabelSpace) -> tuple[RuleTables, RuleTables]:
     """Rules from seen pairs: states with a common object exclude each other, and so do objects with a common state."""
     seen = torch.as_tensor(labels.seen).reshape(len(labels.states), len(labels.objects)).float()
     rules = []
@@ -98,7 +98,7 @@ class LogicZsl(ThreePaths[LogicOptions]):
     def __init__(self, context: MethodContext, options: LogicOptions) -> None:
         super().__init__(context, options)
         written, labels = options.rules_written, context.labels
-        states, objects = parse_rules(written, labels) if written else observed_rules(labels)
+        states, objects = parse_rules(written, labels) if written else exclusion_rules(labels)
         for name, rules in (("s", states), ("o", objects)):
             self.register_buffer(f"excludes_{name}", rules.excludes, persistent=False)
             self.register_buffer(f"implies_{name}", rules.implies, persistent=False)

@@ -20,7 +20,7 @@ from torch.nn.functional import cross_entropy, nll_loss
 from duplex.encoders.base import TextTower
 from duplex.labels import Ints, LabelSpace, World
 from duplex.methods.base import Inspectable
-from duplex.methods.layers import Adapter, Factors, unit
+from duplex.methods.layers import Adapter, FactorNetworks, unit
 from duplex.methods.prompts import TEMPLATE, Prompts, Prototypes
 from duplex.options import Count, Options, Rate, Template
 
@@ -102,9 +102,9 @@ class Paths(nn.Module):
         if options.adapted:
             rate, scale = options.adapter_dropout, options.adapter_scale
             self.adapter = Adapter(tower.dim, options.adapter_width, rate, scale)
-        self.factors: Factors | None = None
+        self.factors: FactorNetworks | None = None
         if options.paths == "three":
-            self.factors = Factors(tower.dim, options.width, residual=options.disentangler == "residual")
+            self.factors = FactorNetworks(tower.dim, options.width, residual=options.disentangler == "residual")
         if negatives is None:
             seen = options.semantic_negatives == "seen"
             negatives = labels.pairs["train"] if seen else labels.candidates(world, "train")

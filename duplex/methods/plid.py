@@ -33,7 +33,7 @@ from torch.nn.functional import cross_entropy
 from duplex.labels import Ints
 from duplex.methods.base import Batch, Inputs, Inspectable, MethodContext
 from duplex.methods.families import TextMethod, TextOptions
-from duplex.methods.layers import CompositionIndex, Factors, unit
+from duplex.methods.layers import CompositionIndex, FactorNetworks, unit
 from duplex.methods.prompts import TEMPLATE, Prompts
 from duplex.options import Count, NonNegative, Share, Template
 
@@ -87,7 +87,7 @@ class Plid(TextMethod[PlidOptions]):
         super().__init__(context, options)
         dim = context.tower.dim
         self.prompts = self.soft_prompts(options.template)
-        self.enrich, self.factors = Enrichment(dim), Factors(dim, options.width, residual=False)
+        self.enrich, self.factors = Enrichment(dim), FactorNetworks(dim, options.width, residual=False)
         self.register_buffer("described", torch.zeros(0, len(options.templates), dim), persistent=False)
 
     def start(self, train: Batch) -> None:
@@ -101,13 +101,13 @@ class Plid(TextMethod[PlidOptions]):
         return torch.stack([each.encode(compositions).compositions for each in prompts], dim=1)
 
     def shared(self) -> tuple[Tensor, ...]:
-        """Six tensors: mean text features of compositions, states, objects, and the `deviations` from these means."""
+        """Six tensors: mean text features of compositions, states, objects, and the `sample_deviations` from them."""
         t = self.prompts(self.labels.pairs["train"], self.checkpointing).compositions  # [C, d]
         described = self.described.to(t)  # [C, D, d]
         means = [self.enrich(t, described)]
         means += self.primitive_means(means[0])
         described_by_path = (described, *self.primitive_means(described))
-        spread = [deviations(mean, rows) for mean, rows in zip(means, described_by_path, strict=True)]
+        spread = [sample_deviations(mean, rows) for mean, rows in zip(means, described_by_path, strict=True)]
         return (*map(unit, means), *spread)
 
     def primitive_means(self, rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -174,7 +174,7 @@ class Plid(TextMethod[PlidOptions]):
         return Inspectable(features=lambda inputs: unit(inputs["cls"]))
 
 
-def deviations(mean: Tensor, described: Tensor) -> Tensor:
+def sample_deviations(mean: Tensor, described: Tensor) -> Tensor:
     """Differences [C, D, d] between the samples of each class's text feature and the mean of these samples.
 
     mean: text feature [C, d] of each class (composition, state or object).

@@ -33,7 +33,7 @@ from torch import Tensor
 from duplex.labels import Ints, LabelSpace
 from duplex.methods import score_formula
 from duplex.methods.codebook import group_means
-from duplex.methods.gaussian import ClosedForm, GroupPosterior, Interactions
+from duplex.methods.gaussian import ClosedForm, Interactions, LinearDiscriminant
 from duplex.methods.layers import unit
 from duplex.methods.paths import Paths
 
@@ -71,7 +71,7 @@ def candidate_primitives(labels: LabelSpace, candidates: Ints, device: torch.dev
 
 
 def portable_closed_form(
-    model: ClosedForm, candidates: Tensor, primitives: tuple[GroupPosterior, GroupPosterior] | None
+    model: ClosedForm, candidates: Tensor, primitives: tuple[LinearDiscriminant, LinearDiscriminant] | None
 ) -> dict[str, Tensor]:
     """Named tensors of a fitted `ClosedForm`, and of its state and object classifiers if the score uses them."""
     rows, offset = model.linear(candidates)
@@ -85,7 +85,7 @@ def portable_closed_form(
     return tensors
 
 
-def prototype_means(rows: Tensor, labels: LabelSpace, compositions: Ints) -> dict[str, Tensor]:
+def means_by_word(rows: Tensor, labels: LabelSpace, compositions: Ints) -> dict[str, Tensor]:
     """Tensors `mean.*` for prototypes of words added later: means of `rows` per state, per object and over all."""
     means = {"mean.all": rows.mean(0)}
     states = torch.as_tensor(labels.state_of(compositions), device=rows.device)
@@ -130,10 +130,10 @@ def joined_members(members: Sequence[Tensors], weights: Tensor) -> dict[str, Ten
 
 def probabilities(t: Tensors, scores: Tensor) -> Tensor:
     """Convert scores, -inf for infeasible candidates, to the candidates' probabilities [B, C]."""
-    return scores.softmax(-1) if "product" in t else probabilities_from_sums(scores)
+    return scores.softmax(-1) if "product" in t else normalise_posterior_sums(scores)
 
 
-def probabilities_from_sums(scores: Tensor) -> Tensor:
+def normalise_posterior_sums(scores: Tensor) -> Tensor:
     """Convert scores that are sums of posteriors to probabilities [B, C], by dividing each row by its total."""
     weight = scores.clamp(min=0)
     return weight / weight.sum(-1, keepdim=True).clamp(min=torch.finfo(weight.dtype).tiny)

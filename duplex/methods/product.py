@@ -23,11 +23,11 @@ from duplex.labels import Ints
 from duplex.methods.base import Inputs, Method, MethodContext, ScoreTerms, Weights, tuned_weights
 from duplex.methods.portable import joined_members
 from duplex.methods.score_formula import LEAST
-from duplex.options import CombinedOptions
+from duplex.options import CombinedRunsOptions
 
 
 @dataclass(frozen=True)
-class ProductOptions(CombinedOptions):
+class ProductOptions(CombinedRunsOptions):
     """Options of `kind: product`: the methods whose runs are combined, and how the runs are weighted."""
 
     weights: Literal["equal", "tuned"] = "equal"  # one per method in `of`; tuned: by validation AUC

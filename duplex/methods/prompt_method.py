@@ -28,7 +28,7 @@ from torch.nn.functional import cross_entropy
 from duplex.labels import Ints
 from duplex.methods.base import Batch, Inputs, Inspectable, Method, MethodContext, OptionsT, Scorer, ScoreTerms
 from duplex.methods.paths import EXCLUDED, PathOptions, Paths, inspect_paths
-from duplex.methods.portable import portable_paths, probabilities_from_sums
+from duplex.methods.portable import normalise_posterior_sums, portable_paths
 from duplex.methods.prompts import Prototypes
 from duplex.options import Count
 
@@ -52,7 +52,7 @@ class PromptOptions(PathOptions):
         yield self.sampled is None or not self.maxima, "maxima needs all classes; set sampled to null"
 
 
-class PathMethod(Method[OptionsT], Generic[OptionsT]):
+class PathSumMethod(Method[OptionsT], Generic[OptionsT]):
     """Base class of methods whose score adds up the posteriors that the option `inference` lists."""
 
     required_inputs: ClassVar[tuple[str, ...]] = ("cls", "text")
@@ -72,13 +72,13 @@ class PathMethod(Method[OptionsT], Generic[OptionsT]):
         return torch.no_grad()(lambda inputs: reduce(Tensor.add_, (term for _, term in terms(inputs))).float())
 
     def probabilities(self, scores: Tensor) -> Tensor:
-        return probabilities_from_sums(scores)
+        return normalise_posterior_sums(scores)
 
     def inspectable(self) -> Inspectable:
         return inspect_paths(self.paths)
 
 
-class PromptMethod(PathMethod[PromptOptions]):
+class PromptMethod(PathSumMethod[PromptOptions]):
     """Scores by prompts, without visual prototypes: CLIP, CoOp, CSP or three paths, depending on the options."""
 
     def __init__(self, context: MethodContext, options: PromptOptions) -> None:

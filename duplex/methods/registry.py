@@ -38,7 +38,7 @@ _temporary: dict[str, type[Method[Any]]] = {}
 _code: WeakKeyDictionary[type, str | None] = WeakKeyDictionary()  # hashes of methods' code when they were imported
 
 
-class BrokenMethod(DuplexError):
+class BrokenMethodError(DuplexError):
     """Raised for a kind whose class cannot be imported or is not a valid method."""
 
 
@@ -46,7 +46,7 @@ def installed_methods() -> dict[str, EntryPoint]:
     return installed_plugins(GROUP)
 
 
-def method_source(kind: str) -> EntryPoint:
+def method_entry_point(kind: str) -> EntryPoint:
     """The entry point of a kind, a new one if the kind is `module:Class`; raises `UsageError` for an unknown kind."""
     if ":" in kind:
         return EntryPoint(kind, kind, GROUP)
@@ -68,13 +68,13 @@ def temporary_kind(method_class: type[Method[Any]]) -> Iterator[str]:
 
 
 def find_method(kind: str) -> type[Method[Any]]:
-    """The class of a kind, even `module:Class` in the current folder; raises `BrokenMethod` if it is unusable."""
+    """The class of a kind, even `module:Class` in the current folder; raises `BrokenMethodError` if it is unusable."""
     if kind in _temporary:
         return _checked_options(kind, _temporary[kind])
     module, _, name = kind.partition(":")
     defined = getattr(sys.modules.get(module), "__dict__", {}).get(name.partition(".")[0])
     if module in SCRIPTS and defined is None:
-        raise BrokenMethod(
+        raise BrokenMethodError(
             f"method kind {kind!r} is a class of another script or notebook; move the class into a module and train "
             "again, or load the run in the script that defines the class"
         )
@@ -90,21 +90,21 @@ def _load_method(kind: str, identity: int) -> type[Method[Any]]:
     if ":" in kind and folder not in sys.path:
         sys.path.append(folder)
     advice = ", or remove its methods from params.yaml"
-    value: type[Method[Any]] = load_plugin(method_source(kind), "method kind", Method, advice, BrokenMethod)
+    value: type[Method[Any]] = load_plugin(method_entry_point(kind), "method kind", Method, advice, BrokenMethodError)
     return _checked_options(kind, value)
 
 
 def _checked_options(kind: str, value: type[Method[Any]]) -> type[Method[Any]]:
     if not (isinstance(value.Options, type) and issubclass(value.Options, Options)):
         name = f"{value.__module__}:{value.__qualname__}"
-        raise BrokenMethod(f"method kind {kind!r}: {name}.Options is no subclass of duplex.options.Options")
+        raise BrokenMethodError(f"method kind {kind!r}: {name}.Options is no subclass of duplex.options.Options")
     taken = {field.name for field in fields(TrainingOptions)} | ARGUMENTS  # `duplex.fit` would not pass these on
     for field in fields(value.Options):
         if field.name in taken:
             name = f"its option {field.name!r}"
-            raise BrokenMethod(f"method kind {kind!r}: {name} is a setting of duplex.fit too; rename it")
+            raise BrokenMethodError(f"method kind {kind!r}: {name} is a setting of duplex.fit too; rename it")
     if value not in _code:  # before its file is edited
-        code = plugin_hash(module_of(method_source(kind)))
+        code = plugin_hash(module_of(method_entry_point(kind)))
         _code[value] = f"{code} {uuid4()}" if code == UNKNOWN_CODE else code  # known as long as the class lives
     return value
 
@@ -145,11 +145,11 @@ def make_method(kind: str, options: Options, context: MethodContext) -> Method[A
 
 def describe_method(kind: str) -> dict[str, Any]:
     """What `duplex methods` shows of a kind, as a dict; it has a key `error` if the kind cannot be loaded."""
-    source = method_source(kind)
+    source = method_entry_point(kind)
     record: dict[str, Any] = {"kind": kind, "source": provider(source), "module": module_of(source)}
     try:
         method_class = find_method(kind)
-    except BrokenMethod as error:
+    except BrokenMethodError as error:
         return {**record, "needs": [], "options": [], "error": str(error)}
     defaults: dict[str, Any] = {}
     complete = True

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from duplex.methods.base import Batch, MethodContext
-from duplex.methods.families import Composer, EmbeddingHead, WordOptions, next_allowed_partner
+from duplex.methods.families import Composer, EmbeddingHead, WordOptions, next_partner_in_batch
 from duplex.methods.layers import Mlp, unit
 from duplex.options import Count, Natural, NonNegative, Positive, Rate
 
@@ -80,7 +80,7 @@ class Scen(EmbeddingHead[ScenOptions]):
 
         An image is pulled towards an image equal in `same`, and pushed away from images equal only in `other`.
         """
-        positive, paired = next_allowed_partner(same[:, None] == same)
+        positive, paired = next_partner_in_batch(same[:, None] == same)
         negative = (other[:, None] == other) & (same[:, None] != same)  # [B, B]
         counted = paired & negative.any(1)
         cosines = (h @ h.T) / self.options.temperature

@@ -25,7 +25,7 @@ def two_layer_network(t: Mapping[str, Any], first: str, second: str, x: Any, xp:
     return hidden @ t[f"{second}.weight"].T + t[f"{second}.bias"]
 
 
-def path_terms(t: Mapping[str, Any], x: Any, xp: Any) -> Iterator[tuple[str, Any]]:
+def named_log_probabilities(t: Mapping[str, Any], x: Any, xp: Any) -> Iterator[tuple[str, Any]]:
     """Yield (name, log probabilities [B, C]) of those terms `visual`, `semantic`, `factors` that the tensors have."""
     z, floor = x, FLOOR if "product" in t else -inf
     if "adapter.scale" in t:
@@ -52,14 +52,14 @@ def gaussian_terms(t: Mapping[str, Any], x: Any, xp: Any) -> Iterator[tuple[str,
         yield "gaussian", log_softmax(whitened @ t["likelihood.rows"].T + t["likelihood.offset"], xp)
     for name, group in (("gaussian_factors", "primitives"), ("linear", "classifier")):
         if f"{group}.states.weight" in t:
-            of_states = linear_posterior(t, f"{group}.states", x, xp)
-            of_objects = linear_posterior(t, f"{group}.objects", x, xp)
+            of_states = linear_log_posterior(t, f"{group}.states", x, xp)
+            of_objects = linear_log_posterior(t, f"{group}.objects", x, xp)
             yield name, of_states[:, t["state_of"]] + of_objects[:, t["object_of"]]
     if "classifier.pairs.weight" in t:
-        yield "linear", linear_posterior(t, "classifier.pairs", x, xp)
+        yield "linear", linear_log_posterior(t, "classifier.pairs", x, xp)
 
 
-def linear_posterior(t: Mapping[str, Any], name: str, x: Any, xp: Any) -> Any:
+def linear_log_posterior(t: Mapping[str, Any], name: str, x: Any, xp: Any) -> Any:
     return xp.clip(log_softmax(x @ t[f"{name}.weight"] + t[f"{name}.offset"], xp), FLOOR, None)
 
 
@@ -72,7 +72,7 @@ def answer_logits(t: Mapping[str, Any], scores: Any, temperature: float, xp: Any
     return log_p / temperature + t["log_prior"]
 
 
-def weighted(t: Mapping[str, Any], name: str, log_p: Any, xp: Any) -> Any:
+def weighted_term(t: Mapping[str, Any], name: str, log_p: Any, xp: Any) -> Any:
     """What the term `name` adds to the score [B, C]: its weight times its probabilities, which are `exp(log_p)`.
 
     In a model that multiplies its terms (`product`), it is the weight times `log_p` itself.
@@ -81,7 +81,7 @@ def weighted(t: Mapping[str, Any], name: str, log_p: Any, xp: Any) -> Any:
     return t[f"weights.{name}"] * term if f"weights.{name}" in t else term
 
 
-def members(t: Mapping[str, Any]) -> list[dict[str, Any]]:
+def product_member_tensors(t: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The tensors of each member of a product, under the members' own names; an empty list for other models."""
     count = len(t["members.weights"]) if "members.weights" in t else 0
     own = [f"members.{place}." for place in range(count)]
@@ -89,9 +89,9 @@ def members(t: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [{**shared, **{k.removeprefix(p): v for k, v in t.items() if k.startswith(p)}} for p in own]
 
 
-def member_terms(t: Mapping[str, Any], x: Any, xp: Any, single: Any) -> Iterator[tuple[str, Any]]:
+def product_member_terms(t: Mapping[str, Any], x: Any, xp: Any, single: Any) -> Iterator[tuple[str, Any]]:
     """Yield (name, weighted log probabilities [B, C]) of each member of a product; arguments as of `score_terms`."""
-    for place, member in enumerate(members(t)):
+    for place, member in enumerate(product_member_tensors(t)):
         scores = sum(term for _, term in score_terms(member, x, xp, single))
         if "product" in member:
             log_p = log_softmax(scores, xp)
@@ -107,7 +107,7 @@ def score_terms(t: Mapping[str, Any], x: Any, xp: Any, single: Any = None) -> It
     single: the features in float32 if `x` has another precision; closed form and classifiers use them.
     """
     single = x if single is None else single
-    yield from member_terms(t, x, xp, single)
-    for terms, features in ((path_terms, x), (gaussian_terms, single)):
+    yield from product_member_terms(t, x, xp, single)
+    for terms, features in ((named_log_probabilities, x), (gaussian_terms, single)):
         for name, log_p in terms(t, features, xp):
-            yield name, weighted(t, name, log_p, xp)
+            yield name, weighted_term(t, name, log_p, xp)

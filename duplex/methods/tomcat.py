@@ -34,7 +34,7 @@ from duplex.errors import UsageError
 from duplex.methods.base import AdaptedRun, Inputs, StreamAdapter
 from duplex.methods.codebook import Codebook
 from duplex.methods.layers import unit
-from duplex.methods.portable import probabilities_from_sums
+from duplex.methods.portable import normalise_posterior_sums
 from duplex.options import Count, NonNegative, Options
 
 BETAS, EPSILON = (0.9, 0.999), 1e-3  # of AdamW
@@ -124,7 +124,7 @@ class Tomcat(StreamAdapter):
     def _log_probabilities(self, scores: Tensor) -> tuple[Tensor, bool]:
         competing = scores[:, self.columns].to(self.t)
         is_probability = bool(((scores >= 0) & (scores <= 3)).all())  # or a sum of up to three
-        p = probabilities_from_sums(competing) if is_probability else self.run.method.probabilities(competing)
+        p = normalise_posterior_sums(competing) if is_probability else self.run.method.probabilities(competing)
         return p.clamp(min=LEAST).log(), is_probability
 
     def _adapted(self, z: Tensor, base: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:

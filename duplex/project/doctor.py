@@ -20,7 +20,7 @@ from duplex.data.sources import is_on_disk, load_source
 from duplex.data.tables import read_manifest
 from duplex.encoders.base import encoder_identity, find_family, is_random, load_encoder, missing_weights
 from duplex.errors import DuplexError, UsageError, install_command
-from duplex.features.encode import OutputSpec
+from duplex.features.encode import WantedOutputs
 from duplex.features.file import IMPORTED, ROOT, cache_shapes, partial_path, read_features, row_bytes, size_text
 from duplex.project.stages import images_remedy
 from duplex.project.stamps import require_data
@@ -64,10 +64,10 @@ def free_bytes(path: Path) -> int:
     return shutil.disk_usage(existing).free
 
 
-def stored_outputs(params: Params, dataset: str) -> OutputSpec:
+def outputs_to_cache(params: Params, dataset: str) -> WantedOutputs:
     """What the data set's feature cache stores for each image besides the CLS feature."""
     tokens = params.extraction.tokens == "patch"
-    return OutputSpec(tokens, params.block_inputs(dataset), params.pixels(dataset))
+    return WantedOutputs(tokens, params.block_inputs(dataset), params.pixels(dataset))
 
 
 def weights_for_timing(entry: EncoderParams) -> EncoderParams:
@@ -77,9 +77,9 @@ def weights_for_timing(entry: EncoderParams) -> EncoderParams:
     return entry.model_copy(update={"weights": "random"})
 
 
-def image_bytes(params: Params, dataset: str) -> int:
+def cache_row_bytes(params: Params, dataset: str) -> int:
     """Bytes per image in a data set's feature cache, found by encoding a blank image if tokens are stored."""
-    entry, outputs = weights_for_timing(params.dataset(dataset).encoder), stored_outputs(params, dataset)
+    entry, outputs = weights_for_timing(params.dataset(dataset).encoder), outputs_to_cache(params, dataset)
     stored: dict[str, tuple[int, ...]] = {}
     if outputs.patches or outputs.block_inputs or outputs.pixels:
         stored = outputs.row_shapes(load_encoder(entry.name, entry.weights, towers="image"))
@@ -91,7 +91,7 @@ def _extraction_size(params: Params, name: str) -> Iterator[DoctorFinding]:
     manifest, source = ArtifactPaths().manifest(name), params.dataset(name).source
     try:
         images = len(read_manifest(manifest) if manifest.exists() else load_source(source).manifest)
-        needed = images * image_bytes(params, name)
+        needed = images * cache_row_bytes(params, name)
     except DuplexError:  # reported by other checks
         return
     free = free_bytes(ArtifactPaths.root)

@@ -21,7 +21,7 @@ from duplex.errors import DuplexError, UsageError, install_command
 from duplex.features.extract import ExtractionReport, extract, join_shards, shard_path
 from duplex.features.file import partial_path
 from duplex.project import stamps
-from duplex.project.stages import prepare_extraction, write_extraction_summary
+from duplex.project.stages import extraction_inputs, write_extraction_summary
 from duplex.system.processes import ProgressBar
 from duplex.system.threads import keep_freed_memory
 
@@ -35,7 +35,7 @@ def extract_dataset_on_ray(
     paths = ArtifactPaths()
     cache = out or paths.features(dataset)
     stamp = stamps.stamp(params, dataset, "extract", paths=paths)
-    images, settings = prepare_extraction(params, dataset, paths)
+    images, settings = extraction_inputs(params, dataset, paths)
     settings |= {"shards": shards, "device": params.device}
     entry = params.dataset(dataset).encoder
     reports = extract_on_ray(images, settings.pop("root"), cache, entry, **settings, **options)

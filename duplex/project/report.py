@@ -20,9 +20,9 @@ from duplex.data.tables import read_manifest
 from duplex.errors import DuplexError
 from duplex.features.file import open_cache, read_identity
 from duplex.labels import Ints
-from duplex.project.runs import FeaturedRun, best_run, featured_run, load_featured_run, mapped_run
+from duplex.project.runs import LoadedRun, best_run, featured_run, load_featured_run, run_shown_in_maps
 from duplex.project.stamps import RUN_STAGES, data_difference, run_difference
-from duplex.recognition.answers import listed_answers
+from duplex.recognition.answers import answers_with_labels
 from duplex.report.aggregate import (
     NO_RUN,
     STREAM,
@@ -30,12 +30,12 @@ from duplex.report.aggregate import (
     Results,
     Tree,
     aggregate,
-    headlines,
-    read_numbers,
+    headline_numbers,
     read_run,
     read_table,
+    stored_numbers,
 )
-from duplex.report.answers import predicted_parts
+from duplex.report.answers import example_and_error_parts
 from duplex.report.blocks import Block, Figure, Note, ReportPart, write_report
 from duplex.report.claims import counts_of
 from duplex.report.figures import COLUMNS, EARLY, STEPS, Prototypes, Scene, compute_tsne_maps, map_count, map_figures
@@ -45,7 +45,7 @@ from duplex.report.images import (
     missing_images_note,
     prototype_blocks,
     retrieve_texts,
-    swap_blocks,
+    swap_parts,
     thumbnails_under,
 )
 from duplex.report.own import OwnData, write_page
@@ -68,14 +68,14 @@ def report_stage(params: Params, paths: ArtifactPaths = ArtifactPaths(), *, writ
     warn_of_outdated(params, paths)
     if not runs:
         print(f"duplex: {NO_RUN}", file=sys.stderr)
-    summary = summarise(params, runs, paths)
+    summary = average_runs(params, runs, paths)
     write_json(paths.summary, summary)
     if write_metrics:
-        write_json(paths.metrics, headlines(summary))
+        write_json(paths.metrics, headline_numbers(summary))
     if shown := tuple(name for name in params.run.datasets if any(name == dataset for dataset, _ in runs)):
         params = params.model_copy(update={"run": params.run.model_copy(update={"datasets": shown})})
     results = replace(read_results(params, summary, paths), not_evaluated=not_evaluated)
-    write_text(paths.runs, run_table(results, changed_options(params)).to_csv(index=False, lineterminator="\n"))
+    write_text(paths.runs, run_table(results, configured_options(params)).to_csv(index=False, lineterminator="\n"))
     parts: dict[str, list[ReportPart]] = {}
     numbers: dict[str, object] = {}
     for dataset in track(params.run.datasets, "report", len(params.run.datasets)):
@@ -83,7 +83,7 @@ def report_stage(params: Params, paths: ArtifactPaths = ArtifactPaths(), *, writ
         numbers |= more
     report = build_report(results, parts)
     page = write_report(report, paths.report, paths.plots / "figures", numbers)
-    for name, table in (("curves", curve_table(results)), ("training", training_table(results))):
+    for name, table in (("curves", curve_table(results)), ("training", auc_by_epoch_table(results))):
         with replace_file(paths.plots / f"{name}.csv") as scratch:
             table.to_csv(scratch, index=False, lineterminator="\n", float_format="%.4f")
     return page
@@ -102,15 +102,15 @@ def read_all_metrics(
     return runs, not_evaluated
 
 
-def summarise(params: Params, runs: Mapping[tuple[str, str], Sequence[Tree]], paths: ArtifactPaths) -> Tree:
+def average_runs(params: Params, runs: Mapping[tuple[str, str], Sequence[Tree]], paths: ArtifactPaths) -> Tree:
     """Average the metrics over seeds; adds each method's `settings`: kind, options, encoder, counts of its data set.
 
     A method with `shown_as: NAME` is entered under NAME; the settings of one with `world: open` are `settings_open`.
     """
     summary: Tree = aggregate(runs)
-    changed = changed_options(params)
+    changed = configured_options(params)
     for dataset, method in runs:
-        data = {"encoder": _encoder_of(params, dataset), "counts": counts_of(read_numbers(paths.statistics(dataset)))}
+        data = {"encoder": _encoder_of(params, dataset), "counts": counts_of(stored_numbers(paths.statistics(dataset)))}
         for name in params.run.methods:
             entry = params.entry(name)
             if (entry.shown_as or name) == method:
@@ -153,7 +153,7 @@ def read_metrics_of(params: Params, dataset: str, paths: ArtifactPaths) -> tuple
     missing = []
     for name, seed in product(params.run.methods, params.run.seeds):
         entry = params.entry(name)
-        record = read_numbers(paths.run(dataset, name, seed).metrics)
+        record = stored_numbers(paths.run(dataset, name, seed).metrics)
         if record is None:
             missing.append(f"{name} seed {seed}")
             continue
@@ -168,8 +168,8 @@ def read_metrics_of(params: Params, dataset: str, paths: ArtifactPaths) -> tuple
 
 
 def read_results(params: Params, summary: Tree, paths: ArtifactPaths) -> Results:
-    """Read everything that the report shows about the runs; `summary` is what `summarise` returned."""
-    ablations = read_numbers(paths.ablations) or {}
+    """Read everything that the report shows about the runs; `summary` is what `average_runs` returned."""
+    ablations = stored_numbers(paths.ablations) or {}
     datasets = [
         DatasetResults(
             name=dataset,
@@ -180,9 +180,9 @@ def read_results(params: Params, summary: Tree, paths: ArtifactPaths) -> Results
             },
             shown_as={name: shown for name in params.run.methods if (shown := params.entry(name).shown_as) is not None},
             ablations=ablations.get(dataset, {}),
-            statistics=read_numbers(paths.statistics(dataset)),
+            statistics=stored_numbers(paths.statistics(dataset)),
             statistics_file=paths.statistics(dataset).as_posix(),
-            extraction=read_numbers(paths.extraction(dataset)),
+            extraction=stored_numbers(paths.extraction(dataset)),
             extraction_file=paths.extraction(dataset).as_posix(),
             identity=_identity(paths.features(dataset)),
         )
@@ -191,7 +191,7 @@ def read_results(params: Params, summary: Tree, paths: ArtifactPaths) -> Results
     return Results(tuple(datasets), paths.summary.as_posix(), paths.ablations.as_posix(), params.run.seeds)
 
 
-def changed_options(params: Params) -> dict[tuple[str, str], dict[str, Any]]:
+def configured_options(params: Params) -> dict[tuple[str, str], dict[str, Any]]:
     """(data set, method) -> kind, world and the options set in the files, also those of `training` and `finetune`."""
     table = {}
     for dataset, method in product(params.run.datasets, params.run.methods):
@@ -221,7 +221,7 @@ def curve_table(results: Results) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["series", "seen", "unseen", "low", "high"])
 
 
-def training_table(results: Results) -> pd.DataFrame:
+def auc_by_epoch_table(results: Results) -> pd.DataFrame:
     """Table of validation AUC in percent by epoch, of all runs with more than one epoch."""
     rows = [
         (f"{data.name} {method} seed {seed}", epoch, 100 * auc)
@@ -253,7 +253,7 @@ def image_parts(params: Params, dataset: str, paths: ArtifactPaths) -> tuple[lis
         absent = "" if featured in (None, chosen[0]) else f" {featured}, report.featured, has no finished run here."
         notes = [Note(f"Everything below is from {chosen[0]}, seed {chosen[1]}.{absent}"), *missing]
         source = files.predictions.as_posix()
-        parts = predicted_parts(predictions, source, thumbnails_under(root), notes, texts)
+        parts = example_and_error_parts(predictions, source, thumbnails_under(root), notes, texts)
     return [*parts, *retrieved, _maps(dataset, paths.maps(dataset))], numbers
 
 
@@ -268,7 +268,7 @@ def _retrieved(
         return [ReportPart("Images nearest to prototypes", [note])], RetrievedTexts(), {}
     file = (paths.report / name).as_posix()
     prototypes, precisions = prototype_blocks(context, file)
-    swaps, swapped = swap_blocks(context, file)
+    swaps, swapped = swap_parts(context, file)
     texts = retrieve_texts(context, file)
     parts = [
         ReportPart("Images nearest to prototypes", [*missing, *prototypes]),
@@ -289,7 +289,7 @@ def _maps(dataset: str, path: Path) -> ReportPart:
 
 def maps_stage(params: Params, dataset: str, paths: ArtifactPaths = ArtifactPaths()) -> None:
     """Write a CSV file with the t-SNE coordinates of one run's maps; no rows if no run has visual prototypes."""
-    chosen = mapped_run(params, dataset, paths)
+    chosen = run_shown_in_maps(params, dataset, paths)
     table = pd.DataFrame(columns=COLUMNS)
     if chosen is not None:
         scene = scene_of(load_featured_run(params, dataset, *chosen, paths), params.entry(chosen[0]).kind, chosen[1])
@@ -298,7 +298,7 @@ def maps_stage(params: Params, dataset: str, paths: ArtifactPaths = ArtifactPath
     write_text(paths.maps(dataset), table.to_csv(index=False, lineterminator="\n", float_format="%.4f"))
 
 
-def scene_of(run: FeaturedRun, kind: str, seed: int) -> Scene:
+def scene_of(run: LoadedRun, kind: str, seed: int) -> Scene:
     """What t-SNE maps show of a run: test images, prototypes, and the visual prototypes before training."""
     method, test = run.method.inspectable(), run.inputs.examples["test"]
     start = None
@@ -323,7 +323,7 @@ def _rows(prototypes: Callable[[Ints], Tensor] | None) -> Prototypes | None:
     return None if prototypes is None else lambda compositions: prototypes(compositions).numpy()
 
 
-def own_page_stage(params: Params, dataset: str, paths: ArtifactPaths = ArtifactPaths()) -> Path:
+def write_own_page(params: Params, dataset: str, paths: ArtifactPaths = ArtifactPaths()) -> Path:
     """Write a data set's page on its run with the best closed-world validation AUC; returns the page's path."""
     entry = params.dataset(dataset)
     hint = f"train one with `duplex train --dataset {dataset} --method METHOD`"
@@ -333,7 +333,7 @@ def own_page_stage(params: Params, dataset: str, paths: ArtifactPaths = Artifact
     record = read_record(chosen.checkpoint)
     trained = load_featured_run(params, dataset, method, seed, paths)
     inputs = trained.inputs
-    answers = listed_answers(trained.method, inputs.examples["test"], inputs.labels, record.confidence, "closed")
+    answers = answers_with_labels(trained.method, inputs.examples["test"], inputs.labels, record.confidence, "closed")
     frozen = load_inputs(params.model_copy(update={"device": "cpu"}), dataset, paths, InputRequest())
     facts = [("encoder", entry.encoder.name), ("run", f"{method}, seed {seed}")]
     own = OwnData(dataset, inputs.labels, inputs.manifest, trained.root, answers, frozen.examples, facts=facts)

@@ -27,17 +27,17 @@ from duplex.data.tables import LabelledImages, count_dataset
 from duplex.encoders.base import Encoder, load_encoder, missing_weights, resolve_device
 from duplex.encoders.image_blocks import block_count
 from duplex.errors import DuplexError, UsageError
-from duplex.features.encode import OutputSpec, encode_outputs
+from duplex.features.encode import WantedOutputs, encode_outputs
 from duplex.features.file import size_text
 from duplex.methods.base import Batch
 from duplex.options import FinetuneOptions
 from duplex.project import stamps
-from duplex.project.doctor import free_bytes, image_bytes, stored_outputs, weights_for_timing
+from duplex.project.doctor import cache_row_bytes, free_bytes, outputs_to_cache, weights_for_timing
 from duplex.project.report import maps_stage, report_stage
 from duplex.project.stages import ensure_prepared, extract, require_images
 from duplex.project.stamps import RUN_STAGES
-from duplex.project.sweep import SweepReport, SweptRun, grid, sweep, workers_and_gpus
-from duplex.report.claims import CLIP, backbone_of, benchmark_of, counts_of, lines_of, read_package_yaml
+from duplex.project.sweep import SweepResult, SweptRun, grid, sweep, workers_and_gpus
+from duplex.report.claims import CLIP, backbone_of, benchmark_of, comparisons_of, counts_of, read_package_yaml
 from duplex.training.inputs import Data, InputRequest, require_configured_inputs
 from duplex.training.loop import make_optimiser, optimiser_step
 from duplex.training.run import MethodSpec, initialised_method, reproducible
@@ -137,7 +137,7 @@ def plan_reproduction(
 
 def _size(params: Params, dataset: str, images: int) -> int | None:
     try:
-        return images * image_bytes(params, dataset)
+        return images * cache_row_bytes(params, dataset)
     except UsageError:  # an encoder without its weights, of a family that cannot draw them
         return None
 
@@ -182,13 +182,13 @@ def _claimed_runs(benchmark: str | None, backbone: str | None) -> Iterator[list[
     table = read_package_yaml("claims.yaml")
     for claim in table["claims"]:
         if benchmark in claim["of"] or (benchmark is None and not claim.get("only")):
-            for name in dict.fromkeys(name for line in lines_of(claim) for name in line.names):
+            for name in dict.fromkeys(name for line in comparisons_of(claim) for name in line.names):
                 row = table["rows"].get(name)
                 if row and backbone in (None, row.get("backbone", CLIP)):
                     yield row["run"]
 
 
-def reproduce(plan: Plan, jobs: int | None, paths: ArtifactPaths = ArtifactPaths()) -> tuple[SweepReport, Path]:
+def reproduce(plan: Plan, jobs: int | None, paths: ArtifactPaths = ArtifactPaths()) -> tuple[SweepResult, Path]:
     """Do the work that `plan` lists; returns the outcome of the runs, and the path of the page."""
     params = plan.params
     if plan.problem:
@@ -248,7 +248,7 @@ def _run_seconds(spec: MethodSpec, data: Data, tower: Encoder) -> float:
 def _image_seconds(params: Params, dataset: str, tower: Encoder) -> float:
     count = params.extraction.batch_size if tower.device.type == "cuda" else FEW
     pixels = torch.stack([tower.image_transform(Image.new("RGB", (8, 8)))] * count).to(tower.device)
-    outputs = stored_outputs(params, dataset)
+    outputs = outputs_to_cache(params, dataset)
     return _seconds(lambda: encode_outputs(tower, pixels, outputs)["cls"]) / count
 
 
@@ -257,7 +257,7 @@ def _step_seconds(spec: MethodSpec, data: Data, tower: Encoder) -> tuple[float, 
     request = InputRequest(spec.request.needs, spec.training.precision, None, spec.training.memory)
     inputs = data.read(request)
     examples = {split: each.to(tower.device) for split, each in inputs.examples.items()}
-    shapes = OutputSpec(patches="patch" in request.needs).row_shapes(tower)
+    shapes = WantedOutputs(patches="patch" in request.needs).row_shapes(tower)
     for (name, shape), (split, each) in product(shapes.items(), examples.items()):
         repeated = torch.randn(1, *shape, device=tower.device).expand(len(each), *shape)
         examples[split] = replace(each, inputs={**each.inputs, name: repeated})

@@ -20,12 +20,12 @@ from duplex.labels import LabelSpace, prompt_name
 from duplex.methods.base import Method
 from duplex.methods.registry import find_method
 from duplex.project.stamps import require_current_run, require_data, run_difference
-from duplex.recognition.answers import Neighbours
+from duplex.recognition.answers import NeighbourIndex
 from duplex.recognition.export import FIT, REMARK, RunFacts, read_fit
-from duplex.report.aggregate import read_numbers
+from duplex.report.aggregate import stored_numbers
 from duplex.report.images import RetrievalContext, thumbnails_under
 from duplex.system.files import sha256, write_json
-from duplex.training.checkpoint import check_inputs, load_checkpoint, read_checkpoint, read_record
+from duplex.training.checkpoint import check_inputs, load_checkpoint, read_checkpoint_header, read_record
 from duplex.training.inputs import InputRequest, RunInputs, load_inputs
 
 IGNORED = (".gitignore", ".partial", ".stamp.json")  # ends of names of files that are not in an inventory
@@ -84,10 +84,10 @@ def folder_difference(params: Params, run: Path, paths: ArtifactPaths) -> str:
 
 def featured_run(params: Params, dataset: str, paths: ArtifactPaths) -> tuple[str, int]:
     """Method and seed of the report's examples: as in its t-SNE maps, else the last method and first seed of `run:`."""
-    return mapped_run(params, dataset, paths) or (params.run.methods[-1], params.run.seeds[0])
+    return run_shown_in_maps(params, dataset, paths) or (params.run.methods[-1], params.run.seeds[0])
 
 
-def mapped_run(params: Params, dataset: str, paths: ArtifactPaths) -> tuple[str, int] | None:
+def run_shown_in_maps(params: Params, dataset: str, paths: ArtifactPaths) -> tuple[str, int] | None:
     """Method and seed (the first) of the run that the report's t-SNE maps show; None if there is none.
 
     The method is `report.featured` if this has a finished run under `run:`. Otherwise it is the last method of `run:`
@@ -115,7 +115,7 @@ def inventory_stage(params: Params, dataset: str, paths: ArtifactPaths = Artifac
     out = paths.inventory(dataset)
     write_json(out / "files.json", {path.relative_to(folder).as_posix(): sha256(path) for path in files})
     record: dict[str, object] = {}
-    if chosen := mapped_run(params, dataset, paths):
+    if chosen := run_shown_in_maps(params, dataset, paths):
         checkpoint = paths.run(dataset, *chosen).checkpoint
         inputs = (checkpoint, paths.features(dataset), paths.manifest(dataset), paths.labels(dataset))
         record = {"method": chosen[0], "seed": chosen[1], **{path.name: sha256(path) for path in inputs}}
@@ -137,25 +137,25 @@ def model_card_facts(run: Path, *, name: str | None, licence: str, repository: s
         record = read_fit(folder)
         title = name or repository or folder.name
         return RunFacts(title, licence, record["measured"]["metrics"], record["counts"], repository, REMARK)
-    metrics = read_numbers(RunPaths(folder).metrics, "dvc repro") or {}
-    counts = read_numbers(folder.parent.parent / "statistics.json", "dvc repro") or {}
+    metrics = stored_numbers(RunPaths(folder).metrics, "dvc repro") or {}
+    counts = stored_numbers(folder.parent.parent / "statistics.json", "dvc repro") or {}
     title = name or repository or " ".join(folder.parts[-3:])
     return RunFacts(title, licence, metrics, counts, repository)
 
 
-def training_images(
+def training_neighbours(
     params: Params, dataset: str, paths: ArtifactPaths = ArtifactPaths(), *, check: Callable[[Features], None]
-) -> Neighbours:
+) -> NeighbourIndex:
     """A data set's readable training images with features; `check` gets these, to raise an error if they do not fit."""
     manifest = read_manifest(paths.manifest(dataset))
     features = read_features(paths.features(dataset), expect={"manifest": sha256(paths.manifest(dataset))})
     check(features)
     rows = np.flatnonzero((manifest["split"] == "train").to_numpy() & ~features.bad)
-    return Neighbours(features.cls[rows], manifest.iloc[rows], params.dataset(dataset).source.root)
+    return NeighbourIndex(features.cls[rows], manifest.iloc[rows], params.dataset(dataset).source.root)
 
 
 @dataclass(frozen=True)
-class FeaturedRun:
+class LoadedRun:
     """A trained method with the labels, features and images that it is evaluated on."""
 
     method: Method[Any]
@@ -172,10 +172,10 @@ class FeaturedRun:
 
 def load_featured_run(
     params: Params, dataset: str, method: str, seed: int, paths: ArtifactPaths, *, current: bool = False
-) -> FeaturedRun:
+) -> LoadedRun:
     """Load a run's trained method and test images, on the CPU; with `current`, an outdated run raises an error."""
     path = paths.run(dataset, method, seed).checkpoint
-    checkpoint = read_checkpoint(path)
+    checkpoint = read_checkpoint_header(path)
     require_data(params, dataset, paths)
     if current:
         require_current_run(params, dataset, method, seed, paths)
@@ -190,10 +190,10 @@ def load_featured_run(
         command = f"duplex train --dataset {dataset} --method {method} --seed {seed}"
         raise DuplexError(f"{error} (`{command}`)") from error
     trained = load_checkpoint(checkpoint, inputs.context(), inputs.encoder)  # refuses a file replaced since
-    return FeaturedRun(trained, inputs, params.dataset(dataset).source.root)
+    return LoadedRun(trained, inputs, params.dataset(dataset).source.root)
 
 
-def load_queried_run(params: Params, dataset: str, method: str | None, seed: int | None) -> FeaturedRun:
+def load_run_or_default(params: Params, dataset: str, method: str | None, seed: int | None) -> LoadedRun:
     """Load a run and its test images; `method` or `seed` may be None: then it is that of the report's examples."""
     params.dataset(dataset)
     paths = ArtifactPaths()

@@ -17,21 +17,21 @@ from duplex.artifacts import ArtifactPaths
 from duplex.config.params import EncoderParams, Params
 from duplex.data.download import BENCHMARKS
 from duplex.data.images import ImageTree
-from duplex.data.sources import ensure_images, load_source
+from duplex.data.sources import draw_missing_images, load_source
 from duplex.data.tables import count_dataset, read_manifest, write_manifest
 from duplex.encoders.base import Encoder, load_encoder, resolve_device
 from duplex.errors import UsageError
 from duplex.features.extract import ExtractionReport, bad_images
 from duplex.features.extract import extract as encode
 from duplex.features.file import DATASETS, IMPORTED, open_cache, read_features, require_cache_file
-from duplex.features.imported import feature_keys, import_features
+from duplex.features.imported import equal_feature_keys, import_features
 from duplex.features.inspect import verify
 from duplex.labels import SPLITS
 from duplex.methods.registry import find_method
 from duplex.project import stamps
-from duplex.project.stream import Stream, evaluate_stream
+from duplex.project.stream import AdaptableRun, evaluate_stream
 from duplex.system.files import sha256, write_json, write_text
-from duplex.training.checkpoint import load_checkpoint, read_checkpoint
+from duplex.training.checkpoint import load_checkpoint, read_checkpoint_header
 from duplex.training.inputs import InputRequest, LoadInputs, load_inputs
 from duplex.training.run import calibration_for, evaluate_world, frequency_accuracies, reproducible, term_metrics
 
@@ -39,10 +39,10 @@ from duplex.training.run import calibration_for, evaluate_world, frequency_accur
 def prepare(params: Params, dataset: str, paths: ArtifactPaths = ArtifactPaths()) -> None:
     """Write a data set's manifest, labels and statistics; prints how many rows of the source were left out, and why."""
     source, stamp = params.dataset(dataset).source, stamps.stamp(params, dataset, "prepare", paths=paths)
-    data = load_source(source, feature_keys(params.dataset(dataset).features, source))
+    data = load_source(source, equal_feature_keys(params.dataset(dataset).features, source))
     for note, count in data.notes.items():
         print(f"{dataset}: {note}: {count:,}", file=sys.stderr)
-    ensure_images(source, data.manifest)
+    draw_missing_images(source, data.manifest)
     write_manifest(data.manifest, paths.manifest(dataset))
     data.labels.save(paths.labels(dataset))
     write_json(paths.statistics(dataset), count_dataset(data.labels, data.manifest).to_dict())
@@ -100,7 +100,7 @@ def _encode_images(
     params: Params, dataset: str, paths: ArtifactPaths, out: Path, options: dict[str, Any], is_whole: bool
 ) -> ExtractionReport:
     entry = params.dataset(dataset).encoder
-    images, settings = prepare_extraction(params, dataset, paths)
+    images, settings = extraction_inputs(params, dataset, paths)
     if entry.name == IMPORTED:
         raise UsageError(
             f"the encoder of {dataset} is unknown, so its images cannot be encoded; give its file of features as "
@@ -132,18 +132,18 @@ def verify_cache(params: Params, path: Path, dataset: str | None, *, sample: int
     dataset = dataset or places.get(path.resolve())
     if dataset is None:
         raise UsageError(f"{path} is not the cache of a data set in params.yaml; give the data set with --dataset")
-    images, settings = prepare_extraction(params, dataset, paths)
+    images, settings = extraction_inputs(params, dataset, paths)
     encoder = _load_image_encoder(params, params.dataset(dataset).encoder)
     return verify(path, encoder, images, settings["root"], settings["manifest_sha256"], sample=sample, seed=seed)
 
 
-def prepare_extraction(params: Params, dataset: str, paths: ArtifactPaths) -> tuple[list[str], dict[str, Any]]:
+def extraction_inputs(params: Params, dataset: str, paths: ArtifactPaths) -> tuple[list[str], dict[str, Any]]:
     """A data set's image paths, and arguments for encoding them; missing images of the set `shapes` are drawn first."""
     entry, settings = params.dataset(dataset), params.extraction
     manifest_path = paths.manifest(dataset)
     stamps.require_data(params, dataset, paths, ("prepare",))
     manifest = read_manifest(manifest_path)
-    ensure_images(entry.source, manifest)
+    draw_missing_images(entry.source, manifest)
     require_images(dataset, entry.source.root, manifest["image"].tolist())
     return manifest["image"].tolist(), {
         "root": entry.source.root,
@@ -186,7 +186,7 @@ def evaluate_stage(
     """Evaluate a trained run on the test split in each world that params.yaml lists; writes and returns metrics."""
     out = paths.run(dataset, method, seed)
     training, settings = params.training(dataset, method), params.evaluation
-    checkpoint = read_checkpoint(out.checkpoint)
+    checkpoint = read_checkpoint_header(out.checkpoint)
     record = checkpoint.record
     stamps.require_data(params, dataset, paths)
     stamps.require_current_run(params, dataset, method, seed, paths)
@@ -210,7 +210,7 @@ def evaluate_stage(
             metrics |= {"terms": settings.terms, **(term_metrics(model, inputs) if settings.terms else {})}
         predictions = [result.predictions for result in results.values()]
         if settings.stream is not None:
-            stream = Stream(model, inputs, settings, settings.stream)
+            stream = AdaptableRun(model, inputs, settings, settings.stream)
             metrics["stream"], streamed = evaluate_stream(stream, results, record.calibration or {})
             predictions += streamed
     metrics["bootstrap"] = settings.bootstrap

@@ -17,9 +17,9 @@ from duplex.artifacts import ArtifactPaths
 from duplex.config.params import EncoderParams, Params, load_params
 from duplex.encoders.base import family_module
 from duplex.errors import DuplexError, UsageError
-from duplex.features.file import IMPORTED, read_contents_digest
+from duplex.features.file import IMPORTED, read_cache_digest
 from duplex.methods.base import find_stream_adapter
-from duplex.methods.registry import BrokenMethod, method_source
+from duplex.methods.registry import BrokenMethodError, method_entry_point
 from duplex.options import FinetuneOptions
 from duplex.system.code import code_hash
 from duplex.system.files import replace_folder, sha256, sha256_once, write_json
@@ -103,7 +103,7 @@ def _run_settings(params: Params, dataset: str, stage: str, method: str, paths: 
             made["seeds"] = list(params.run.seeds)
     else:
         made |= {"threads": training.threads, "evaluation": evaluation}
-    modules = [module_of(method_source(kind)) for kind in entry.kinds_for(dataset)] + [family_module(encoder.name)]
+    modules = [module_of(method_entry_point(kind)) for kind in entry.kinds_for(dataset)] + [family_module(encoder.name)]
     if isinstance(finetune, FinetuneOptions):
         modules += [module_of(installed_plugins("duplex.adapters")[name]) for name in finetune.adapters]
     return {**made, "code": code_hash(stage, modules=modules)}
@@ -126,7 +126,7 @@ def _features_digest(features: Path, dataset: str, earlier: Mapping[str, Any]) -
 
 
 def _method_modules(params: Params) -> set[str]:
-    return {module_of(method_source(params.entry(name).kind)) for name in params.run.methods}
+    return {module_of(method_entry_point(params.entry(name).kind)) for name in params.run.methods}
 
 
 def stamp(
@@ -146,7 +146,7 @@ def stamp(
         made["seed"] = seed
         features = paths.features(dataset)
         inputs["labels.json"] = _checksum(paths.labels(dataset))
-        inputs["features.h5"] = read_contents_digest(features) if features.is_file() else None
+        inputs["features.h5"] = read_cache_digest(features) if features.is_file() else None
         if stage == "evaluate":
             inputs["checkpoint.safetensors"] = _checksum(paths.run(dataset, method, seed).checkpoint)
         elif members := params.entry(method).members:
@@ -260,7 +260,7 @@ def require_data(
         raise DuplexError(found)
 
 
-def plan_stage(params: Params, paths: ArtifactPaths = ArtifactPaths()) -> None:
+def write_plan(params: Params, paths: ArtifactPaths = ArtifactPaths()) -> None:
     """Write the files that stages of dvc.yaml depend on: `plan/DATASET/STAGE.json`, `plan/DATASET/METHOD/STAGE.json`.
 
     Raises UsageError for an invalid option, or if a data set lacks an input that a method needs. If a method's kind
@@ -278,14 +278,14 @@ def plan_stage(params: Params, paths: ArtifactPaths = ArtifactPaths()) -> None:
                 records[f"{dataset}/{method}/{stage}"] = settings(params, dataset, stage, method, paths)
             try:
                 require_configured_inputs(params, dataset, method)  # which also checks the options
-            except BrokenMethod as error:
+            except BrokenMethodError as error:
                 print(error, file=sys.stderr)
     with replace_folder(paths.plan) as scratch:
         for name, record in records.items():
             write_json(scratch / f"{name}.json", record)
 
 
-def load_planned(
+def planned_params(
     dataset: str, *stages: str, method: str | None = None, paths: ArtifactPaths = ArtifactPaths()
 ) -> Params:
     """Load params.yaml for `stages` of the pipeline; raises `DuplexError` if it or the code changed since `plan` ran.

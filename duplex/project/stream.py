@@ -30,7 +30,7 @@ from duplex.training.inputs import RunInputs
 
 
 @dataclass(frozen=True)
-class StreamTask(scoring.ScoringTask):
+class StreamScorer(scoring.SplitScorer):
     """A scoring task that passes the images, in the given `order`, to an adapter's method `scores`."""
 
     order: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))  # places of the images
@@ -53,7 +53,7 @@ class StreamTask(scoring.ScoringTask):
 
 
 @dataclass(frozen=True)
-class Stream:
+class AdaptableRun:
     """A trained method to be adapted to images in random orders; `inputs` are on the method's device."""
 
     method: Method[Any]
@@ -65,7 +65,7 @@ class Stream:
         self, options: Options, calibration: scoring.Calibration, world: World, split: str, order: int = 0
     ) -> run.WorldResult:
         """Adapt to a split's images in random order number `order`; pairs infeasible by `calibration` take no part."""
-        plain = scoring.ScoringTask.of(self.method, self.inputs.labels.candidates(world, split))
+        plain = scoring.SplitScorer.of(self.method, self.inputs.labels.candidates(world, split))
         candidates, train = plain.candidates.compositions, self.inputs.examples["train"]
         mask = scoring.feasible_compositions(self.method, self.inputs.words, calibration)
         feasible = np.ones(len(candidates), dtype=bool) if mask is None else mask
@@ -73,7 +73,7 @@ class Stream:
         adapter: Any = find_stream_adapter(self.params.adapter)(adapted, options)
         places = np.random.default_rng([self.params.seed, order]).permutation(len(self.inputs.examples[split]))
         name, batch = self.params.adapter, self.params.batch
-        task = StreamTask(plain.candidates, adapter.scores, name=name, order=places, batch=batch)
+        task = StreamScorer(plain.candidates, adapter.scores, name=name, order=places, batch=batch)
         return run.evaluate_world(self.method, self.inputs, self.settings, world, calibration, split, task)
 
     def chosen_options(self) -> tuple[Options, float]:
@@ -93,7 +93,7 @@ class Stream:
 
 
 def evaluate_stream(
-    stream: Stream, plain: Mapping[World, run.WorldResult], calibrations: Mapping[str, scoring.Calibration]
+    stream: AdaptableRun, plain: Mapping[World, run.WorldResult], calibrations: Mapping[str, scoring.Calibration]
 ) -> tuple[dict[str, Any], list[pd.DataFrame]]:
     """The metrics `stream` of a run that adapts to its test images, and each world's predictions in the first order.
 

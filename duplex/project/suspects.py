@@ -25,13 +25,13 @@ from torch import Tensor
 
 from duplex.artifacts import ArtifactPaths
 from duplex.config.params import Params
-from duplex.data.contents import file_digests, known_looks, near_copies, read_digests
+from duplex.data.contents import file_digests, looks_from_texts, near_copies, read_digests
 from duplex.data.images import ImageTree, thumbnail
 from duplex.data.sources import detect_source, read_folder
 from duplex.data.tables import complete_rows, read_manifest, read_table
 from duplex.errors import UsageError
 from duplex.evaluation.vectors import most_similar
-from duplex.features.extract import encode_shared, find_encoded, user_cache
+from duplex.features.extract import encode_shared, find_cached_features, user_cache
 from duplex.features.file import ROOT, Features, read_features
 from duplex.features.tokens import read_tokens
 from duplex.labels import Ints, LabelSpace
@@ -39,10 +39,10 @@ from duplex.methods.gaussian import ClassStatistics, shared_whitening
 from duplex.methods.layers import unit
 from duplex.project.stamps import DATA_STAGES, require_data
 from duplex.recognition.export import FIT, read_fit
-from duplex.recognition.fit import SOURCE, cache_beside
+from duplex.recognition.fit import SOURCE, fit_cache_folder
 from duplex.recognition.recognizer import BATCH, Recognizer
-from duplex.report.blocks import Gallery, Group, Line, Report, ReportPart, ReportSection, Strip, Thumb, render_page
-from duplex.system.files import sha256, with_own_name, write_text
+from duplex.report.blocks import Caption, Gallery, Report, ReportPart, ReportSection, Strip, Strips, Thumb, render_page
+from duplex.system.files import named_path, sha256, write_text
 
 Floats = NDArray[np.float64]
 FOLDS = 5
@@ -68,7 +68,7 @@ class LabelledSource:
             manifest = ArtifactPaths().manifest(self.name)
             expected = {"manifest": sha256(manifest), ROOT: self.params.dataset(self.name).source.recorded_root}
             return read_features(ArtifactPaths().features(self.name), expect=expected)
-        found = find_encoded(user_cache(), files)
+        found = find_cached_features(user_cache(), files)
         if found is None:
             raise UsageError(f"no image of {self.name} has been encoded; `duplex fit` encodes them")
         if found.bad.any():
@@ -87,7 +87,7 @@ def open_labelled(
         require_data(params, name, stages=stages)
         return LabelledSource(name, root, read_manifest(ArtifactPaths().manifest(name)), params)
     if (place / FIT).is_file():
-        record = cache_beside(with_own_name(place)) / SOURCE
+        record = fit_cache_folder(named_path(place)) / SOURCE
         if not record.is_file():
             raise UsageError(f"{record}, where `duplex fit` notes its images, does not exist; give their folder")
         chosen = read_fit(place)["encoder"]
@@ -146,14 +146,16 @@ def rank_suspects(source: LabelledSource) -> pd.DataFrame:
     labels = LabelSpace.from_pairs({"train": pairs})
     compositions = labels.index(table["state"].tolist(), table["object"].tolist())
     plain = unit(torch.from_numpy(cache.cls[rows]))
-    margins_by_kind = judged(whitened(plain, compositions, labels).numpy(), compositions, labels)
+    margins_by_kind = label_margins(whitened(plain, compositions, labels).numpy(), compositions, labels)
     near = most_similar(plain.numpy(), plain.numpy(), NEAREST + 1)[1][:, 1:]  # the first is the image itself
-    copies = _copies(table, known_looks(pixels[files[row]] for row in rows))
+    copies = _copies(table, looks_from_texts(pixels[files[row]] for row in rows))
     table = table.assign(copy_of=copies, distance=(1 - near.mean(axis=1)).round(6))
     return rank_by_margins(table, labels, margins_by_kind)
 
 
-def judged(features: NDArray[Any], compositions: Ints, labels: LabelSpace, seed: int = 0) -> dict[str, LabelMargins]:
+def label_margins(
+    features: NDArray[Any], compositions: Ints, labels: LabelSpace, seed: int = 0
+) -> dict[str, LabelMargins]:
     """Margin of each image's `composition`, `state` and `object` over the best other, from unit features [n, d]."""
     kinds = {"state": labels.state_of(compositions), "object": labels.object_of(compositions)}
     return {name: margins(features, kind, seed=seed) for name, kind in {"composition": compositions, **kinds}.items()}
@@ -200,7 +202,7 @@ def write_suspects_page(path: Path, title: str, ranked: pd.DataFrame, root: Path
     def thumb(image: str, *lines: str) -> Thumb:
         row = rows[image]
         label = f"{row['state']} {row['object']}"
-        texts = [*(Line(text, False) for text in lines), Line(image)]
+        texts = [*(Caption(text, False) for text in lines), Caption(image)]
         return Thumb(thumbnail(root / image), f"{row['rank']}. {label}", f"image labelled {label}", lines=texts)
 
     better = ranked[:images][["image", "better_state", "better_object"]].to_numpy()
@@ -216,7 +218,7 @@ def write_suspects_page(path: Path, title: str, ranked: pd.DataFrame, root: Path
         ),
         ("Unlike all others", far, "The images farthest from all others: perhaps of something else, dark or blurred."),
     )
-    parts = [ReportPart(name, [Gallery([Group("", [Strip("", part)])], text)]) for name, part, text in found if part]
+    parts = [ReportPart(name, [Gallery([Strips("", [Strip("", part)])], text)]) for name, part, text in found if part]
     lead = "Correct the columns state and object of suspects.csv, which lists these images."
     report = Report(title, lead, [ReportSection("suspects", "Suspicious labels", parts)])
     write_text(path, render_page(report))
@@ -231,7 +233,7 @@ def copied_pairs(ranked: pd.DataFrame) -> list[tuple[str, ...]]:
 
 
 @dataclass(frozen=True)
-class Relabelled:
+class RelabelledTable:
     """A source's table with labels corrected; number `changed`, `new` words, images skipped since `outdated`."""
 
     manifest: pd.DataFrame
@@ -240,7 +242,7 @@ class Relabelled:
     outdated: list[str]  # images left out, since their labels are no longer those that the list was made from
 
 
-def relabelled(source: LabelledSource, edited: Path) -> Relabelled:
+def relabelled(source: LabelledSource, edited: Path) -> RelabelledTable:
     """Replace a source's labels by those of the table `edited`, which `duplex suspects` wrote and the user corrected.
 
     Rows whose columns `old_state` and `old_object` differ from the source are left out, as they may undo a correction.
@@ -274,7 +276,7 @@ def relabelled(source: LabelledSource, edited: Path) -> Relabelled:
     if not changed:
         raise UsageError(f"{edited} changes no label of {dataset}; correct its columns state and object")
     new = [word for name in ("state", "object") for word in sorted(set(out[name]) - set(manifest[name]))]
-    return Relabelled(out, changed, new, outdated)
+    return RelabelledTable(out, changed, new, outdated)
 
 
 def _outdated(corrected: pd.DataFrame, present: pd.DataFrame) -> list[str]:

@@ -136,7 +136,7 @@ class Outcome:
 
 
 @dataclass
-class Executor:
+class TaskRunner:
     """Executes tasks one after another in one process; inputs are loaded once per data set."""
 
     params: Params
@@ -167,7 +167,7 @@ Execute = Callable[[Sequence[Task]], Iterator[Outcome]]
 
 
 @dataclass
-class SweepReport:
+class SweepResult:
     """Result of a sweep: how many runs were complete, executed or committed to DVC, and which ones failed."""
 
     runs: int
@@ -214,9 +214,9 @@ def sweep(
     engine: Engine,
     paths: ArtifactPaths = ArtifactPaths(),
     commit: bool = True,
-) -> SweepReport:
+) -> SweepResult:
     """Train and evaluate all missing or outdated runs and commit them to DVC; returns numbers of runs, and failures."""
-    start, report = time.perf_counter(), SweepReport(len(runs))
+    start, report = time.perf_counter(), SweepResult(len(runs))
     repo, datasets = DvcRepo.at(paths.root.parent) if commit else None, list(dict.fromkeys(run.dataset for run in runs))
     in_pipeline = set(grid(params, None, None, None)) if repo else set()
     tracked = [run for run in runs if run in in_pipeline]
@@ -225,7 +225,7 @@ def sweep(
         for name in dict.fromkeys(run.dataset for run in tracked):
             if not paths.features(name).exists() or stamps.data_difference(params, name, paths):
                 repo.repro([f"extract@{name}"])
-        stamps.plan_stage(params, paths)
+        stamps.write_plan(params, paths)
     for dataset in datasets:
         require_features(dataset, paths)
         stamps.require_data(params, dataset, paths)
@@ -250,7 +250,7 @@ def require_features(dataset: str, paths: ArtifactPaths) -> None:
             raise DuplexError(f"{path(dataset)} does not exist; `duplex {stage} --dataset {dataset}` writes it")
 
 
-def _commit(repo: DvcRepo, params: Params, runs: Sequence[SweptRun], report: SweepReport, paths: ArtifactPaths) -> None:
+def _commit(repo: DvcRepo, params: Params, runs: Sequence[SweptRun], report: SweepResult, paths: ArtifactPaths) -> None:
     datasets = dict.fromkeys(run.dataset for run in runs)
     earlier = [f"{stage}@{name}" for name in datasets for stage in DATA_STAGES]
     products = ["product"] if params.run.products else []
@@ -271,7 +271,7 @@ def _commit(repo: DvcRepo, params: Params, runs: Sequence[SweptRun], report: Swe
     report.committed = len(to_commit)
 
 
-def execute(engine: Execute, runs: Sequence[SweptRun], report: SweepReport) -> set[SweptRun]:
+def execute(engine: Execute, runs: Sequence[SweptRun], report: SweepResult) -> set[SweptRun]:
     """Execute runs and count them in `report`; returns the runs that failed."""
     failed: set[SweptRun] = set()
     for done, outcome in enumerate(_with_progress("runs", engine, runs), 1):
@@ -310,14 +310,14 @@ def trial_executor(
 ) -> Execute:
     """A function that executes tasks, here or on Ray; `wanted`: numbers of CPU threads that tasks use."""
     threads = max((torch.get_num_threads() if count == "auto" else count for count in wanted), default=1)
-    executor = Executor(params, paths, torch.get_num_threads())
+    executor = TaskRunner(params, paths, torch.get_num_threads())
     if engine == "ray":
         return partial(_run_on_ray, executor=executor, jobs=jobs, cpus=threads)
     jobs, gpus = workers_and_gpus(params.device, jobs, threads)
     return partial(run_in_processes, executor=executor, jobs=jobs, gpus=gpus)
 
 
-def _run_on_ray(trials: Sequence[Task], executor: Executor, jobs: int | None, cpus: int) -> Iterator[Outcome]:
+def _run_on_ray(trials: Sequence[Task], executor: TaskRunner, jobs: int | None, cpus: int) -> Iterator[Outcome]:
     from duplex.project.ray import connect, last_line, run_on_actors
 
     ray = connect()
@@ -339,7 +339,7 @@ def workers_and_gpus(device: str, jobs: int | None, threads: int) -> tuple[int, 
     return jobs or len(gpus) or max(1, cores // threads), gpus
 
 
-def run_in_processes(trials: Sequence[Task], executor: Executor, jobs: int, gpus: Sequence[str]) -> Iterator[Outcome]:
+def run_in_processes(trials: Sequence[Task], executor: TaskRunner, jobs: int, gpus: Sequence[str]) -> Iterator[Outcome]:
     """Execute tasks in `jobs` processes and yield outcomes as they finish; if a process dies, only its task fails."""
     create = partial(getattr, executor, "execute")
     workers = []

@@ -17,10 +17,10 @@ from duplex.config.params import Params
 from duplex.encoders.base import resolve_device
 from duplex.errors import UsageError
 from duplex.methods.registry import find_method
-from duplex.options import AutoFinetune, CombinedOptions
+from duplex.options import AutoFinetune, CombinedRunsOptions
 from duplex.project import stamps
 from duplex.system.files import json_digest, sole_writer, write_json
-from duplex.training.checkpoint import load_members, read_checkpoint
+from duplex.training.checkpoint import load_members, read_checkpoint_header
 from duplex.training.inputs import LoadInputs, load_inputs, require_configured_inputs
 from duplex.training.logs import TrainingHooks, open_log
 from duplex.training.loop import ResumePoint, TrainingResult
@@ -46,10 +46,10 @@ def train_stage(
     spec = MethodSpec.of(params, dataset, method)
     device = torch.device(resolve_device(params.device))
     with reproducible(spec.training.threads):
-        if isinstance(spec.options, CombinedOptions):
-            spec = with_members(spec, spec.options, params, dataset, seed, paths, out.root)
+        if isinstance(spec.options, CombinedRunsOptions):
+            spec = with_member_paths(spec, spec.options, params, dataset, seed, paths, out.root)
         inputs = load(params, dataset, paths, spec.request)
-        if isinstance(spec.options, CombinedOptions):
+        if isinstance(spec.options, CombinedRunsOptions):
             members = load_members(spec.options, out.root, inputs.context(), inputs.encoder)
             inputs = replace(inputs, members=members)
         with sole_writer(out.checkpoint, "training"):
@@ -60,11 +60,11 @@ def train_stage(
             resume = ResumePoint(f"{dataset} {method} seed {seed}", out.unfinished_training, key)
             auto, work = params.finetune(method, dataset), out.root / "recipes.partial"
             if isinstance(auto, AutoFinetune):
-                from duplex.training.trials import Trials, train_chosen_blocks
+                from duplex.training.trials import Trials, search_block_counts
 
                 read = partial(load_inputs, params, dataset, paths)  # of each recipe, not kept in memory
                 trials = Trials(work, read, device, params.evaluation, resume.label, resume.key)
-                run = train_chosen_blocks(spec, auto, seed, trials, partial(print, file=sys.stderr))
+                run = search_block_counts(spec, auto, seed, trials, partial(print, file=sys.stderr))
             else:
                 log = open_log(spec.training.log, log_folder(spec.training.log, dataset, method, seed))
                 run = train_run(spec, inputs, seed, device, params.evaluation, resume, TrainingHooks(log=log))
@@ -73,14 +73,14 @@ def train_stage(
             out.unfinished_training.unlink(missing_ok=True)
             shutil.rmtree(work, ignore_errors=True)
             if out.root == paths.run(dataset, method, seed).root and not inputs.members:
-                fingerprint = read_checkpoint(out.checkpoint).fingerprint
+                fingerprint = read_checkpoint_header(out.checkpoint).fingerprint
                 write_json(paths.trained(dataset, method, seed), {"checkpoint": fingerprint})
         return run.result
 
 
-def with_members(
+def with_member_paths(
     spec: MethodSpec,
-    options: CombinedOptions,
+    options: CombinedRunsOptions,
     params: Params,
     dataset: str,
     seed: int,
@@ -94,7 +94,7 @@ def with_members(
     finetunes = []
     numbers = params.run.seeds if options.seeds == "all" else (seed,)
     for method, number in itertools.product(options.of, numbers):
-        checkpoint = read_checkpoint(paths.run(dataset, method, number).checkpoint)
+        checkpoint = read_checkpoint_header(paths.run(dataset, method, number).checkpoint)
         if method in params.methods:
             stamps.require_current_run(params, dataset, method, number, paths)
         record = checkpoint.record

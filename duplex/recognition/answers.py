@@ -38,7 +38,7 @@ from duplex.labels import Bools, Ints, LabelSpace, World, prompt_name
 from duplex.methods import portable, score_formula
 from duplex.methods.base import Inputs, Method, Scorer, ScoreTerms
 from duplex.methods.layers import unit
-from duplex.training.scoring import NoveltyDetector, ScoringTask
+from duplex.training.scoring import NoveltyDetector, SplitScorer
 
 Pair = tuple[str, str]
 COLUMNS = ("state", "object")
@@ -48,7 +48,7 @@ cached_thumbnail = lru_cache(maxsize=512)(thumbnail)
 
 
 @dataclass(frozen=True)
-class WordsInTraining:
+class WordsSeen:
     """Whether each word of an added composition occurred in training."""
 
     state: bool
@@ -65,7 +65,7 @@ class Guess:
     probability: float
     seen: bool  # it labels training images
     score_terms: Mapping[str, float]  # summands of the score: visual, semantic, ...; empty where the method has none
-    trained_words: WordsInTraining | None = None  # None unless the user added the composition
+    trained_words: WordsSeen | None = None  # None unless the user added the composition
 
     @property
     def name(self) -> str:
@@ -131,7 +131,7 @@ class Candidates:
     scorer: Scorer
     terms: ScoreTerms | None  # computes the summands of the score; None if the score is not a sum
     probabilities: Callable[[Tensor], Tensor]  # scores [B, C] -> the method's probabilities, before the temperature
-    trained_words: Mapping[int, WordsInTraining]  # of compositions that the user added, by index
+    trained_words: Mapping[int, WordsSeen]  # of compositions that the user added, by index
     novelty: NoveltyDetector | None = None  # finds images that resemble no training image
 
     @classmethod
@@ -220,7 +220,7 @@ class Candidates:
             )
 
 
-def sum_of(terms: ScoreTerms) -> Scorer:
+def sum_scorer(terms: ScoreTerms) -> Scorer:
     """A scorer that adds up the score terms that `terms` computes."""
     return lambda inputs: cast(Tensor, sum(term for _, term in terms(inputs)))
 
@@ -238,12 +238,12 @@ def _ranked(names: tuple[str, ...], shares: Floats) -> dict[str, float]:
 
 
 @torch.no_grad()
-def listed_answers(
+def answers_with_labels(
     method: Method[Any], examples: Examples, labels: LabelSpace, confidence: Confidence, world: World
 ) -> AnsweredImages:
     """Answer labelled images; returns each image's most probable composition, its probability, and the label."""
     compositions = labels.candidates(world, "train")
-    task = ScoringTask.of(method, compositions)
+    task = SplitScorer.of(method, compositions)
     candidates = Candidates.of(labels, compositions, None, confidence, task.scorer, None, method.probabilities)
     answers = []
     shares = []
@@ -257,7 +257,7 @@ def listed_answers(
 
 
 @dataclass(frozen=True)
-class Neighbours:
+class NeighbourIndex:
     """Index of training images that finds the images most similar to a given one."""
 
     features: NDArray[np.float32]  # [n, d]
@@ -311,10 +311,10 @@ def split_composition(text: str, labels: LabelSpace) -> Pair:
     raise UsageError(f"{text!r} cannot be split into a state and an object; write it as 'state,object'")
 
 
-def trained_words(pair: Pair, labels: LabelSpace) -> WordsInTraining:
+def are_words_trained(pair: Pair, labels: LabelSpace) -> WordsSeen:
     """Whether a pair's state has training images, and whether its object has; case, `.` and `_` do not matter."""
     places = _find(pair[0], labels.states), _find(pair[1], labels.objects)
-    return WordsInTraining(
+    return WordsSeen(
         *(place is not None and bool(own[place]) for place, own in zip(places, labels.trained_words, strict=True))
     )
 
@@ -338,9 +338,9 @@ def with_added_compositions(
     if not added:
         return candidates
     more = with_rows(tensors, labels, (states, objects), np.array(added).reshape(-1, 2), tower)
-    terms = portable_terms(more)
+    terms = portable_term_function(more)
     count = len(added)
-    words = (trained_words((states[m], objects[n]), labels) for m, n in added)
+    words = (are_words_trained((states[m], objects[n]), labels) for m, n in added)
     return replace(
         candidates,
         states=tuple(states),
@@ -349,13 +349,13 @@ def with_added_compositions(
         object_of=more["object_of"].cpu().numpy(),
         seen=np.r_[candidates.seen, np.zeros(count, dtype=bool)],
         feasible=np.r_[candidates.feasible, np.ones(count, dtype=bool)],
-        scorer=sum_of(terms),
+        scorer=sum_scorer(terms),
         terms=terms,
         trained_words=dict(enumerate(words, len(candidates))),
     )
 
 
-def portable_terms(tensors: Mapping[str, Tensor]) -> ScoreTerms:
+def portable_term_function(tensors: Mapping[str, Tensor]) -> ScoreTerms:
     """A function of a batch's features that yields the name and values [B, C] of each term of an exported score."""
 
     @torch.no_grad()
@@ -374,7 +374,7 @@ def with_rows(
     added: state and object of each further pair [P, 2], as indices into `names`.
     """
     if "members.weights" in t:  # a product: each of its models has rows of its own
-        members = [with_rows(member, labels, names, added, tower) for member in score_formula.members(t)]
+        members = [with_rows(member, labels, names, added, tower) for member in score_formula.product_member_tensors(t)]
         return {**t, **portable.joined_members(members, t["members.weights"])}
     states, objects = names
     is_new = len(states) > len(labels.states) or len(objects) > len(labels.objects)

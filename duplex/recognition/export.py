@@ -37,7 +37,7 @@ from duplex.methods import portable, score_formula
 from duplex.methods.gaussian import ClassStatistics, FitSettings, FittedStatistics
 from duplex.methods.layers import unit
 from duplex.recognition import numpy_example
-from duplex.recognition.trained import MODEL, TrainedModel, code_changed, first_line
+from duplex.recognition.trained import MODEL, TrainedModel, encoder_code_changed, first_line
 from duplex.system.files import refuse_existing, replace_folder, sha256, sole_writer, write_json, write_text
 from duplex.training.checkpoint import read_header, read_tensors, tensor_digest, with_checksum, write_model
 
@@ -188,12 +188,12 @@ def read_fit(folder: Path) -> dict[str, Any]:
     return record
 
 
-def contents_of(record: Mapping[str, Any]) -> dict[str, str]:
+def fitted_digests(record: Mapping[str, Any]) -> dict[str, str]:
     """The images that a model was fitted or updated with: sha256 of each file -> digest of its pixels."""
     return {file: pixels for part in (record, *record.get("updates", [])) for file, pixels in part["contents"].items()}
 
 
-def shared_contents(contents: Mapping[str, str], others: Mapping[str, str]) -> list[bool]:
+def copied_images(contents: Mapping[str, str], others: Mapping[str, str]) -> list[bool]:
     """For each image of `contents`, whether some image of `others` has the same bytes or the same pixels.
 
     contents, others: for each image, the sha256 of its file -> the digest of its pixels.
@@ -217,7 +217,7 @@ def refuse_lost_updates(folder: Path, contents: Mapping[str, str]) -> None:
         updates = read_fit(folder).get("updates", [])
     except UsageError:  # not a model, or one that cannot be updated
         return
-    if lost := shared_contents(contents_of({"contents": {}, "updates": updates}), contents).count(False):
+    if lost := copied_images(fitted_digests({"contents": {}, "updates": updates}), contents).count(False):
         raise UsageError(
             f"{folder} was updated with {lost:,} images that its replacement would lack; choose another --out, or move "
             "the folder"
@@ -244,7 +244,7 @@ def read_statistics(folder: Path) -> FittedStatistics:
     model = read_header(folder / MODEL, "export")
     path = folder / STATISTICS
     encoder = model.fields["encoder"]
-    if code_changed(encoder):
+    if encoder_code_changed(encoder):
         raise UsageError(
             f"the code of {encoder['name']!r} has changed since {folder} was fitted, so new features do not fit its "
             "statistics; run `duplex fit` again with all images"
@@ -406,7 +406,7 @@ class OnnxImageTower(nn.Module):
         return frozen, self.finetuned.features(block_inputs[0] if self._reads_pixels else block_inputs[0].half())
 
 
-class OnnxAnswers(nn.Module):
+class PixelModel(nn.Module):
     """Module for ONNX: from pixels [B, 3, R, R] uint8 to probabilities [B, C] and distances to the nearest pair."""
 
     def __init__(self, tower: OnnxImageTower, tensors: Mapping[str, Tensor], model: TrainedModel) -> None:
@@ -473,7 +473,7 @@ def write_page(folder: Path, tensors: Mapping[str, Tensor], model: TrainedModel,
     page = folder / PAGE
     page.mkdir()
     tower, blank = _portable_tower(model)
-    _write_onnx(OnnxAnswers(tower, tensors, model), blank, page / "model.onnx", "pixels", ["probabilities", "distance"])
+    _write_onnx(PixelModel(tower, tensors, model), blank, page / "model.onnx", "pixels", ["probabilities", "distance"])
     if (size := (page / "model.onnx").stat().st_size / 1e6) > LARGEST_PAGE:
         raise UsageError(
             f"the page's model has {size:.0f} MB, more than the {LARGEST_PAGE} MB that a page may load; choose a run "

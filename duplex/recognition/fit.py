@@ -31,7 +31,7 @@ from torch import Tensor
 from duplex.artifacts import RunPaths, log_folder
 from duplex.config.params import EncoderParams, EvaluationParams, MethodEntry, load_params, shipped_project
 from duplex.data.check import DataIssue, alike_labels, check_labels_of
-from duplex.data.contents import join_copies, known_looks, near_copies, read_digests
+from duplex.data.contents import join_copies, looks_from_texts, near_copies, read_digests
 from duplex.data.download import local_source
 from duplex.data.sources import detect_source, load_source, read_folder
 from duplex.data.tables import LabelledImages, count_dataset, from_rows, labels_of, read_table
@@ -51,9 +51,9 @@ from duplex.evaluation.probabilities import AnsweredImages
 from duplex.features.extract import encode_shared, user_cache
 from duplex.features.tokens import Examples
 from duplex.labels import Ints, LabelSpace, World, prompt_name
-from duplex.methods.registry import method_source, parse_options
+from duplex.methods.registry import method_entry_point, parse_options
 from duplex.options import SourceOptions, TrainingOptions
-from duplex.recognition.answers import listed_answers
+from duplex.recognition.answers import answers_with_labels
 from duplex.recognition.export import (
     REMARK,
     RunFacts,
@@ -67,7 +67,7 @@ from duplex.recognition.export import (
 from duplex.recognition.trained import TrainedRun
 from duplex.report.own import OwnData, write_page
 from duplex.system.code import code_hash
-from duplex.system.files import checked_path, json_digest, refuse_existing, sole_writer, with_own_name, write_json
+from duplex.system.files import expanded_path, json_digest, named_path, refuse_existing, sole_writer, write_json
 from duplex.training.checkpoint import with_checksum
 from duplex.training.inputs import Data, RunInputs, long_prompts
 from duplex.training.logs import TrainingHooks, open_log
@@ -82,9 +82,9 @@ from duplex.training.trials import (
     Trial,
     Trials,
     block_cost,
+    choose_depths,
     finetunable_blocks,
     finetuned_recipes,
-    make_schedule,
     search_recipes,
     stored_schedule,
 )
@@ -127,7 +127,7 @@ def choose_encoder(labels: LabelSpace, images: int, *, gpu: bool, cores: int) ->
     )
 
 
-def named_encoder(name: str, weights: str | None, labels: LabelSpace) -> tuple[EncoderParams, str]:
+def checked_encoder(name: str, weights: str | None, labels: LabelSpace) -> tuple[EncoderParams, str]:
     """The encoder `name`, and why it was chosen, as text; UsageError if it is unknown or lacks a word of the labels."""
     if weights is None and name.startswith("ViT-"):
         weights = "openai"
@@ -139,11 +139,11 @@ def named_encoder(name: str, weights: str | None, labels: LabelSpace) -> tuple[E
         raise UsageError(f"--encoder {name}: {error}") from None
     if is_random(weights):
         raise UsageError(f"the weights {weights} are random, for trials of a project; give pretrained ones")
-    check_words(name, prompt_words(labels))
+    require_known_words(name, prompt_words(labels))
     return EncoderParams(name=name, weights=weights), "named"
 
 
-def check_words(name: str, texts: Sequence[str], advice: str = "choose another --encoder") -> None:
+def require_known_words(name: str, texts: Sequence[str], advice: str = "choose another --encoder") -> None:
     """Raise `UsageError` if an encoder with a fixed vocabulary lacks a word of `texts`; `advice` ends the message."""
     if unknown := unknown_words(name, texts):
         raise UsageError(f"{name} does not know the words {', '.join(unknown[:5])}; {advice}")
@@ -213,7 +213,7 @@ def read_labelled_folder(
             if len(names) < 2:
                 raise UsageError(f"{source} has one {kind}, {names[0]!r}; expected at least two states and two objects")
         listed = distinct.rows["image"].tolist()
-        copies = near_copies(known_looks(pixels[file] for file in digests))
+        copies = near_copies(looks_from_texts(pixels[file] for file in digests))
         keys = dict(zip(listed, join_copies(digests, copies), strict=True))
         data = from_rows(distinct.rows, description.split, source, lambda images: [keys[image] for image in images])
         notes += near_copy_notes(data, listed, copies)
@@ -414,7 +414,7 @@ class FolderRecipes:
             "rows": self.data.manifest[["state", "object", "split"]].to_numpy().tolist(),
             "features": self.encoded.identity,
             "torch": torch.__version__,
-            "code": code_hash("train", modules=[method_source(kind).module for kind in kinds]),
+            "code": code_hash("train", modules=[method_entry_point(kind).module for kind in kinds]),
             "device": torch.cuda.get_device_name(self.device) if is_gpu else torch.get_num_threads(),
         }
         folder = self.cache / f"recipes-{json_digest(key)[:16]}"
@@ -427,7 +427,7 @@ class FolderRecipes:
         return TrainingHooks(log=open_log(self.log, place))
 
     def _accuracy(self, run: Run, val: Examples) -> float | None:
-        return listed_answers(run.method, val, self.data.labels, run.record.confidence, self.world).accuracy
+        return answers_with_labels(run.method, val, self.data.labels, run.record.confidence, self.world).accuracy
 
     def levels(self, began: float) -> Iterator[list[Trial]]:
         """Yield lists of recipes of equal cost: nothing trained, prompts, then blocks as far as the time limit allows.
@@ -469,7 +469,7 @@ class FolderRecipes:
         counts = ImageCounts(int(splits["train"]), int(splits["val"]), len(self.data.manifest))
         left = 60 * self.minutes - (time.monotonic() - began)
         epoch = self.trials.result(beside_blocks).epoch_seconds
-        return make_schedule(self.encoded.block_inputs, self._block_cost, counts, left, epoch)
+        return choose_depths(self.encoded.block_inputs, self._block_cost, counts, left, epoch)
 
     def _block_cost(self, blocks: int) -> BlockCost:
         cost = block_cost(self.tower, blocks, blocks)
@@ -486,7 +486,7 @@ class FolderRecipes:
         return replace(self.encoded.data, manifest=manifest, labels=labels_of(manifest)).read(recipe.spec.request)
 
 
-def fit_chosen(recipes: FolderRecipes, recipe: Trial) -> Run:
+def fit_on_all_images(recipes: FolderRecipes, recipe: Trial) -> Run:
     """Train the final model: repeat the chosen recipe on all labelled images, with the settings that validation chose.
 
     The run is saved in the folder `all` beside the recipe's; an interrupted training continues from there.
@@ -536,30 +536,30 @@ def fit_folder(
     if weights is not None and encoder is None:
         raise UsageError(f"--weights is {weights!r} without --encoder; give the encoder, or leave --weights out")
     place = local_source(source, user_cache())
-    image_folder = None if images is None else checked_path(images, "images").resolve()
-    out = with_own_name(checked_path(out, "out"))
+    image_folder = None if images is None else expanded_path(images, "images").resolve()
+    out = named_path(expanded_path(out, "out"))
     refuse_existing_model(out, force=force)
     refuse_existing(page_file(out), force=force)
-    data = read_labelled_folder(place, image_folder, known_pixels=load_pixel_digests(cache_beside(out)))
+    data = read_labelled_folder(place, image_folder, known_pixels=load_pixel_digests(fit_cache_folder(out)))
     refuse_lost_updates(out, data.contents)
     describe(data, say)
     if encoder is None:
         gpu = resolve_device("auto") != "cpu"
         entry, reason = choose_encoder(data.labels, len(data.manifest), gpu=gpu, cores=os.cpu_count() or 1)
     else:
-        entry, reason = named_encoder(encoder, weights, data.labels)
+        entry, reason = checked_encoder(encoder, weights, data.labels)
     say(f"encoder: {entry.name} ({reason})")
     if long := long_prompts(entry.name, entry.weights, data.labels):
         raise UsageError(
             f"{len(long):,} pairs have a longer prompt than {entry.name} reads, the first {long[0]!r}; shorten "
             "the names of their states or objects"
         )
-    with reproducible(), sole_writer(cache_beside(out) / "fit", "fit", "or give this one another --out"):
-        write_json(cache_beside(out) / SOURCE, [str(place), image_folder and str(image_folder)])
-        return _fit(FolderRecipes(data, entry, cache_beside(out), minutes, say, log), out, force)
+    with reproducible(), sole_writer(fit_cache_folder(out) / "fit", "fit", "or give this one another --out"):
+        write_json(fit_cache_folder(out) / SOURCE, [str(place), image_folder and str(image_folder)])
+        return _fit(FolderRecipes(data, entry, fit_cache_folder(out), minutes, say, log), out, force)
 
 
-def cache_beside(out: Path) -> Path:
+def fit_cache_folder(out: Path) -> Path:
     """The folder `MODEL.cache` beside the model's folder `out`; it stores what a fit has trained."""
     return out.with_name(f"{out.name}.cache")
 
@@ -584,7 +584,7 @@ def _fit(recipes: FolderRecipes, out: Path, force: bool) -> Path:
     )
     _say_rival(recipes)
     say(f"fitting all {len(recipes.encode_readable().manifest):,} labelled images")
-    run = fit_chosen(recipes, choice.recipe)
+    run = fit_on_all_images(recipes, choice.recipe)
     with sole_model_writer(out, "then run the same command again"):
         refuse_lost_updates(out, recipes.data.contents)  # an update may have ended during the fit
         _write_model(out, recipes, run, choice, measured, force)
@@ -605,7 +605,7 @@ def _measure(recipes: FolderRecipes, recipe: Trial) -> tuple[dict[str, Any], Ans
     record, method, inputs = recipes.trials.load(recipe)
     test = inputs.examples["test"].to(recipes.device)
     inputs = replace(inputs, examples={**inputs.examples, "test": test})
-    answers = listed_answers(method, test, inputs.labels, record.confidence, recipes.world)
+    answers = answers_with_labels(method, test, inputs.labels, record.confidence, recipes.world)
     bias = (record.calibration or {})["closed"].bias
     metrics = {
         world: evaluate_world(method, inputs, EvaluationParams(), world, Calibration(bias)).metrics

@@ -46,7 +46,7 @@ def load_model(folder: Path) -> tuple[Any, Any]:
     return t, header
 
 
-def require_exported(path: Path, header: Any) -> Path:
+def require_intact_file(path: Path, header: Any) -> Path:
     """Return `path`, a file of an export; exits with an error unless its sha256 is the one in the header."""
     expected = header["files"].get(path.name)
     if expected is None or not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != expected:

@@ -16,7 +16,7 @@ import onnxruntime
 from PIL import Image, ImageOps
 
 from duplex.methods.score_formula import answer_logits
-from duplex.recognition.numpy_example import load_model, require_exported
+from duplex.recognition.numpy_example import load_model, require_intact_file
 
 RESIZE = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
 
@@ -66,7 +66,7 @@ def main() -> None:
         sys.exit("usage: see.py IMAGE [IMAGE ...]")
     folder = Path(__file__).parent
     t, header = load_model(folder)
-    files = [require_exported(folder / name, header) for name in ("encoder.onnx", "trained.onnx")]
+    files = [require_intact_file(folder / name, header) for name in ("encoder.onnx", "trained.onnx")]
     tower, trained = map(onnxruntime.InferenceSession, files)
     preprocess = json.loads(header["encoder"]["preprocessing"])
     batch = np.stack([resize_and_crop(open_image(name), preprocess) for name in sys.argv[1:]])

@@ -32,12 +32,12 @@ from duplex.features.encode import (
     BATCH_MULTIPLE,
     UNREAD,
     ImageRows,
-    OutputSpec,
+    WantedOutputs,
     decode_batches,
     decoding_workers,
     encode_batches,
+    explain_memory_errors,
     pad_batches,
-    report_shortages,
     split_rows,
 )
 from duplex.features.file import (
@@ -56,8 +56,8 @@ from duplex.methods import base
 from duplex.methods.base import Inputs
 from duplex.recognition.answers import Answer, Candidates, Pair, UnreadableImage, as_pair, with_added_compositions
 from duplex.recognition.trained import TrainedModel, TrainedRun, download, open_trained
-from duplex.system.files import checked_path
-from duplex.system.threads import initial_modes
+from duplex.system.files import expanded_path
+from duplex.system.threads import in_initial_modes
 
 BATCH = 64
 OF_DOWNLOADS = ("revision", "token", "cache_dir", "force_download", "local_files_only")
@@ -94,7 +94,7 @@ class Recognizer:
         self._candidates: dict[World, Candidates] = {}
 
     @classmethod
-    @initial_modes()
+    @in_initial_modes()
     def load(
         cls,
         where: str | Path,
@@ -132,7 +132,7 @@ class Recognizer:
                 `ModelHubMixin.from_pretrained` has them, and arguments of `Recognizer.load`.
         """
         hub = {key: settings.pop(key) for key in OF_DOWNLOADS if key in settings}
-        folder = checked_path(name, "name")
+        folder = expanded_path(name, "name")
         return cls.load(folder if folder.is_dir() else download(str(name), **hub), **settings)
 
     def save_pretrained(
@@ -146,7 +146,7 @@ class Recognizer:
             licence: licence on the model card, such as mit; the copy of an exported model keeps its card.
             force: replace a model in the folder.
         """
-        return self._write(checked_path(folder, "folder"), world, licence, force=force)
+        return self._write(expanded_path(folder, "folder"), world, licence, force=force)
 
     def push_to_hub(self, repo_id: str, *, world: World | None = None, licence: str = "other", **settings: Any) -> str:
         """Upload the model to the Hugging Face hub; return the address of its repository, which may be new.
@@ -200,7 +200,7 @@ class Recognizer:
         exact = self._batch_multiple == BATCH_MULTIPLE
         return Recognizer(self.trained, [*self.added, *pairs], exact=exact, new_share=self.new_share, adapt=self.adapt)
 
-    @initial_modes()
+    @in_initial_modes()
     def __call__(self, images: Any, top: int = 3, world: World | None = None, batch_size: int = BATCH) -> list[Answer]:
         """One answer per image.
 
@@ -242,10 +242,10 @@ class Recognizer:
         if num_workers != "auto":
             require_whole(num_workers, "num_workers", 0)
         listed = [paths] if isinstance(paths, str | os.PathLike) else paths
-        files = [checked_path(path, "a path") for path in listed]
+        files = [expanded_path(path, "a path") for path in listed]
         blocks = encode_files(self.encoder, files, batch_size=batch_size, num_workers=num_workers, **self._encoding)
         while True:
-            with initial_modes():
+            with in_initial_modes():
                 block = next(blocks, None)
                 answers = [] if block is None else list(candidates.answers(block[1], top))
             if block is None:
@@ -253,14 +253,14 @@ class Recognizer:
             for code, answer in zip(block[0].tolist(), answers, strict=True):
                 yield UnreadableImage(status_reason(code)) if code >= FIRST_BAD else answer
 
-    @initial_modes()
+    @in_initial_modes()
     def scores(self, images: Any, world: World | None = None, batch_size: int = BATCH) -> Tensor:
         """Scores [B, C] of `images` for `candidates(world)`, computed for `batch_size` images at once."""
         candidates = self.candidates(world)
         scores = [candidates.scorer(inputs) for inputs in self._inputs(images, batch_size)]
         return torch.cat([torch.zeros(0, len(candidates), device=self.device), *scores])
 
-    @initial_modes()
+    @in_initial_modes()
     def candidates(self, world: World | None = None) -> Candidates:
         """The compositions that answers in a `world` are chosen from, with the function that scores them."""
         if not self.worlds:
@@ -302,7 +302,7 @@ class Recognizer:
         batch_size = require_whole(batch_size, "batch_size")
         if isinstance(images, Features):
             self.check_cache(images)
-        if (rows := as_features(images, self.trained.backbone.dim)) is not None:
+        if (rows := features_if_given(images, self.trained.backbone.dim)) is not None:
             outputs = self.trained.outputs
             if outputs.patches or outputs.block_inputs or outputs.pixels:
                 inputs = "pixels" if outputs.pixels else "block inputs of the image tower"
@@ -350,7 +350,7 @@ def stream_scorer(adapter: base.StreamAdapter, batch: int) -> base.Scorer:
     return scored
 
 
-def encode(encoder: Encoder, pixels: Tensor, *, outputs: OutputSpec, batch_multiple: int = BATCH_MULTIPLE) -> Inputs:
+def encode(encoder: Encoder, pixels: Tensor, *, outputs: WantedOutputs, batch_multiple: int = BATCH_MULTIPLE) -> Inputs:
     """Encode images to a model's inputs, equal to those in a feature cache; `UsageError` for non-finite features.
 
     pixels: preprocessed images [B, 3, R, R] uint8.
@@ -371,7 +371,7 @@ def encode_files(
     *,
     batch_size: int,
     num_workers: int | Literal["auto"],
-    outputs: OutputSpec,
+    outputs: WantedOutputs,
     batch_multiple: int = BATCH_MULTIPLE,
 ) -> Iterator[tuple[NDArray[np.uint8], Inputs]]:
     """Encode image files in batches; yields status codes [B] (encoded, or why not) and inputs for a model."""
@@ -379,7 +379,7 @@ def encode_files(
     images = ImageRows([str(path) for path in paths], Path(), encoder.image_transform)
     workers = min(decoding_workers(num_workers), max(0, len(blocks) - 1))  # a process takes longer than one block
     batches = pad_batches(decode_batches(images, blocks, workers, pinned=encoder.device.type == "cuda"), batch_multiple)
-    with report_shortages(batch_size, kept=""):
+    with explain_memory_errors(batch_size, kept=""):
         encoded = encode_batches(encoder, batches, outputs)
         for block, (_, statuses, values) in zip(blocks, encoded, strict=True):
             rows = len(block)
@@ -395,7 +395,7 @@ def as_inputs(values: dict[str, NDArray[Any]], device: Any) -> Inputs:
     return {name: (value.float() if name == "cls" else value).to(device) for name, value in tensors.items()}
 
 
-def as_features(images: Any, dim: int) -> NDArray[np.float32] | None:
+def features_if_given(images: Any, dim: int) -> NDArray[np.float32] | None:
     """Features as an array [B, dim], if `images` are features (arrays of floats); None if they are images."""
     if isinstance(images, Features):
         if images.bad.any():

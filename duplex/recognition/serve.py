@@ -37,7 +37,7 @@ from duplex.data.images import BadImageFile, decode_image
 from duplex.errors import DuplexError
 from duplex.labels import World
 from duplex.recognition import Limits
-from duplex.recognition.answers import Neighbours
+from duplex.recognition.answers import NeighbourIndex
 from duplex.recognition.recognizer import Recognizer
 from duplex.system.processes import BrokenProcessPool, ProcessFailed, WorkerProcess
 
@@ -70,7 +70,7 @@ WaitingImage = tuple[ImageRequest, asyncio.Future[Reply]]
 
 
 @contextmanager
-def image_workers(
+def recognizer_workers(
     load: Callable[[], Recognizer], count: int, *, world: World | None, max_pixels: int, threads: int
 ) -> Iterator[list[WorkerProcess]]:
     """Context manager that yields worker processes with loaded models; they are killed at the end.
@@ -81,24 +81,24 @@ def image_workers(
     workers: list[WorkerProcess] = []
     try:
         for _ in range(count):
-            workers.append(WorkerProcess(partial(BatchRecognizer, load, world, max_pixels, threads)))
+            workers.append(WorkerProcess(partial(WorkerRecognizer, load, world, max_pixels, threads)))
         loading = [worker.submit() for worker in workers]
         for worker, future in zip(workers, loading, strict=True):
             try:
                 future.result()
             except BrokenProcessPool as error:
-                raise worker_died(worker) from error
+                raise worker_death_error(worker) from error
         yield workers
     finally:
         for worker in workers:
             worker.kill()
 
 
-def worker_died(worker: WorkerProcess) -> ProcessFailed:
+def worker_death_error(worker: WorkerProcess) -> ProcessFailed:
     return ProcessFailed(f"a worker process {worker.describe_end()}, perhaps out of memory; try fewer --workers")
 
 
-class BatchRecognizer:
+class WorkerRecognizer:
     """Recognises batches of images; an object of this class lives in each worker process."""
 
     def __init__(self, load: Callable[[], Recognizer], world: World | None, max_pixels: int, threads: int) -> None:
@@ -245,7 +245,7 @@ async def _ask(worker: WorkerProcess, batch: Sequence[ImageRequest]) -> list[Rep
     try:  # once more, by its replacement
         return await asyncio.wrap_future(worker.submit(batch))
     except BrokenProcessPool as error:
-        raise worker_died(worker) from error
+        raise worker_death_error(worker) from error
 
 
 class ServerMetrics(Collector):
@@ -314,7 +314,7 @@ def application(
     recognizer: Recognizer,
     workers: Sequence[WorkerProcess],
     limits: Limits,
-    neighbours: Neighbours | None,
+    neighbours: NeighbourIndex | None,
     world: World | None,
 ) -> Any:
     """Make the server's ASGI application.
@@ -370,7 +370,7 @@ def application(
 
 
 async def _answer_form(
-    request: Request, query: PredictQuery, limits: Limits, batcher: Batcher, neighbours: Neighbours | None
+    request: Request, query: PredictQuery, limits: Limits, batcher: Batcher, neighbours: NeighbourIndex | None
 ) -> list[dict[str, Any]]:
     async def answer(file: UploadFile) -> dict[str, Any]:
         wants_feature = query.similar > 0 and neighbours is not None

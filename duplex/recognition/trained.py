@@ -18,12 +18,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from duplex.encoders.base import Encoder, family_code, load_encoder
+from duplex.encoders.base import Encoder, family_code_hash, load_encoder
 from duplex.encoders.image_blocks import block_input_shape, cached_blocks
 from duplex.errors import UsageError, as_usage_error, shown
 from duplex.evaluation.probabilities import Confidence
 from duplex.evaluation.vectors import read_word_vectors
-from duplex.features.encode import OutputSpec
+from duplex.features.encode import WantedOutputs
 from duplex.features.file import IMPORTED
 from duplex.labels import LabelSpace, World
 from duplex.methods import portable
@@ -38,13 +38,13 @@ from duplex.methods.finetuned import (
 from duplex.methods.prompts import encode_words
 from duplex.methods.registry import find_method
 from duplex.options import FinetuneOptions
-from duplex.recognition.answers import Candidates, portable_terms, sum_of
-from duplex.system.files import checked_path, sha256
+from duplex.recognition.answers import Candidates, portable_term_function, sum_scorer
+from duplex.system.files import expanded_path, sha256
 from duplex.training.checkpoint import (
     WORD_VECTORS,
     ModelHeader,
     load_checkpoint,
-    read_checkpoint,
+    read_checkpoint_header,
     read_header,
     read_novelty,
     read_tensors,
@@ -53,7 +53,7 @@ from duplex.training.scoring import PREFIX, Calibration, NoveltyDetector, feasib
 
 
 @dataclass
-class Backbone:
+class LazyEncoder:
     """The frozen encoder of a trained model, whose image and text towers are loaded when first used."""
 
     record: Mapping[str, str]  # identity, name and precisions of the encoder, as in the checkpoint
@@ -81,7 +81,7 @@ class Backbone:
                         f"the model was trained on features of {key} {self.record.get(key)!r}; the encoder named "
                         f"{name!r} on this machine has {identity[key]!r}; restore that encoder or train again"
                     )
-            if not self.towers and code_changed(self.record):
+            if not self.towers and encoder_code_changed(self.record):
                 print(f"duplex: the code of {name!r} has changed since the model was trained", file=sys.stderr)
             self.towers |= dict.fromkeys(("image", "text") if both else (which,), encoder)
         return self.towers[which]
@@ -91,9 +91,9 @@ class Backbone:
         return int(self.record["dim"])
 
 
-def code_changed(record: Mapping[str, str]) -> bool:
+def encoder_code_changed(record: Mapping[str, str]) -> bool:
     """Whether the code of a model's plug-in encoder has changed since training; False for built-in encoders."""
-    return "code" in record and record["code"] != family_code(record["name"])
+    return "code" in record and record["code"] != family_code_hash(record["name"])
 
 
 class TrainedModel(ABC):
@@ -103,7 +103,7 @@ class TrainedModel(ABC):
     kind: str  # kind of the method
     fingerprint: str  # identifies the content: another model may later be saved under the same path
     labels: LabelSpace
-    backbone: Backbone
+    backbone: LazyEncoder
     calibration: Mapping[str, Calibration]  # world -> bias and feasibility threshold
     confidence: Confidence  # temperature and prior of the answers' probabilities
     novelty: NoveltyDetector | None  # finds images that resemble no training image
@@ -111,9 +111,9 @@ class TrainedModel(ABC):
     finetuned: FinetunedBlocks | None = None  # computes features with the fine-tuned blocks; None if there are none
 
     @property
-    def outputs(self) -> OutputSpec:
+    def outputs(self) -> WantedOutputs:
         """The encoder outputs that the model needs besides CLS features: patch tokens, block inputs, pixels."""
-        return OutputSpec.of_record(self.backbone.record, "patch" in self.needs, self.has_finetuned_blocks)
+        return WantedOutputs.of_record(self.backbone.record, "patch" in self.needs, self.has_finetuned_blocks)
 
     @property
     def has_finetuned_blocks(self) -> bool:
@@ -148,7 +148,7 @@ class TrainedRun(TrainedModel):
 
     def __init__(self, path: Path, device: torch.device, words: Path | None = None) -> None:
         """Load a checkpoint; `words` is the GloVe-format file that training read, if it read one."""
-        checkpoint = read_checkpoint(path)
+        checkpoint = read_checkpoint_header(path)
         record = checkpoint.record
         if record.encoder.get("encoder") == IMPORTED:
             raise UsageError(f"{path} was trained on imported features of an unknown encoder, so it cannot take images")
@@ -160,7 +160,7 @@ class TrainedRun(TrainedModel):
         self.calibration = record.calibration or {}
         self.confidence = record.confidence
         self.needs = find_method(record.kind).needs(record.options)
-        self.backbone = Backbone(record.encoder, str(device))
+        self.backbone = LazyEncoder(record.encoder, str(device))
         self._words_file = words
         needs_text = "text" in self.needs or ("words" in self.needs and words is None)
         tower = self.backbone.tower("text").text if needs_text else None
@@ -207,7 +207,7 @@ class TrainedRun(TrainedModel):
             mask = feasible_compositions(method, self.words, calibration)
             feasible = None if mask is None else mask[compositions]
         terms = method.score_terms(compositions.copy())
-        scorer = method.scorer(compositions.copy()) if terms is None else sum_of(terms)  # prompts are encoded once
+        scorer = method.scorer(compositions.copy()) if terms is None else sum_scorer(terms)  # prompts are encoded once
         return Candidates.of(self.labels, compositions, feasible, self.confidence, scorer, terms, method.probabilities)
 
     def tensors(self, world: World) -> dict[str, Tensor] | None:
@@ -226,7 +226,7 @@ class ExportedModel(TrainedModel):
         self.calibration = {fields["world"]: Calibration(**fields["calibration"])}
         self.confidence = Confidence(**fields["confidence"])
         self.needs = frozenset({"cls"})
-        self.backbone = Backbone(fields["encoder"], str(device))
+        self.backbone = LazyEncoder(fields["encoder"], str(device))
         self.novelty = NoveltyDetector.from_tensors(tensors, device)
         self._tensors = {name: tensor.to(device) for name, tensor in tensors.items() if not name.startswith(PREFIX)}
         if fields["finetune"]:
@@ -245,8 +245,8 @@ class ExportedModel(TrainedModel):
         t = self.tensors(world)
         compositions = self.labels.composition(*(t[name].cpu().numpy() for name in ("state_of", "object_of")))
         feasible = t["feasible"].cpu().numpy() if "feasible" in t else None
-        terms, probabilities = portable_terms(t), partial(portable.probabilities, t)
-        parts = compositions, feasible, self.confidence, sum_of(terms), terms, probabilities
+        terms, probabilities = portable_term_function(t), partial(portable.probabilities, t)
+        parts = compositions, feasible, self.confidence, sum_scorer(terms), terms, probabilities
         return self.on_finetuned_features(Candidates.of(self.labels, *parts))
 
     def tensors(self, world: World) -> dict[str, Tensor]:
@@ -276,7 +276,7 @@ def check_tensors(tensors: Mapping[str, Tensor], labels: LabelSpace, dim: int) -
         raise ValueError("it excludes every candidate")
     features = torch.full((1, dim), dim**-0.5, device=tensors["state_of"].device)
     try:
-        scores = sum_of(portable_terms(tensors))({"cls": features})
+        scores = sum_scorer(portable_term_function(tensors))({"cls": features})
     except (RuntimeError, IndexError, KeyError) as error:
         raise ValueError(f"its tensors do not fit each other: {str(error).splitlines()[0]}") from error
     if scores.shape != (1, size) or scores.isnan().any():
@@ -295,7 +295,7 @@ def open_trained(where: str | Path, device: torch.device, words: Path | None = N
     words: the GloVe-format file that training read, if it read one.
     """
     is_on_hub = str(where).startswith(HUB)
-    path = download(str(where).removeprefix(HUB)) if is_on_hub else checked_path(where, "model")
+    path = download(str(where).removeprefix(HUB)) if is_on_hub else expanded_path(where, "model")
     if is_on_hub or (path / MODEL).is_file():
         return _open_export(path, device)
     if path.is_file():

@@ -27,7 +27,7 @@ from duplex.features.file import FIRST_BAD, status_reason
 from duplex.labels import LabelSpace, prompt_name
 from duplex.methods.base import Inputs
 from duplex.methods.finetuned import with_finetuned_features
-from duplex.methods.gaussian import ClassStatistics, ClosedForm, FittedStatistics, GroupPosterior
+from duplex.methods.gaussian import ClassStatistics, ClosedForm, FittedStatistics, LinearDiscriminant
 from duplex.methods.layers import unit
 from duplex.methods.portable import portable_closed_form
 from duplex.methods.prompts import encode_words
@@ -39,22 +39,22 @@ from duplex.recognition.export import (
     TOWER,
     TRAINED,
     RunFacts,
-    contents_of,
+    copied_images,
+    fitted_digests,
     read_fit,
     read_notes,
     read_statistics,
     refuse_existing_model,
     refuse_lost_updates,
-    shared_contents,
     sole_model_writer,
     write_files,
     write_fit,
     write_statistics,
 )
-from duplex.recognition.fit import check_words, distinct_images
+from duplex.recognition.fit import distinct_images, require_known_words
 from duplex.recognition.recognizer import Recognizer, encode_files
 from duplex.recognition.trained import MODEL, ExportedModel
-from duplex.system.files import replace_folder, with_own_name
+from duplex.system.files import named_path, replace_folder
 from duplex.training.checkpoint import ModelHeader, read_header, read_tensors
 from duplex.training.scoring import NoveltyDetector
 
@@ -93,7 +93,7 @@ def update_model(
     images: folder that a table's image paths start from.
     force: replace another model at `out`, unless it was updated with images that the new one would lack.
     """
-    model, out = with_own_name(model), with_own_name(out)
+    model, out = named_path(model), named_path(out)
     read_fit(model)  # refuses other folders before anything is made
     refuse_existing_model(out, force=force or out.resolve() == model.resolve())
     with sole_model_writer(out, "or give this one another --out"):
@@ -109,11 +109,11 @@ def _update(model: Path, source: Path, out: Path, images: Path | None, say: Say)
     header = read_header(model / MODEL, "export")
     stored = read_tensors(header)
     new = read_images(recognizer, source, images, record)
-    refuse_lost_updates(out, {**contents_of(record), **new.contents})
+    refuse_lost_updates(out, {**fitted_digests(record), **new.contents})
     for note in new.notes:
         say(f"note: {note}")
     updated = updated_model(trained, stored, fitted, new)
-    for line in describe_changes(trained.labels, updated.labels, new.rows):
+    for line in describe_additions(trained.labels, updated.labels, new.rows):
         say(line)
     stale = [name for name in STALE if (model / name).exists()]
     write_update(header, out, updated, record, new)
@@ -137,7 +137,7 @@ def read_images(recognizer: Recognizer, source: Path, images: Path | None, recor
     if "split" in frame and (test := int((frame["split"] == "test").sum())):
         notes.append(f"{test:,} of the images have the split test and are added too: an update uses every row")
     contents = {file: distinct.pixels[file].partition(" ")[0] for file in distinct.digests}
-    if again := list(compress(frame["image"], shared_contents(contents, contents_of(record)))):
+    if again := list(compress(frame["image"], copied_images(contents, fitted_digests(record)))):
         raise UsageError(
             f"{len(again):,} of the {len(frame):,} images are in the model already, first {again[0]}, and would count "
             "twice; leave them out, or run `duplex fit` with all images"
@@ -177,7 +177,7 @@ def updated_model(
     added_words = [*states[len(labels.states) :], *objects[len(labels.objects) :]]
     if added_words:
         advice = "rename them, or run `duplex fit` with another --encoder"
-        check_words(str(trained.backbone.record["name"]), list(map(prompt_name, added_words)), advice)
+        require_known_words(str(trained.backbone.record["name"]), list(map(prompt_name, added_words)), advice)
     shape = len(states), len(objects)
     compositions = torch.from_numpy(state_of * shape[1] + object_of)
     own = ClassStatistics.of(unit(new.features.cpu()), compositions, *shape)
@@ -220,8 +220,8 @@ def refitted_closed_form(
     model = ClosedForm.fit(fitted.statistics, fitted.settings, words).to(torch.float32)
     posteriors = None
     if "primitives.states.weight" in tensors:
-        by_state = GroupPosterior.fit(fitted.statistics.by_state())
-        by_object = GroupPosterior.fit(fitted.statistics.by_object())
+        by_state = LinearDiscriminant.fit(fitted.statistics.by_state())
+        by_object = LinearDiscriminant.fit(fitted.statistics.by_object())
         posteriors = by_state.to(torch.float32), by_object.to(torch.float32)
     return portable_closed_form(model, torch.from_numpy(candidates), posteriors)
 
@@ -255,7 +255,7 @@ def write_update(
         write_statistics(folder, updated.fitted, updated.tensors)
 
 
-def describe_changes(before: LabelSpace, after: LabelSpace, rows: pd.DataFrame) -> list[str]:
+def describe_additions(before: LabelSpace, after: LabelSpace, rows: pd.DataFrame) -> list[str]:
     """Lines of text on an update: number of images added, of pairs with images now and before, new pairs, new words."""
     known = set(before.names(before.pairs["train"]))
     pairs = [name for name in after.names(after.pairs["train"]) if name not in known]

@@ -67,7 +67,7 @@ def aggregate(runs: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]) -> Ag
     return table
 
 
-def headlines(table: Aggregate) -> Aggregate:
+def headline_numbers(table: Aggregate) -> Aggregate:
     """Select at most fourteen averaged numbers per method, to show in `dvc metrics diff` and `dvc exp show`.
 
     Validation AUC comes first, since options should be chosen by it and not by test metrics.
@@ -131,14 +131,14 @@ def standard_error(values: Sequence[float]) -> float:
 
 
 def read_metrics(path: Path, command: str = "dvc repro report") -> dict[str, Any]:
-    """Like `read_numbers`, but a missing file raises a `DuplexError` that gives the command to write it."""
-    metrics = read_numbers(path, command)
+    """Like `stored_numbers`, but a missing file raises a `DuplexError` that gives the command to write it."""
+    metrics = stored_numbers(path, command)
     if metrics is None:
         raise DuplexError(f"{path} does not exist; `{command}` writes it")
     return metrics
 
 
-def read_numbers(path: Path, command: str = "dvc repro") -> Tree | None:
+def stored_numbers(path: Path, command: str = "dvc repro") -> Tree | None:
     """Read a JSON file of numbers, NaN and infinity as None; returns None if the file does not exist."""
     try:
         return dict(json.loads(path.read_text(encoding="utf-8"), parse_constant=lambda _: None))
@@ -215,10 +215,10 @@ def read_run(files: RunPaths) -> RunRecord:
     """Read metrics, history, timing and predictions of one run; missing files leave fields empty."""
     names = ("metrics", "history", "timing", "evaluation_timing", "predictions")
     return RunRecord(
-        metrics=read_numbers(files.metrics) or {},
+        metrics=stored_numbers(files.metrics) or {},
         history=read_table(files.history),
-        timing=read_numbers(files.timing) or {},
-        evaluation_timing=read_numbers(files.evaluation_timing) or {},
+        timing=stored_numbers(files.timing) or {},
+        evaluation_timing=stored_numbers(files.evaluation_timing) or {},
         predictions=read_table(files.predictions),
         files={name: getattr(files, name).as_posix() for name in names},
     )

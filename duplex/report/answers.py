@@ -17,24 +17,24 @@ from duplex.evaluation.probabilities import AnsweredImages
 from duplex.labels import Ints, prompt_name
 from duplex.report.blocks import (
     Block,
+    Caption,
     Chart,
     Column,
+    ConfusionMatrix,
     Figure,
     Gallery,
-    Group,
-    Line,
     Mark,
-    Matrix,
     Note,
     ReportPart,
     Series,
     Strip,
+    Strips,
     Table,
     TableRow,
     Thumb,
-    columns,
     count_cell,
     draw,
+    headings,
     number_cell,
     text_cell,
 )
@@ -65,7 +65,7 @@ def answers_of(answered: AnsweredImages, manifest: pd.DataFrame) -> pd.DataFrame
     )
 
 
-def predicted_parts(
+def example_and_error_parts(
     predictions: pd.DataFrame, source: str, thumbnails: Thumbnails, notes: Sequence[Block], texts: RetrievedTexts
 ) -> list[ReportPart]:
     """The parts `Examples`, headed by `notes`, and `Errors` on a run whose predictions are in the file `source`."""
@@ -82,7 +82,7 @@ def predicted_parts(
     return [ReportPart("Examples", [*notes, examples, *texts.blocks]), ReportPart("Errors", tables)]
 
 
-def example_gallery(answers: pd.DataFrame, thumbnails: Thumbnails, texts: Mapping[int, Sequence[Line]]) -> Gallery:
+def example_gallery(answers: pd.DataFrame, thumbnails: Thumbnails, texts: Mapping[int, Sequence[Caption]]) -> Gallery:
     """Gallery of right and wrong, seen and unseen test images, each with three answers and its lines of `texts`."""
     groups = []
     for seen, right in ((True, True), (False, True), (True, False), (False, False)):
@@ -91,17 +91,17 @@ def example_gallery(answers: pd.DataFrame, thumbnails: Thumbnails, texts: Mappin
         thumbs = [_example(row, thumbnails, texts.get(row["row"], ())) for _, row in rows.iloc[places].iterrows()]
         if thumbs:
             kind = "Seen" if seen else "Unseen"
-            groups.append(Group(f"{kind} pairs, {'right' if right else 'wrong'}", [Strip("", thumbs)]))
+            groups.append(Strips(f"{kind} pairs, {'right' if right else 'wrong'}", [Strip("", thumbs)]))
     caption = "Below each test image: its label and the three best predictions, at the bias chosen on validation"
     more = "; then the three closed-world pairs whose semantic prototypes are nearest, with their cosines"
     return Gallery(groups, f"{caption}{more if texts else ''}.")
 
 
-def _example(row: pd.Series, thumbnails: Thumbnails, texts: Sequence[Line]) -> Thumb:
+def _example(row: pd.Series, thumbnails: Thumbnails, texts: Sequence[Caption]) -> Thumb:
     best = [row[key] for key in ("answer", "top2", "top3") if isinstance(row.get(key), str) and row[key]]
-    lines = [Line(name, name == row["label"]) for name in best]
+    lines = [Caption(name, name == row["label"]) for name in best]
     if texts:
-        lines = [Line("all score terms:", head=True), *lines, Line("text alone:", head=True), *texts]
+        lines = [Caption("all score terms:", head=True), *lines, Caption("text alone:", head=True), *texts]
     return Thumb(thumbnails(row["image"]), row["label"], f"test image labelled {row['label']}", lines=lines)
 
 
@@ -118,7 +118,7 @@ def confused_table(answers: pd.DataFrame, caption: str, limit: int, source: str 
         TableRow([text_cell(label), text_cell(answer), count_cell(len(images), source), count_cell(total, source)])
         for label, answer, images, total in most_confused(answers)[:limit]
     ]
-    return Table(caption, columns("label", "answer", "images", "of", texts=2), rows, AT_BIAS if source else "")
+    return Table(caption, headings("label", "answer", "images", "of", texts=2), rows, AT_BIAS if source else "")
 
 
 def pair_accuracy_table(
@@ -146,7 +146,7 @@ def pair_accuracy_table(
             cells.append(text_cell(rivals.get(label, MISSING)))
         rows.append(TableRow(cells))
     titles = ["test images", "right, %"] if train is None else ["training images", "test images", "right, %"]
-    header = [*columns("pair", "in training", *titles, texts=2), *([] if best else [RIVAL])]
+    header = [*headings("pair", "in training", *titles, texts=2), *([] if best else [RIVAL])]
     note = AT_BIAS if source else ""
     if train is not None and len(pairs) > limit:
         note = f"The first {limit} of {len(pairs)}."
@@ -173,7 +173,7 @@ def _overall_table(answered: AnsweredImages) -> Table:
         if mask.any():
             shares = [number_cell(100 * float(each[mask].mean())) for each in right]
             rows.append(TableRow([text_cell(name), count_cell(mask.sum()), *shares]))
-    header = columns("test images of", "images", "pair right, %", "state right, %", "object right, %")
+    header = headings("test images of", "images", "pair right, %", "state right, %", "object right, %")
     note = "The answer is the most probable pair. Seen pairs have training images, unseen ones have none."
     return Table("Accuracy of answers as listed", header, rows, note)
 
@@ -222,7 +222,7 @@ def confusion_parts(
     return parts
 
 
-def _matrix(counts: Ints, names: Sequence[str], title: str) -> Matrix:
+def _matrix(counts: Ints, names: Sequence[str], title: str) -> ConfusionMatrix:
     errors = counts.sum(0) + counts.sum(1) - 2 * counts.diagonal()
     occurring = np.flatnonzero(counts.sum(0) + counts.sum(1))
     shown = np.sort(occurring[np.argsort(-errors[occurring], kind="stable")][:MATRIX])
@@ -230,7 +230,7 @@ def _matrix(counts: Ints, names: Sequence[str], title: str) -> Matrix:
     if len(shown) < len(occurring):
         note += f" The {len(shown)} of {len(occurring)} with the most errors."
     block = counts[np.ix_(shown, shown)].tolist()
-    return Matrix(f"{title}: label against answer", [prompt_name(names[i]) for i in shown], block, note)
+    return ConfusionMatrix(f"{title}: label against answer", [prompt_name(names[i]) for i in shown], block, note)
 
 
 def _confused_gallery(answers: pd.DataFrame, training: pd.Series, thumbnails: Thumbnails) -> Gallery:
@@ -242,7 +242,7 @@ def _confused_gallery(answers: pd.DataFrame, training: pd.Series, thumbnails: Th
         strips = [Strip("answered wrongly", thumbs(images, label, False))]
         if examples := training.index[training == answer].tolist():
             strips.append(Strip(f"training images of {answer}", thumbs(examples, answer, None)))
-        groups.append(Group(f"{label} answered as {answer}: {len(images)} of {total}", strips))
+        groups.append(Strips(f"{label} answered as {answer}: {len(images)} of {total}", strips))
     return Gallery(groups, "The most frequent wrong answers on test images.")
 
 
@@ -254,12 +254,12 @@ def wrong_answers_part(answers: pd.DataFrame, thumbnails: Thumbnails | None) -> 
     thumbs = []
     shown: list[Any] = list(wrong.head(WRONG).itertuples())
     for each in shown:
-        lines = [Line(f"answer: {each.answer}", False), Line(f"probability {100 * each.probability:.0f} %")]
+        lines = [Caption(f"answer: {each.answer}", False), Caption(f"probability {100 * each.probability:.0f} %")]
         alt = f"{each.image}, labelled {each.label}"
         thumbs.append(Thumb(thumbnails(each.image), each.label, alt, False, lines))
     count = f"All {len(wrong)}" if len(wrong) == len(thumbs) else f"The first {len(thumbs)} of {len(wrong)}"
     caption = f"{count} wrong answers on test images, the most probable first; some may be wrong labels."
-    return ReportPart("Most probable first", [Gallery([Group("", [Strip("", thumbs)])], caption)])
+    return ReportPart("Most probable first", [Gallery([Strips("", [Strip("", thumbs)])], caption)])
 
 
 def probability_part(answered: AnsweredImages) -> ReportPart:

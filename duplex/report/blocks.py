@@ -75,7 +75,7 @@ class Column:
     tip: str = ""
 
 
-def columns(*titles: str, texts: int = 1) -> list[Column]:
+def headings(*titles: str, texts: int = 1) -> list[Column]:
     """Column headings with these titles: the first `texts` columns hold text, all others numbers."""
     return [Column(title, place >= texts) for place, title in enumerate(titles)]
 
@@ -108,7 +108,7 @@ class Note:
 
 
 @dataclass(frozen=True)
-class Line:
+class Caption:
     """Line of text below a thumbnail; `right` tells whether the prediction in it is right (None: no prediction)."""
 
     text: str
@@ -124,7 +124,7 @@ class Thumb:
     name: str  # label
     alt: str  # text for screen readers
     right: bool | None = None  # whether the answer for the image is right; None: no mark
-    lines: Sequence[Line] = ()
+    lines: Sequence[Caption] = ()
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class Strip:
 
 
 @dataclass(frozen=True)
-class Group:
+class Strips:
     """Several rows of thumbnails in a gallery under one title."""
 
     title: str
@@ -146,12 +146,12 @@ class Group:
 @dataclass(frozen=True)
 class Gallery:
     kind: ClassVar[str] = "gallery"
-    groups: Sequence[Group]
+    groups: Sequence[Strips]
     caption: str = ""
 
 
 @dataclass(frozen=True)
-class Matrix:
+class ConfusionMatrix:
     """Confusion matrix: `counts[i][j]` is the number of images with the label `names[i]` and the answer `names[j]`."""
 
     kind: ClassVar[str] = "matrix"
@@ -174,7 +174,7 @@ class Matrix:
         return table
 
 
-Block = Table | Figure | Note | Gallery | Matrix
+Block = Table | Figure | Note | Gallery | ConfusionMatrix
 
 
 @dataclass(frozen=True)
@@ -378,7 +378,7 @@ def render_page(report: Report) -> str:
     return template.render(report=report, style=style, script=Markup(_package_text("page.js")))
 
 
-def render_notebook(title: str, blocks: Sequence[Block]) -> str:
+def render_for_notebook(title: str, blocks: Sequence[Block]) -> str:
     """Tables and figures as HTML for a notebook, style sheet included."""
     return _environment().get_template("notebook.html.j2").render(title=title, blocks=blocks)
 

@@ -46,7 +46,7 @@ def read_package_yaml(name: str) -> Tree:
 
 
 @dataclass(frozen=True)
-class Value:
+class MeanWithError:
     """A mean over seeds with its standard error; for a published number without error, `error` and `seeds` are 0."""
 
     mean: float
@@ -64,7 +64,7 @@ class Gap:
     high: float | None = None
 
     @classmethod
-    def of(cls, *terms: tuple[float, Value]) -> Gap:
+    def of(cls, *terms: tuple[float, MeanWithError]) -> Gap:
         """Sum independent terms (factor * value); the interval's degrees of freedom are the fewest seeds minus one."""
         total = math.fsum(factor * value.mean for factor, value in terms)
         errors = [None if value.error is None else (factor * value.error) ** 2 for factor, value in terms]
@@ -130,7 +130,7 @@ class Measured:
         found: Tree | None = self.tree.get(f"settings_{table}", self.tree.get("settings"))
         return found
 
-    def value(self, table: str, metric: str, sampled: bool = False) -> Value | None:
+    def value(self, table: str, metric: str, sampled: bool = False) -> MeanWithError | None:
         """One metric of the method with its standard error, None if not measured; `table`: of the summary, or `costs`.
 
         Open-world metrics are at the feasibility threshold by words, if there is one.
@@ -146,16 +146,18 @@ class Measured:
             return None
         seeds = numbers.get("seeds", self.seeds)
         error = numbers.get(f"{key}_se") if seeds > 1 else None
-        return Value(numbers[key], error, seeds, json_pointer(self.file, self.dataset, self.name, table, key))
+        return MeanWithError(numbers[key], error, seeds, json_pointer(self.file, self.dataset, self.name, table, key))
 
-    def _cost(self, metric: str) -> Value | None:
+    def _cost(self, metric: str) -> MeanWithError | None:
         part = "evaluation_timing" if metric == "test_seconds" else "timing"
         found = [run for run in self.runs.values() if metric in getattr(run, part)]
         if not found:
             return None
         numbers = [float(getattr(run, part)[metric]) for run in found]
         error = standard_error(numbers) if len(numbers) > 1 else None
-        return Value(fmean(numbers), error, len(numbers), " ".join(json_pointer(r.files[part], metric) for r in found))
+        return MeanWithError(
+            fmean(numbers), error, len(numbers), " ".join(json_pointer(r.files[part], metric) for r in found)
+        )
 
     def surroundings(self, table: str, shared: Sequence[str] = SHARED) -> str:
         """Settings `shared` behind a `table` of the summary, as JSON; results can be compared if it is equal."""
@@ -163,7 +165,7 @@ class Measured:
         return "" if settings is None else json.dumps([settings.get(key) for key in shared])
 
 
-def measured(results: Results, data: DatasetResults) -> list[Measured]:
+def measured_methods(results: Results, data: DatasetResults) -> list[Measured]:
     """All methods measured on a data set: first the ablations, which have more seeds, then the methods of `run:`."""
     found = [Measured(name, data.name, results.ablations_file, tree) for name, tree in data.ablations.items()]
     for name, tree in data.summary.items():
@@ -241,7 +243,7 @@ def obstacle(settings: Tree | None, backbone: str) -> str:
     return ""
 
 
-def paper_value(row: Tree, table: str, benchmark: str, metric: str) -> Value | None:
+def paper_value(row: Tree, table: str, benchmark: str, metric: str) -> MeanWithError | None:
     """One number of the paper's tables, None if missing; its standard error is 0 if the paper gives none."""
     numbers = row.get(table, {}).get(benchmark)
     errors: Sequence[float] = ()
@@ -255,7 +257,7 @@ def paper_value(row: Tree, table: str, benchmark: str, metric: str) -> Value | N
     if metric not in by_metric:
         return None
     error = dict(zip(METRICS, errors, strict=False)).get(metric)
-    return Value(by_metric[metric], error or 0.0, 0 if error is None else PAPER_SEEDS)
+    return MeanWithError(by_metric[metric], error or 0.0, 0 if error is None else PAPER_SEEDS)
 
 
 def published_rows(table: str) -> list[Tree]:
@@ -281,8 +283,8 @@ class Judgement:
     paper: str
     verdict: str
     reason: str
-    left: Value | None = None
-    right: Value | None = None
+    left: MeanWithError | None = None
+    right: MeanWithError | None = None
     gap: Gap | None = None
 
 
@@ -345,7 +347,7 @@ def format_number(metric: str, number: float) -> str:
     return f"{number:.0f} s" if metric in COSTS else f"{number:.1f}"
 
 
-def lines_of(claim: Tree) -> Iterator[Comparison]:
+def comparisons_of(claim: Tree) -> Iterator[Comparison]:
     """Split a claim into comparisons: one for each metric and, if the claim lists several rows, for each row."""
     places = claim.get("in", "costs" if "cost" in claim else "closed")
     tables = (places, places) if isinstance(places, str) else (places[0], places[1])
@@ -366,12 +368,12 @@ def _names(claim: Tree) -> list[Any]:
 
 def judge_all(results: Results, data: DatasetResults) -> list[Judgement]:
     """Judge every claim of claims.yaml on a data set, per metric and per setting of encoder, data and fine-tuning."""
-    candidates = measured(results, data)
+    candidates = measured_methods(results, data)
     benchmark = benchmark_of(counts_of(data.statistics))
     found: list[Judgement] = []
     for claim in read_package_yaml("claims.yaml")["claims"]:
         if benchmark is None or benchmark in claim["of"]:
-            for line in lines_of(claim):
+            for line in comparisons_of(claim):
                 found += _judge(line, candidates, benchmark)
     return found
 

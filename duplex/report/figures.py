@@ -177,7 +177,7 @@ def compute_tsne_maps(scene: Scene, tick: Tick) -> pd.DataFrame:
 
 
 def _plans(scene: Scene) -> Iterator[tuple[str, list[tuple[str, Ints, Array]]]]:
-    largest, rows = largest_classes(scene.compositions)
+    largest, rows = largest_compositions(scene.compositions)
     if scene.visual is not None:
         parts = [("image", scene.compositions[rows], scene.trained[rows])]
         parts += [("semantic", largest, scene.semantic(largest))] if scene.semantic is not None else []
@@ -195,7 +195,7 @@ def _plans(scene: Scene) -> Iterator[tuple[str, list[tuple[str, Ints, Array]]]]:
         yield "combined", [("combined", first, np.concatenate(list(prototypes.values()), axis=1))]
 
 
-def largest_classes(compositions: Ints) -> tuple[Ints, Ints]:
+def largest_compositions(compositions: Ints) -> tuple[Ints, Ints]:
     """The 20 compositions with the most images, and the indices of up to 40 evenly spaced images of each."""
     names, counts = np.unique(compositions, return_counts=True)
     largest = np.sort(names[np.argsort(-counts, kind="stable")[:CLASSES]])

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from duplex.data.images import file_of, thumbnail
+from duplex.data.images import thumbnail, uncropped_path
 from duplex.errors import UsageError
 from duplex.evaluation.accumulate import Floats
 from duplex.evaluation.vectors import nearest, precision
@@ -25,15 +25,15 @@ from duplex.labels import Bools, Ints, LabelSpace
 from duplex.methods.base import Inspectable
 from duplex.report.blocks import (
     Block,
+    Caption,
     Gallery,
-    Group,
-    Line,
     Note,
     Strip,
+    Strips,
     Table,
     TableRow,
     Thumb,
-    columns,
+    headings,
     json_pointer,
     number_cell,
     text_cell,
@@ -54,7 +54,7 @@ def thumbnails_under(root: Path) -> Thumbnails:
 
 def missing_images_note(root: Path, images: Sequence[str], dataset: str) -> list[Block]:
     """A list of one note if none of a data set's images exists in `root`; otherwise an empty list."""
-    if any((root / file_of(image)).is_file() for image in images):
+    if any((root / uncropped_path(image)).is_file() for image in images):
         return []
     return [Note(f"The images of {dataset} are not on this machine (expected in {root}); only labels are shown.")]
 
@@ -155,7 +155,7 @@ def _hits(context: RetrievalContext, rows: Ints, cosines: Floats, wanted: int) -
 
 def _thumb(context: RetrievalContext, hit: Hit) -> Thumb:
     alt = f"test image labelled {hit.label}"
-    return Thumb(context.thumbnails(hit.image), hit.label, alt, hit.right, [Line(f"cosine {hit.cosine:.3f}")])
+    return Thumb(context.thumbnails(hit.image), hit.label, alt, hit.right, [Caption(f"cosine {hit.cosine:.3f}")])
 
 
 def _masks(seen: Bools) -> dict[str, Bools]:
@@ -170,7 +170,7 @@ def _shares_table(
     for name, title in titles.items():
         cells = [number_cell(value, source=json_pointer(*place, name, kind)) for kind, value in numbers[name].items()]
         rows.append(TableRow([text_cell(title), *cells]))
-    return Table(caption, columns(heading, *numbers[next(iter(titles))]), rows, note)
+    return Table(caption, headings(heading, *numbers[next(iter(titles))]), rows, note)
 
 
 def prototype_blocks(context: RetrievalContext, file: str) -> tuple[list[Block], dict[str, Any]]:
@@ -203,7 +203,7 @@ def _prototype_gallery(context: RetrievalContext, present: Ints) -> Gallery:
                 Strip(f"nearest to the {prototype} prototype", [_thumb(context, hit) for hit in hits])
                 for prototype, hits in prototype_hits(context, composition, NEAREST).items()
             ]
-            groups.append(Group(f"{context.labels.name(composition)} ({kind})", strips))
+            groups.append(Strips(f"{context.labels.name(composition)} ({kind})", strips))
     return Gallery(groups, "Test images nearest to a pair's prototypes, with their labels and cosines.")
 
 
@@ -211,7 +211,7 @@ def _prototype_gallery(context: RetrievalContext, present: Ints) -> Gallery:
 class RetrievedTexts:
     """The texts (semantic prototypes) nearest to each test image, for the report; empty if the method has no texts."""
 
-    lines: Mapping[int, Sequence[Line]] = field(default_factory=dict)  # by row of the manifest
+    lines: Mapping[int, Sequence[Caption]] = field(default_factory=dict)  # by row of the manifest
     blocks: Sequence[Block] = ()
     numbers: Mapping[str, Any] = field(default_factory=dict)  # cited by `blocks`
 
@@ -235,7 +235,7 @@ def retrieve_texts(context: RetrievalContext, file: str) -> RetrievedTexts:
     right: Bools = compositions == context.compositions[:, None]
     names = [context.labels.names(column) for column in compositions.T]
     lines = {
-        row: [Line(f"{cosines[i, k]:.3f} {names[k][i]}", bool(right[i, k])) for k in range(len(names))]
+        row: [Caption(f"{cosines[i, k]:.3f} {names[k][i]}", bool(right[i, k])) for k in range(len(names))]
         for i, row in enumerate(context.test.rows.tolist())
     }
     hits = {"first": right[:, 0], "among_three": np.any(right, axis=1)}
@@ -247,7 +247,7 @@ def retrieve_texts(context: RetrievalContext, file: str) -> RetrievedTexts:
     return RetrievedTexts(lines, [table], {"texts": shares})
 
 
-def swap_blocks(context: RetrievalContext, file: str) -> tuple[list[Block], dict[str, Any]]:
+def swap_parts(context: RetrievalContext, file: str) -> tuple[list[Block], dict[str, Any]]:
     """Parts of the report on swapped factors of test images, and their numbers, which the parts cite from JSON `file`.
 
     For each test pair, the state factor of an image that shares only its state and the object factor of one that shares
@@ -258,7 +258,7 @@ def swap_blocks(context: RetrievalContext, file: str) -> tuple[list[Block], dict
     numbers, gallery = _swap_all(context, context.features.states, context.features.objects)
     forms = {"questions": "{}", "first_right": "{:.1f}"}
     cells = [number_cell(value, forms[key], json_pointer(file, "swap", key)) for key, value in numbers.items()]
-    header = columns("swaps", "nearest image right, %", texts=0)[: len(cells)]
+    header = headings("swaps", "nearest image right, %", texts=0)[: len(cells)]
     note = "One swap per test pair: how often the nearest other image shows exactly the state of A and the object of B."
     return [Table("Swapped factors", header, [TableRow(cells)], note), gallery], {"swap": numbers}
 
@@ -295,10 +295,10 @@ def _sources_of_swap(context: RetrievalContext, wanted: int) -> tuple[int, int, 
     return (wanted, int(a[0]), int(b[0])) if a.size and b.size else None
 
 
-def _swap_group(context: RetrievalContext, sources: Sequence[int], wanted: int, thumbs: list[Thumb]) -> Group:
+def _swap_group(context: RetrievalContext, sources: Sequence[int], wanted: int, thumbs: list[Thumb]) -> Strips:
     pair = []
     for row, role in zip(sources, ("A: its state", "B: its object"), strict=True):
         name = context.labels.name(int(context.compositions[row]))
-        pair.append(Thumb(context.thumbnails(context.images[row]), name, f"source image {role}", None, [Line(role)]))
+        pair.append(Thumb(context.thumbnails(context.images[row]), name, f"source image {role}", None, [Caption(role)]))
     strips = [Strip("sources", pair), Strip("nearest to A's state and B's object", thumbs)]
-    return Group(f"→ {context.labels.name(wanted)}", strips)
+    return Strips(f"→ {context.labels.name(wanted)}", strips)

@@ -18,7 +18,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from duplex.data.images import file_of
+from duplex.data.images import uncropped_path
 from duplex.evaluation.accumulate import Floats
 from duplex.evaluation.probabilities import NEW_SHARE, AnsweredImages, fit_probabilities, image_weights
 from duplex.features.tokens import Examples
@@ -145,7 +145,7 @@ def write_page(data: OwnData, path: Path) -> Path:
 def own_report(data: OwnData) -> Report:
     labels = data.labels
     answered = data.answered
-    present = any((data.root / file_of(image)).is_file() for image in data.manifest["image"])
+    present = any((data.root / uncropped_path(image)).is_file() for image in data.manifest["image"])
     thumbnails = thumbnails_under(data.root) if present else None
     answers = answers_of(answered, data.manifest)
     train = data.readable[data.readable["split"] == "train"]

@@ -39,7 +39,7 @@ from duplex.report.blocks import (
     Table,
     TableCell,
     TableRow,
-    columns,
+    headings,
     json_pointer,
     number_cell,
     text_cell,
@@ -50,13 +50,13 @@ from duplex.report.claims import (
     NOT_COMPARABLE,
     VERDICTS,
     Gap,
+    MeanWithError,
     Measured,
-    Value,
     backbone_of,
     benchmark_of,
     counts_of,
     judge_all,
-    measured,
+    measured_methods,
     number_verdict,
     obstacle,
     paper_row,
@@ -194,7 +194,7 @@ def result_table(results: Results, data: DatasetResults, world: str) -> Table | 
         if others := sorted(encoder for encoder in encoders if backbone_of(encoder) != CLIP):
             note += f" The encoder here is {', '.join(others)}: not comparable with rows of {CLIP}."
     others = [Column(title, tip=TIPS[title]) for title in ("AUC 95 %", *further.values())]
-    header = [*columns("method"), *NUMBERS, *others]
+    header = [*headings("method"), *NUMBERS, *others]
     return Table(f"{data.name}, {world} world", header, [*rows, *quoted], note)
 
 
@@ -219,7 +219,7 @@ def published_table(results: Results, data: DatasetResults, world: str) -> Table
     """Table that compares measured with published S, U, HM and AUC; None if no method here has published results."""
     benchmark = benchmark_of(counts_of(data.statistics))
     entries = read_package_yaml("quoted.yaml")["entries"]
-    candidates = [each for each in measured(results, data) if each.file == results.metrics_file and world in each.tree]
+    candidates = [m for m in measured_methods(results, data) if m.file == results.metrics_file and world in m.tree]
     rows = []
     for line in published_rows(world):
         if benchmark in line and line["method"] in entries:
@@ -230,10 +230,10 @@ def published_table(results: Results, data: DatasetResults, world: str) -> Table
             rows += [_published_line(row, each, world, str(benchmark)) for each in found]
     if not rows:
         return None
-    header = columns("method", "encoder", "name here", texts=3)
+    header = headings("method", "encoder", "name here", texts=3)
     for title in METRICS.values():
         header += [Column(f"{title} published"), Column(f"{title} measured", tip=TIPS[title])]
-    header += columns("AUC, difference", "95 %", "verdict on AUC", "why", texts=4)
+    header += headings("AUC, difference", "95 %", "verdict on AUC", "why", texts=4)
     source = read_package_yaml("quoted.yaml")["source"]
     note = (
         f"Published numbers are quoted from {source}. Measured ones are of the same sweep if runs have it; "
@@ -256,11 +256,11 @@ def _published_line(row: Tree, each: Measured, world: str, benchmark: str) -> Ta
     return TableRow([*cells, *_gap_cells(gap), text_cell(verdict), text_cell(reason)])
 
 
-def _spread(value: Value | None) -> str:
+def _spread(value: MeanWithError | None) -> str:
     return f"± {value.error:.1f}" if value is not None and value.seeds > 1 and value.error is not None else ""
 
 
-def _value_cell(value: Value | None, metric: str) -> TableCell:
+def _value_cell(value: MeanWithError | None, metric: str) -> TableCell:
     if value is None:
         return TableCell(MISSING)
     form, scale = COST_FORMS.get(metric, ("{:.1f}", 1.0))
@@ -292,14 +292,14 @@ def feasibility_table(data: DatasetResults) -> Table | None:
     if not rows:
         return None
     titles = ("threshold", "feasible pairs", "val AUC, all feasible", "val AUC, at threshold", "gain on pairs left out")
-    header = columns("method", "used", *titles, "standard error", "test AUC", texts=2)
+    header = headings("method", "used", *titles, "standard error", "test AUC", texts=2)
     return Table(f"Feasibility in the open world: {data.name}", header, rows, FEASIBILITY_NOTE)
 
 
 def ablation_tables(results: Results, data: DatasetResults) -> list[tuple[str, Table | None]]:
     """The tables in `ablation_tables.yaml`, each with its title; a table is None if its ablations were not run."""
     tables: list[tuple[str, Table | None]] = []
-    candidates = measured(results, data)
+    candidates = measured_methods(results, data)
     for entry in read_package_yaml("ablation_tables.yaml")["tables"]:
         lines = [(row, found) for row in entry["rows"] if (found := _ablation(candidates, row["run"])) is not None]
         if len(lines) < 2 or not any(found.file == results.ablations_file for _, found in lines):
@@ -341,7 +341,7 @@ def _ablation_table(entry: Tree, lines: Sequence[tuple[Tree, Measured]], dataset
         more += [Column("validation AUC"), Column("untrained", False, UNTRAINED_TIP), Column("settings", False)]
     caption = f"{entry['title']} ({entry['source']}): {dataset}, closed world"
     note = entry["caption"] if is_recorded else f"{entry['caption']} {NOT_RECORDED}"
-    return Table(caption, [*columns(*texts, texts=len(texts)), *NUMBERS, *more], rows, note)
+    return Table(caption, [*headings(*texts, texts=len(texts)), *NUMBERS, *more], rows, note)
 
 
 def _untrained(each: Measured) -> str:
@@ -386,9 +386,9 @@ def claims_table(results: Results, data: DatasetResults) -> Table:
             ratio = found.left.mean / found.right.mean
             gap = [TableCell(f"× {ratio:.2f}", ratio), TableCell(MISSING)]
         rows.append(TableRow([*texts, *numbers, *gap, text_cell(found.paper), text_cell(found.reason)]))
-    header = columns("source", "statement", "metric", "verdict", texts=4)
+    header = headings("source", "statement", "metric", "verdict", texts=4)
     header += [Column("left", tip="what is to be higher or small"), Column("right", tip="what it is compared with")]
-    header += columns("difference", "95 %", "paper", "runs, or why not", texts=4)
+    header += headings("difference", "95 %", "paper", "runs, or why not", texts=4)
     counts = Counter(found.verdict for found in judgements)
     shown = ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict])
     return Table(f"Claims of the paper on {data.name}: {shown}", header, rows, f"{CLAIMS_NOTE} {NUMBER_NOTE}")
@@ -407,7 +407,7 @@ def term_tables(results: Results, data: DatasetResults) -> list[Block]:
             rows.append(TableRow([text_cell(title), *metric_cells(summary[name], place)]))
         caption = f"Score terms: {method}, {data.name}, closed world"
         rows = ranked(rows, range(1, 1 + len(METRICS)))
-        tables.append(Table(caption, [*columns("score terms"), *NUMBERS], rows))
+        tables.append(Table(caption, [*headings("score terms"), *NUMBERS], rows))
     return [Note(TERMS_NOTE), *tables] if tables else []
 
 
@@ -434,10 +434,10 @@ def frequency_table(data: DatasetResults) -> Table | Note:
         "have none. Accuracy without bias, closed world, percent, mean over seeds."
     )
     titles = [key.replace("_percent", " %").replace("_", " ") for key in COUNTS]
-    return Table(f"Accuracy by training frequency: {data.name}", columns("group", *titles, *methods), rows, note)
+    return Table(f"Accuracy by training frequency: {data.name}", headings("group", *titles, *methods), rows, note)
 
 
-def curve_ends_table(results: Results, data: DatasetResults) -> Table | None:
+def frequency_at_ends_table(results: Results, data: DatasetResults) -> Table | None:
     """Table of accuracies by frequency group at the ends of the seen–unseen curve, as in the paper's appendix."""
     runs = [run for seeds in data.runs.values() for run in seeds.values()]
     rows = []
@@ -455,7 +455,7 @@ def curve_ends_table(results: Results, data: DatasetResults) -> Table | None:
         "that seen is S), unseen pairs when seen pairs are excluded (U). Closed world, percent, mean over seeds."
     )
     caption = f"Training frequency and the graph at the curve's ends: {data.name}"
-    return Table(caption, columns("group", "test images", *GRAPH), rows, note)
+    return Table(caption, headings("group", "test images", *GRAPH), rows, note)
 
 
 def _graph_cells(results: Results, data: DatasetResults, *place: str) -> list[TableCell]:
@@ -491,7 +491,7 @@ def efficiency_table(results: Results, data: DatasetResults) -> Table:
         "refinement changes are listed apart. Memory is the peak of the process in training. Times depend on the "
         "machine; they include the fine-tuned blocks of the encoder, but not its frozen ones."
     )
-    return Table(f"Cost and result: {data.name}, closed world", columns("method", *titles, "HM", "AUC"), rows, note)
+    return Table(f"Cost and result: {data.name}, closed world", headings("method", *titles, "HM", "AUC"), rows, note)
 
 
 def statistics_table(data: DatasetResults) -> Table | Note:
@@ -512,10 +512,10 @@ def statistics_table(data: DatasetResults) -> Table | Note:
         cells["feature cache"] = number_cell(megabytes, "{:,.1f} MB", json_pointer(data.extraction_file, "bytes"))
         cells["unreadable images"] = number_cell(bad, "{:,.0f}", json_pointer(data.extraction_file, "bad"))
     rows = [TableRow([text_cell(title), cell]) for title, cell in cells.items()]
-    return Table(f"Counts: {data.name}", columns("item", "count"), rows)
+    return Table(f"Counts: {data.name}", headings("item", "count"), rows)
 
 
-def run_recipe_tables(data: DatasetResults) -> list[Table]:
+def auto_finetune_tables(data: DatasetResults) -> list[Table]:
     """For each run with `finetune: auto`, a table of the recipes (numbers of fine-tuned blocks) that it compared."""
     tables = []
     for method, runs in data.runs.items():
@@ -551,7 +551,7 @@ def recipe_table(
         name = TableCell(recipe["recipe"], recipe["recipe"], rank=1 if recipe.get("chosen") else 0)
         cells = [number_cell(recipe.get(key), forms[key], source and f"{source}/{key}") for key in shown]
         rows.append(TableRow([name, *cells]))
-    return Table(caption, columns(heading, *(titles[name] for name in shown)), rows, RECIPE_NOTE)
+    return Table(caption, headings(heading, *(titles[name] for name in shown)), rows, RECIPE_NOTE)
 
 
 def run_table(results: Results, options: Mapping[tuple[str, str], Mapping[str, Any]]) -> pd.DataFrame:
@@ -569,7 +569,7 @@ def run_table(results: Results, options: Mapping[tuple[str, str], Mapping[str, A
     return pd.DataFrame(lines, columns=list(RUN_COLUMNS))
 
 
-def metrics_table(table: Aggregate) -> list[list[str]]:
+def metrics_as_text(table: Aggregate) -> list[list[str]]:
     """Metrics averaged over seeds, as rows of text: a header, then one row per data set, world and method.
 
     `all pairs`: open-world AUC, all pairs feasible. `by words`: AUC at the threshold by word vectors, as published.
@@ -615,8 +615,8 @@ def dataset_section(results: Results, data: DatasetResults, image_parts: Sequenc
     curves: list[Block] = [figure for world in WORLDS if (figure := curve_figure(data, world))]
     no_curves = Note("No run has predictions of seen and unseen pairs.", "dvc repro")
     no_training = Note("No run has a training history of more than one epoch.")
-    graph = curve_ends_table(results, data)
-    recipes = run_recipe_tables(data)
+    graph = frequency_at_ends_table(results, data)
+    recipes = auto_finetune_tables(data)
     parts = [
         ReportPart("Results", _results(results, data)),
         ReportPart("Seen against unseen", curves or [no_curves]),
@@ -628,10 +628,10 @@ def dataset_section(results: Results, data: DatasetResults, image_parts: Sequenc
         *image_parts,
         ReportPart("Data", [statistics_table(data)]),
     ]
-    return ReportSection(slug("data", data.name), data.name, with_missing_last(parts))
+    return ReportSection(slug("data", data.name), data.name, collect_missing_parts(parts))
 
 
-def with_missing_last(parts: Sequence[ReportPart]) -> list[ReportPart]:
+def collect_missing_parts(parts: Sequence[ReportPart]) -> list[ReportPart]:
     """The parts with data, then a part `Not shown` that collects the notes of parts without data."""
     filled = [part for part in parts if not all(isinstance(block, Note) for block in part.blocks)]
     notes = [
@@ -701,4 +701,4 @@ def _revision() -> str:
 
 def _pairs(caption: str, rows: list[tuple[str, str]]) -> Table:
     lines = [TableRow([text_cell(name), text_cell(value)]) for name, value in rows]
-    return Table(caption, columns("item", "value", texts=2), lines)
+    return Table(caption, headings("item", "value", texts=2), lines)

@@ -27,7 +27,7 @@ TRIES = 10  # to replace a folder that other processes replace too
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # error numbers of a full disk, quota or file-size limit
 
 
-def checked_path(path: object, noun: str) -> Path:
+def expanded_path(path: object, noun: str) -> Path:
     """A user's path with `~` expanded; raises `UsageError`, which calls it `noun`, if it is empty or not a path."""
     if not isinstance(path, str | os.PathLike) or not str(path) or "\0" in str(path):
         raise UsageError(f"{noun} is {shown(path)}; expected a path")
@@ -148,7 +148,7 @@ def report_write_errors(path: Path) -> Iterator[None]:
         raise DuplexError(f"{path} cannot be written: {error.strerror or error}; {remedy}") from error
 
 
-def with_own_name(path: Path) -> Path:
+def named_path(path: Path) -> Path:
     """The path itself, or its absolute form if it is `.` or ends with `..` and so has no name of its own."""
     return path if path.name not in ("", "..") else Path(os.path.abspath(path))
 

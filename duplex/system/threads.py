@@ -97,7 +97,7 @@ def threads(wanted: Threads) -> Iterator[None]:
 
 
 @contextmanager
-def initial_modes() -> Iterator[None]:
+def in_initial_modes() -> Iterator[None]:
     """Context manager or decorator: turn gradients on and autocast off; new tensors are float32 on the CPU."""
     import torch
 

@@ -1,4 +1,4 @@
-"""The file format of all models, and checkpoints: a trained method's tensors and a `Record` of its training.
+"""The file format of all models, and checkpoints: a trained method's tensors and a `TrainingRecord` of its training.
 
 A model file has tensors in safetensors and, under the metadata key `duplex`, a JSON header: `format` (the version),
 `holds` (the kind of file), `tensors` (sha256 of their names, types, shapes and values), the fields of its kind, and
@@ -25,8 +25,8 @@ from duplex.errors import DuplexError
 from duplex.evaluation.probabilities import UNFITTED, Confidence
 from duplex.labels import LabelSpace, World
 from duplex.methods.base import Method, MethodContext
-from duplex.methods.registry import make_method, method_source, parse_options, plugin_code_hash
-from duplex.options import CombinedOptions, FinetuneOptions, Options
+from duplex.methods.registry import make_method, method_entry_point, parse_options, plugin_code_hash
+from duplex.options import CombinedRunsOptions, FinetuneOptions, Options
 from duplex.system.code import UNKNOWN_CODE, plugin_hash
 from duplex.system.files import json_digest, write_tensors
 from duplex.system.plugins import module_of
@@ -54,9 +54,9 @@ class ModelHeader:
     fingerprint: str  # identifies the whole content
 
     @cached_property
-    def record(self) -> Record:
+    def record(self) -> TrainingRecord:
         """How a checkpoint's method was trained."""
-        return Record.from_dict(self.fields)
+        return TrainingRecord.from_dict(self.fields)
 
 
 def write_model(path: Path, kind: Kind, fields: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
@@ -125,7 +125,7 @@ WORD_VECTORS = "words"  # field of `Record.encoder`: sha256 of the file of word 
 
 
 @dataclass(frozen=True)
-class Record:
+class TrainingRecord:
     """Metadata of a checkpoint: how its method was trained, and what validation images decided."""
 
     kind: str
@@ -159,7 +159,7 @@ class Record:
         }
 
     @classmethod
-    def from_dict(cls, header: Mapping[str, Any]) -> Record:
+    def from_dict(cls, header: Mapping[str, Any]) -> TrainingRecord:
         stored = {field.name: header[field.name] for field in fields(cls) if field.name in header}
         return cls(
             **{
@@ -175,20 +175,20 @@ class Record:
         )
 
 
-def save_checkpoint(path: Path, method: Method[Any], record: Record) -> None:
+def save_checkpoint(path: Path, method: Method[Any], record: TrainingRecord) -> None:
     """Write a method's checkpoint atomically; equal runs give equal bytes."""
     known = {} if record.novelty is None else record.novelty.tensors()
     write_model(path, "checkpoint", record.to_dict(), {**method.state_dict(), **known})
 
 
-def read_checkpoint(path: Path) -> ModelHeader:
+def read_checkpoint_header(path: Path) -> ModelHeader:
     """Read a checkpoint's header; raises `DuplexError` if the file is missing or is no checkpoint."""
     return read_header(path, "checkpoint")
 
 
-def read_record(path: Path) -> Record:
+def read_record(path: Path) -> TrainingRecord:
     """Read a checkpoint's metadata: how its method was trained."""
-    return read_checkpoint(path).record
+    return read_checkpoint_header(path).record
 
 
 def read_novelty(checkpoint: ModelHeader, device: torch.device) -> NoveltyDetector | None:
@@ -198,7 +198,7 @@ def read_novelty(checkpoint: ModelHeader, device: torch.device) -> NoveltyDetect
         return NoveltyDetector.from_tensors({name: file.get_tensor(name) for name in names}, device)
 
 
-def check_inputs(place: object, record: Record, labels: LabelSpace, encoder: Mapping[str, str]) -> None:
+def check_inputs(place: object, record: TrainingRecord, labels: LabelSpace, encoder: Mapping[str, str]) -> None:
     """Raise `DuplexError` unless the run `place` was trained with the same labels, encoder and word vectors."""
     for key in COMPARED:
         trained_on, here = record.encoder.get(key), encoder.get(key)
@@ -222,18 +222,18 @@ def load_checkpoint(checkpoint: Path | ModelHeader, context: MethodContext, enco
     Raises `DuplexError` if the labels or the encoder differ from those of training, or if the tensors are damaged or do
     not fit the method. `encoder` has the fields that identify the present encoder.
     """
-    checkpoint = read_checkpoint(checkpoint) if isinstance(checkpoint, Path) else checkpoint
+    checkpoint = read_checkpoint_header(checkpoint) if isinstance(checkpoint, Path) else checkpoint
     path, record = checkpoint.path, checkpoint.record
     check_inputs(path, record, context.labels, encoder)
     plugin = record.training.get("plugin")
     if plugin is not None:
-        current = plugin_hash(module_of(method_source(record.kind)))
+        current = plugin_hash(module_of(method_entry_point(record.kind)))
         current = plugin_code_hash(record.kind) if current == UNKNOWN_CODE else current
         if plugin != current:
             reason = "has changed or cannot be read" if UNKNOWN_CODE in f"{plugin} {current}" else "has changed"
             print(f"duplex: the code of {record.kind!r} {reason} since {path} was trained", file=sys.stderr)
     tensors = {name: t for name, t in read_tensors(checkpoint).items() if not name.startswith(PREFIX)}
-    if isinstance(record.options, CombinedOptions):
+    if isinstance(record.options, CombinedRunsOptions):
         context = replace(context, members=load_members(record.options, path.parent, context, encoder))
     method = make_method(record.kind, record.options, replace(context, world=record.world))
     try:
@@ -245,12 +245,12 @@ def load_checkpoint(checkpoint: Path | ModelHeader, context: MethodContext, enco
 
 
 def load_members(
-    options: CombinedOptions, folder: Path, context: MethodContext, encoder: Mapping[str, str]
+    options: CombinedRunsOptions, folder: Path, context: MethodContext, encoder: Mapping[str, str]
 ) -> tuple[Method[Any], ...]:
     """Load the runs that the product in `folder` combines; raises `DuplexError` if one was trained again since."""
     loaded = []
     for member in options.members:
-        checkpoint = read_checkpoint(Path(os.path.normpath(folder / member["checkpoint"])))
+        checkpoint = read_checkpoint_header(Path(os.path.normpath(folder / member["checkpoint"])))
         if checkpoint.fingerprint != member["fingerprint"]:
             raise DuplexError(
                 f"{checkpoint.path} was trained again after {folder} combined it; make that product again"

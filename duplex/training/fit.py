@@ -39,10 +39,10 @@ from duplex.options import DEFAULT_TRAINING, AutoFinetune, SplitOptions, Trainin
 from duplex.report.aggregate import mean_curve
 from duplex.report.blocks import Chart, Series, draw
 from duplex.system.entry import LARGEST_SEED
-from duplex.system.files import checked_path
-from duplex.system.threads import initial_modes
+from duplex.system.files import expanded_path
+from duplex.system.threads import in_initial_modes
 from duplex.training.checkpoint import check_inputs
-from duplex.training.inputs import Data, InputRequest, RunInputs, checked_table, open_data, pandas_index
+from duplex.training.inputs import Data, InputRequest, RunInputs, label_table, open_data, pandas_index
 from duplex.training.logs import EpochReport, StepReport, TrainingHooks, TrainingLog, open_log
 from duplex.training.run import MethodSpec, Run, calibration_for, evaluate_world, reproducible, train_run
 from duplex.training.scoring import ChooseBy
@@ -83,7 +83,7 @@ class Dataset:
         return np.where(opened.bad[:, None], np.float32(0), opened.cls)
 
     @classmethod
-    @initial_modes()
+    @in_initial_modes()
     def from_arrays(
         cls,
         features: Any,
@@ -116,9 +116,9 @@ class Dataset:
             raise UsageError(f"random weights ({weights!r}) did not make these features; leave `weights=` out")
         values = checked_features(features)
         try:
-            rows = checked_table(table, len(values), pandas_index(features))
+            rows = label_table(table, len(values), pandas_index(features))
             keys = row_keys(values)
-            data = from_rows(rows, SplitOptions(), "the table", lambda images: keys)  # `checked_table` keeps all rows
+            data = from_rows(rows, SplitOptions(), "the table", lambda images: keys)  # `label_table` keeps all rows
         except DuplexError as error:
             raise UsageError(str(error)) from None
         issues = content_issues(data.manifest, dict(zip(rows["image"], keys, strict=True)), FEATURES)
@@ -142,7 +142,7 @@ class Dataset:
         )
 
 
-@initial_modes()
+@in_initial_modes()
 def load_dataset(
     source: str | Path,
     *,
@@ -185,8 +185,8 @@ def load_dataset(
     seed = SplitOptions.seed if split_seed is None else require_whole(split_seed, "split_seed", 0, LARGEST_SEED)
     require_whole(block_inputs, "block_inputs", 0)
     device = _checked_device(device or "auto")
-    folder = user_cache() if cache is None else checked_path(cache, "cache").resolve()
-    image_folder = None if images is None else checked_path(images, "images").resolve()
+    folder = user_cache() if cache is None else expanded_path(cache, "cache").resolve()
+    image_folder = None if images is None else expanded_path(images, "images").resolve()
     try:
         place = local_source(source, folder)
         description = detect_source(place, SplitOptions(seed=seed), image_folder)
@@ -244,7 +244,7 @@ def _checked_device(device: str | torch.device) -> str:
 def _word_file(path: str | Path | None) -> Path | None:
     if path is None:
         return None
-    file = checked_path(path, "word_vectors")
+    file = expanded_path(path, "word_vectors")
     if not file.is_file():
         raise UsageError(f"word_vectors: {path} is not a file; expected one in GloVe format")
     return file.resolve()
@@ -439,18 +439,18 @@ class Result:
         return f"{self._title}\n{self.table().round(2)}"
 
     def _repr_html_(self) -> str:
-        from duplex.report.blocks import Figure, Table, TableRow, columns, number_cell, render_notebook, text_cell
+        from duplex.report.blocks import Figure, Table, TableRow, headings, number_cell, render_for_notebook, text_cell
 
         rows = []
         for title, values in self.table().astype(object).replace(float("nan"), None).iterrows():
             rows.append(TableRow([text_cell(str(title)), *(number_cell(value, "{:.2f}") for value in values)]))
-        table = Table("Percent, with 95 % intervals", columns("metric", "value", "low", "high"), rows)
+        table = Table("Percent, with 95 % intervals", headings("metric", "value", "low", "high"), rows)
         mean = mean_curve([self.margins])
         alt = f"Unseen against seen accuracy of {self._title}"
         lines = [values.tolist() for values in (mean.seen, mean.unseen, mean.low, mean.high)]
         series = Series(self.name, *lines)
         chart = Chart(alt, "seen accuracy (%)", "unseen accuracy (%)", [series])
-        return render_notebook(self._title, [table, Figure("curve", draw(chart), alt)])
+        return render_for_notebook(self._title, [table, Figure("curve", draw(chart), alt)])
 
     @property
     def _title(self) -> str:

@@ -28,7 +28,7 @@ from duplex.encoders.base import PACKAGED, TextTower, find_family, load_encoder,
 from duplex.encoders.image_blocks import block_count, last_blocks, select_blocks
 from duplex.errors import DuplexError, UsageError
 from duplex.features.file import IMPORTED, PIXELS, ROOT, contents_digest, open_cache, read_features
-from duplex.features.tokens import DiskTokens, Examples, join, read_tokens
+from duplex.features.tokens import DiskTokens, Examples, join_labels, read_tokens
 from duplex.labels import Bools, Ints, LabelSpace, World, prompt_name
 from duplex.methods.base import Method, MethodContext, PrimitiveVectors
 from duplex.methods.finetuned import FinetunedBlocks, finetuned_blocks_factory
@@ -176,7 +176,7 @@ class Data:
             device = resolve_device(self.device)
             make_blocks = finetuned_blocks_factory(record, request.finetune, device)
             member_blocks = lambda options: finetuned_blocks_factory(record, options, device)()  # noqa: E731
-        examples = join(self.manifest, self.labels, arrays, opened.bad)
+        examples = join_labels(self.manifest, self.labels, arrays, opened.bad)
         return RunInputs(
             manifest=self.manifest,
             labels=self.labels,
@@ -313,7 +313,7 @@ class LastDatasetLoader:
 NEEDED = ("state", "object")  # columns of a table of labels
 
 
-def checked_table(
+def label_table(
     table: pd.DataFrame | Mapping[str, Sequence[str]], rows: int, index: pd.Index | None = None
 ) -> pd.DataFrame:
     """Check a user's table with the labels of `rows` images; without a column `image`, it gets one of row numbers.

@@ -213,7 +213,7 @@ def train_epoch(
     """Train one epoch and return the mean of each loss term; `show` gets each step's number and the means so far."""
     state.method.train()
     size = settings.batch_size * settings.accumulate
-    losses = Losses(state.epoch + 1, settings)
+    losses = EpochLosses(state.epoch + 1, settings)
     earlier_steps = state.epoch * math.ceil(len(images) / size)
     for step, (batch, rows) in enumerate(prefetch(images, shuffled_rows(images, state.order).split(size)), start=1):
         losses.add(step, len(rows), optimiser_step(state.method, batch, rows, settings, state.optimiser))
@@ -235,7 +235,7 @@ def shuffled_rows(images: Batch, order: torch.Generator) -> Tensor:
     return torch.randperm(len(images), generator=order)
 
 
-class Losses:
+class EpochLosses:
     """Mean of each loss term over an epoch's images, for progress bars, logs and the training history.
 
     Terms of several steps are read from the device at once, because each read waits until the device is idle.

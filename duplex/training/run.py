@@ -7,7 +7,7 @@
         result = evaluate_world(run.method, inputs, params.evaluation, world, calibration)
 
 After training, the validation images are scored once per world: bias, feasibility threshold, confidence and the
-validation AUC come from that pass (`finish`).
+validation AUC come from that pass (`tune_and_score`).
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ from duplex.evaluation.metrics import (
 from duplex.features.tokens import Examples
 from duplex.labels import WORLDS, Bools, LabelSpace, World, frequency_groups
 from duplex.methods.base import Batch, Method, MethodContext
-from duplex.methods.registry import find_method, make_method, method_source, parse_options, plugin_code_hash
+from duplex.methods.registry import find_method, make_method, method_entry_point, parse_options, plugin_code_hash
 from duplex.options import FinetuneOptions, Options, TrainingOptions
-from duplex.system.files import checked_path, refuse_existing, sha256, write_json, write_text
+from duplex.system.files import expanded_path, refuse_existing, sha256, write_json, write_text
 from duplex.system.plugins import provider
-from duplex.system.threads import Threads, initial_modes, threads
-from duplex.training.checkpoint import Record, save_checkpoint
+from duplex.system.threads import Threads, in_initial_modes, threads
+from duplex.training.checkpoint import TrainingRecord, save_checkpoint
 from duplex.training.inputs import InputRequest, RunInputs
 from duplex.training.logs import TrainingHooks
 from duplex.training.loop import ResumePoint, TrainingResult, saved_epoch, train
@@ -59,16 +59,16 @@ from duplex.training.scoring import (
     ChooseBy,
     NoveltyDetector,
     ScoringResult,
-    ScoringTask,
+    SplitScorer,
     Validation,
     calibrate,
+    checked_auc,
     count_unseen_pairs,
-    defined_auc,
     feasible_compositions,
     fit_confidence,
     metric_name,
     score_split,
-    score_term_sums,
+    term_sum_statistics,
     tune,
 )
 
@@ -129,7 +129,7 @@ class Run:
 
     name: str
     method: Method[Any]  # holds the tensors of its best epoch
-    record: Record
+    record: TrainingRecord
     training: TrainingOptions
     result: TrainingResult
     margins: Margins | None = field(default=None, repr=False)  # of the validation images, closed world
@@ -162,7 +162,7 @@ class Run:
         folder: made if it does not exist.
         force: replace an earlier run. Its metrics are removed if the checkpoint changes.
         """
-        files = RunPaths(checked_path(folder, "folder"))
+        files = RunPaths(expanded_path(folder, "folder"))
         if (files.root / "model.safetensors").is_file():
             raise UsageError(f"{files.root} holds an exported model, which would hide the run; choose another folder")
         for file in (files.checkpoint, files.history, files.timing):
@@ -210,7 +210,7 @@ def reproducible(wanted: Threads = "auto") -> Iterator[None]:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     gpus = range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)
     fill: Any = torch.utils.deterministic
-    with _one_thread, initial_modes(), torch.random.fork_rng(gpus), threads(wanted):
+    with _one_thread, in_initial_modes(), torch.random.fork_rng(gpus), threads(wanted):
         before = torch.get_deterministic_debug_mode(), fill.fill_uninitialized_memory
         torch.use_deterministic_algorithms(True)
         fill.fill_uninitialized_memory = False  # only costs time
@@ -245,10 +245,10 @@ def train_run(
     selecting = spec.training.select if choose_by is None else metric_name(choose_by)
     validate = Validation(val, inputs.labels, selecting, choose_by)
     result = train(method, images, spec.training, seed, validate, resume, hooks)
-    margins, chosen = finish(spec, method, inputs, val, settings)
-    record = Record(
+    margins, chosen = tune_and_score(spec, method, inputs, val, settings)
+    record = TrainingRecord(
         kind=spec.kind,
-        provider=provider(method_source(spec.kind)),
+        provider=provider(method_entry_point(spec.kind)),
         options=spec.options,
         labels=inputs.labels,
         encoder=inputs.encoder,
@@ -273,7 +273,7 @@ def train_run(
 
 def train_on_all_images(
     spec: MethodSpec,
-    chosen: Record,
+    chosen: TrainingRecord,
     tuned: Mapping[str, Any],
     inputs: RunInputs,
     device: torch.device,
@@ -303,7 +303,7 @@ def train_on_all_images(
     record = replace(
         chosen,
         options=options,
-        provider=provider(method_source(spec.kind)),
+        provider=provider(method_entry_point(spec.kind)),
         labels=inputs.labels,
         encoder=inputs.encoder,
         calibration={world: Calibration(bias) for world in WORLDS},
@@ -340,12 +340,12 @@ def initialised_method(
     return method
 
 
-def finish(
+def tune_and_score(
     spec: MethodSpec, method: Method[Any], inputs: RunInputs, val: Examples, settings: EvaluationParams
 ) -> tuple[Margins, dict[str, Any]]:
     """Let a trained method choose its settings, then score the validation images once per world.
 
-    Returns their margins in the closed world, and the fields of `Record` that follow from the scores.
+    Returns their margins in the closed world, and the fields of `TrainingRecord` that follow from the scores.
     """
     labels, rule = inputs.labels, settings.feasibility
     tune(method, val, labels)
@@ -366,10 +366,10 @@ def finish(
         choice, margins_all = by_world["open"]
         measured = [each.val_auc_all_feasible for each in (choice, *choice.alternatives)]
         found = [auc / 100 for auc in measured if auc is not None]
-        auc_all = found[0] if found else defined_auc(margins_all)
+        auc_all = found[0] if found else checked_auc(margins_all)
     margins = by_world["closed"][1]
     return margins, {
-        "val_auc": defined_auc(margins),
+        "val_auc": checked_auc(margins),
         "val_auc_all": auc_all,
         "calibration": {world: by_world[world][0] for world in spec.worlds},
         "confidence": fit_confidence(method, val, labels, *kept),
@@ -391,7 +391,7 @@ class WorldResult:
     right_at_ends: Bools  # [test images] the same with only seen candidates for seen images, only unseen for unseen
 
 
-def calibration_for(record: Record, world: World, place: object) -> Calibration:
+def calibration_for(record: TrainingRecord, world: World, place: object) -> Calibration:
     """The calibration that the run `place` chose for a world; raises `UsageError` if it has none for that world."""
     calibration = (record.calibration or {}).get(world)
     if calibration is None:
@@ -406,7 +406,7 @@ def evaluate_world(
     world: World,
     calibration: Calibration,
     split: str = "test",
-    task: ScoringTask | None = None,
+    task: SplitScorer | None = None,
 ) -> WorldResult:
     """Evaluate a method on one split in one world (closed or open).
 
@@ -417,7 +417,7 @@ def evaluate_world(
     task: what scores the images for all candidates, such as a `StreamTask`; None: the method itself.
     """
     labels, test = inputs.labels, inputs.examples[split]
-    task = task or ScoringTask.of(method, labels.candidates(world, split))
+    task = task or SplitScorer.of(method, labels.candidates(world, split))
     words = inputs.words if world == "open" else None
     feasible_mask = feasible_compositions(method, words, calibration)
     excluded: list[Bools] = []
@@ -532,7 +532,7 @@ def frequency_accuracies(result: WorldResult, inputs: RunInputs) -> dict[str, di
 def term_metrics(method: Method[Any], inputs: RunInputs) -> dict[str, dict[str, Any]]:
     """Closed-world metrics of each score term alone, and of each sum of several, but not all, terms."""
     labels, test = inputs.labels, inputs.examples["test"]
-    sums = score_term_sums(method, labels.candidates("closed", "test"), test, labels)
+    sums = term_sum_statistics(method, labels.candidates("closed", "test"), test, labels)
     records = {}
     for names, accumulator in sums.items():
         metrics = flatten(measure(accumulator.competitors(), rounds=0))

@@ -27,7 +27,7 @@ from duplex.errors import DuplexError, UsageError
 from duplex.evaluation.accumulate import Floats, ScoreAccumulator
 from duplex.evaluation.curve import Curve, Margins
 from duplex.evaluation.feasibility import BucketNumbers, buckets, choose_threshold, thresholds
-from duplex.evaluation.intervals import Components
+from duplex.evaluation.intervals import AucComponents
 from duplex.evaluation.probabilities import NEW_SHARE, Confidence, fit_probabilities, image_weights, log_probabilities
 from duplex.features.tokens import Examples
 from duplex.labels import Bools, CandidateSet, Ints, LabelSpace, World
@@ -40,7 +40,7 @@ BLOCK_SCORES = 2**24  # scores in memory at once: 64 MiB of float32
 
 
 @dataclass(frozen=True)
-class ScoringTask:
+class SplitScorer:
     """The candidates of a split and the function that scores its images for them, built once per split."""
 
     candidates: CandidateSet
@@ -48,7 +48,7 @@ class ScoringTask:
     name: str = "the method"  # of the method's class, for messages
 
     @classmethod
-    def of(cls, method: Method[Any], candidates: Ints | CandidateSet) -> ScoringTask:
+    def of(cls, method: Method[Any], candidates: Ints | CandidateSet) -> SplitScorer:
         """Prepare scoring with a method for sorted `candidates`; puts the method into evaluation mode."""
         method.eval()
         name = method.class_name
@@ -95,7 +95,7 @@ class ScoringResult:
 
 
 def score_split(
-    task: ScoringTask,
+    task: SplitScorer,
     examples: Examples,
     labels: LabelSpace,
     *,
@@ -144,7 +144,7 @@ def score_split(
     return ScoringResult(candidates, accumulator, candidates.at(best.cpu().numpy()), others)
 
 
-def score_term_sums(
+def term_sum_statistics(
     method: Method[Any], candidates: Ints, examples: Examples, labels: LabelSpace
 ) -> dict[tuple[str, ...], ScoreAccumulator]:
     """Score statistics of single score terms and of sums of them, by the terms' names; empty if a score is no sum."""
@@ -186,14 +186,14 @@ def tune(method: Method[Any], examples: Examples, labels: LabelSpace) -> None:
         margins = Margins.of(ScoreAccumulator(target, seen).add(scores).competitors())
         if scores[:, torch.from_numpy(~seen)].isneginf().all():
             return float(margins.right()[margins.is_seen].mean())
-        return Components.of(margins).auc or 0.0
+        return AucComponents.of(margins).auc or 0.0
 
     method.eval().tune(examples.inputs, candidates.copy(), auc)
 
 
-def defined_auc(margins: Margins) -> float:
+def checked_auc(margins: Margins) -> float:
     """The validation AUC, a fraction; raises `DuplexError` unless there are images of both seen and unseen pairs."""
-    auc = Components.of(margins).auc
+    auc = AucComponents.of(margins).auc
     if auc is None:
         raise DuplexError("the validation AUC is undefined; its split needs images of both seen and unseen pairs")
     return auc
@@ -217,7 +217,7 @@ class Validation:
 
     def __call__(self, method: Method[Any]) -> dict[str, float]:
         candidates = self.labels.candidates("closed", "val")
-        task = ScoringTask.of(method, candidates)
+        task = SplitScorer.of(method, candidates)
         columns = torch.from_numpy(np.searchsorted(candidates, self.examples.compositions.cpu().numpy()))
         losses: list[Tensor] = []
 
@@ -227,7 +227,7 @@ class Validation:
 
         reader = add_loss if self.name == "loss" else None
         margins = Margins.of(score_split(task, self.examples, self.labels, reader=reader).accumulator.competitors())
-        auc = defined_auc(margins)
+        auc = checked_auc(margins)
         if self.name in ("auc", "last"):
             return {"auc": auc}
         if self.name == "loss":
@@ -292,7 +292,7 @@ def calibrate(
     rule: "words" uses the threshold with the best validation AUC. "auto" uses it only if its cross-fitted gain (gain in
         AUC on pairs that had no part in choosing it) exceeds twice its standard error. "none" uses no threshold.
     """
-    task = ScoringTask.of(method, CandidateSet.of(labels, world, "val"))
+    task = SplitScorer.of(method, CandidateSet.of(labels, world, "val"))
     values = None
     if world == "open" and rule != "none" and not (rule == "auto" and count_unseen_pairs(val, labels) < FEWEST_PAIRS):
         values = feasibility_by_words(labels, words)

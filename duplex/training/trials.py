@@ -15,7 +15,7 @@ smallest number of blocks, the lowest first; a higher rate is chosen by the rule
 use the chosen rate.
 
 A *schedule* says which recipes fit into a time limit. `finetunable_blocks` finds how many blocks can be fine-tuned at
-all, `block_cost` times these on random inputs, and `make_schedule` chooses. The schedule is stored: an interrupted
+all, `block_cost` times these on random inputs, and `choose_depths` chooses. The schedule is stored: an interrupted
 search continues with the same recipes, even if the machine is faster or slower then.
 """
 
@@ -40,14 +40,14 @@ from duplex.encoders.base import Encoder, load_encoder
 from duplex.encoders.image_blocks import block_input_shape, last_blocks
 from duplex.errors import DuplexError, UsageError
 from duplex.evaluation.curve import Margins
-from duplex.evaluation.intervals import Components
-from duplex.features.encode import OutputSpec
+from duplex.evaluation.intervals import AucComponents
+from duplex.features.encode import WantedOutputs
 from duplex.features.file import row_bytes
 from duplex.features.tokens import Examples
 from duplex.methods.base import Method
 from duplex.options import AutoFinetune, FinetuneOptions
 from duplex.system.files import json_digest, write_text
-from duplex.training.checkpoint import Record, load_checkpoint, read_checkpoint, read_novelty
+from duplex.training.checkpoint import TrainingRecord, load_checkpoint, read_checkpoint_header, read_novelty
 from duplex.training.inputs import InputRequest, RunInputs
 from duplex.training.logs import TrainingHooks
 from duplex.training.loop import ResumePoint, TrainingResult
@@ -86,8 +86,8 @@ class TrialResult:
     seconds_per_epoch: float = 0.0
 
     @property
-    def components(self) -> Components:
-        return Components.of(self.margins)
+    def components(self) -> AucComponents:
+        return AucComponents.of(self.margins)
 
     @property
     def epoch_seconds(self) -> float:
@@ -129,7 +129,7 @@ class Trials:
         result, margins = files.root / "result.json", files.root / "margins.npz"
         if not result.is_file():
             self._train(trial, files, result, margins)
-        with report_damage(files.root), np.load(margins) as arrays:
+        with errors_as_damage(files.root), np.load(margins) as arrays:
             record = json.loads(result.read_text(encoding="utf-8"))
             return TrialResult(trial.name, Margins(**arrays), **record)
 
@@ -152,11 +152,11 @@ class Trials:
         write_text(result, json.dumps(record) + "\n")
         files.unfinished_training.unlink(missing_ok=True)
 
-    def load(self, trial: Trial) -> tuple[Record, Method[Any], RunInputs]:
+    def load(self, trial: Trial) -> tuple[TrainingRecord, Method[Any], RunInputs]:
         """Load a finished trial: its metadata, the trained method, and the inputs that it was trained on."""
         files, inputs = self.files(trial), self.read(trial.spec.request)
-        with report_damage(files.root):
-            header = read_checkpoint(files.checkpoint)
+        with errors_as_damage(files.root):
+            header = read_checkpoint_header(files.checkpoint)
             method = load_checkpoint(header, inputs.context(), inputs.encoder).to(self.device)
             record = replace(header.record, novelty=read_novelty(header, self.device))
         return record, method, inputs
@@ -165,7 +165,7 @@ class Trials:
         """The `Run` of a finished trial, restored from files."""
         record, method, _ = self.load(trial)
         files = self.files(trial)
-        with report_damage(files.root):
+        with errors_as_damage(files.root):
             rows = pd.read_csv(files.history).to_dict("records")
             history = [
                 {str(name): int(value) if name == "epoch" else float(value) for name, value in row.items()}
@@ -177,7 +177,7 @@ class Trials:
 
 
 @contextmanager
-def report_damage(folder: Path) -> Iterator[None]:
+def errors_as_damage(folder: Path) -> Iterator[None]:
     """Context manager for reading a trial's files: any error inside becomes a `DuplexError` that names `folder`."""
     try:
         yield
@@ -331,7 +331,7 @@ def finetunable_blocks(encoder: Encoder, images: int, folder: Path, depths: Sequ
             last_blocks(encoder, depth)
         except UsageError as error:
             return room if room.depth else BlockRoom(0, 0, str(error).partition(";")[0])
-        shapes = OutputSpec(block_inputs=depth).row_shapes(encoder)
+        shapes = WantedOutputs(block_inputs=depth).row_shapes(encoder)
         size = sum(row_bytes(name, shape) for name, shape in shapes.items())
         if images * size > DISK_SHARE * free:
             reason = f"inputs of {depth} block{'s' * (depth > 1)} take {images * size / 1e9:.1f} of {free / 1e9:.1f}"
@@ -399,7 +399,7 @@ class ImageCounts:
     final: int  # images of the final fit; 0: there is none
 
 
-def make_schedule(
+def choose_depths(
     depth: int,
     cost: Callable[[int], BlockCost],
     sizes: ImageCounts,
@@ -457,12 +457,12 @@ def stored_schedule(folder: Path, minutes: float, make: Callable[[], Schedule]) 
     path = folder / f"schedule-{minutes:g}.json"
     if not path.is_file():
         write_text(path, json.dumps(asdict(make())) + "\n")
-    with report_damage(folder):
+    with errors_as_damage(folder):
         record = json.loads(path.read_text(encoding="utf-8"))
         return Schedule(tuple(record["depths"]), tuple(record["rates"]), record["seconds"], record["reason"])
 
 
-def train_chosen_blocks(
+def search_block_counts(
     spec: MethodSpec, options: AutoFinetune, seed: int, runs: Trials, say: Callable[[str], None]
 ) -> Run:
     """Train with several numbers of fine-tuned blocks and return the run that validation chooses.
@@ -499,4 +499,4 @@ def _schedule(first: Trial, options: AutoFinetune, runs: Trials) -> Schedule:
     last_blocks(tower, depth)  # raises for an encoder that cannot be cut
     counts = ImageCounts(len(inputs.examples["train"]), len(inputs.examples["val"]), 0)
     epoch = runs.result(first).epoch_seconds
-    return make_schedule(depth, lambda blocks: block_cost(tower, blocks, depth), counts, 60 * options.minutes, epoch)
+    return choose_depths(depth, lambda blocks: block_cost(tower, blocks, depth), counts, 60 * options.minutes, epoch)

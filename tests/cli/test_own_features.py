@@ -61,9 +61,9 @@ def test_the_plan_names_a_missing_input_before_anything_is_loaded(project: Path,
     text = (project / "params.yaml").read_text().replace("datasets: [shapes]", "datasets: [mine]", 1)
     (project / "params.yaml").write_text(text)
     with pytest.raises(DuplexError, match="clip on mine needs the text tower"):
-        stamps.plan_stage(load_params())
+        stamps.write_plan(load_params())
     (project / "params.yaml").write_text(text.replace("methods: [linear, clip", "methods: [kg_sp] # [linear, clip", 1))
-    stamps.plan_stage(load_params())
+    stamps.write_plan(load_params())
 
 
 def test_a_named_encoder_lends_its_text_tower(project: Path, command: Command, table: pd.DataFrame):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from duplex.config.params import load_params, remove_dataset, set_method, write_dataset
+from duplex.config.params import load_params, remove_dataset, write_dataset, write_settings
 from duplex.errors import UsageError
 from tests.subprocesses import ROOT
 
@@ -49,9 +49,9 @@ def test_keys_of_the_file_replace_those_of_params(params: Path) -> None:
 
 def test_options_of_a_method_are_those_of_the_data_set_alone(params: Path) -> None:
     write_dataset("mine", ENTRY, run=False)
-    set_method(load_params(), "duplex", "mine", {"momentum": 0.5, "epochs": 4})
-    set_method(load_params(), "duplex", "mine", {"learning_rate": 0.1})
-    set_method(load_params(), "dual_finetuned", "shapes", {"epochs": 3})
+    write_settings(load_params(), "duplex", "mine", {"momentum": 0.5, "epochs": 4})
+    write_settings(load_params(), "duplex", "mine", {"learning_rate": 0.1})
+    write_settings(load_params(), "dual_finetuned", "shapes", {"epochs": 3})
     changed = load_params()
     for name in ("duplex", "duplex_open"):  # extends it
         assert (changed.method(name, "mine").momentum, changed.method(name, "shapes").momentum) == (0.5, 0.9)

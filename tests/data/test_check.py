@@ -12,7 +12,7 @@ from PIL import Image
 
 import duplex
 from duplex.data.check import DataIssue, check_dataset
-from duplex.data.images import verify_image
+from duplex.data.images import image_fault
 from duplex.data.sources import is_on_disk, load_source, read_pair_lists
 from duplex.data.tables import (
     LabelledImages,
@@ -102,10 +102,10 @@ def test_truncated_images_are_reported(tmp_path: Path, suffix: str) -> None:
     noise = np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8)
     Image.fromarray(noise).save(path)
     whole = path.read_bytes()
-    assert verify_image(path) == ""
+    assert image_fault(path) == ""
     for size in (0, 1, 20, len(whole) // 2, len(whole) * 9 // 10):
         path.write_bytes(whole[:size])
-        assert verify_image(path), size
+        assert image_fault(path), size
 
 
 def test_published_statistics_hold_for_the_real_pair_lists() -> None:

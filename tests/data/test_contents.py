@@ -19,9 +19,9 @@ from duplex.data.contents import (
     changed_images,
     content_keys,
     file_digests,
-    make_split,
     near_copies,
     read_digests,
+    split_at_random,
     split_by_content,
 )
 from duplex.data.images import ORIENTATION_TAG, BadImageFile, MachineFault, read_image
@@ -52,7 +52,7 @@ def split_or_assume(*given):
 def test_without_equal_contents_the_split_is_that_of_the_rows(grid, seed) -> None:
     frame, options = rows_of(grid), SplitOptions(seed)
     made = split_or_assume(frame, frame["image"].tolist(), options)
-    expected = make_split(frame, options)
+    expected = split_at_random(frame, options)
     assert made.split.tolist() == expected.split.tolist() and made.short == expected.short
 
 
@@ -80,7 +80,7 @@ def test_contents_of_several_pairs_leave_seen_pairs_seen_and_unseen_ones_unseen(
     made = split_or_assume(frame, keys, options)
     firsts = frame.assign(key=keys).sort_values(["state", "object", "image"])
     firsts = firsts.drop_duplicates(["key", "state", "object"])
-    plain = firsts[make_split(firsts[["image", "state", "object"]], options).split.to_numpy() == "train"]
+    plain = firsts[split_at_random(firsts[["image", "state", "object"]], options).split.to_numpy() == "train"]
     training = frame[made.split == "train"]
     pairs = (set(zip(rows["state"], rows["object"], strict=True)) for rows in (plain, training))
     assert next(pairs) == next(pairs)
@@ -89,7 +89,7 @@ def test_contents_of_several_pairs_leave_seen_pairs_seen_and_unseen_ones_unseen(
 def test_a_content_of_two_pairs_follows_the_held_out_pair_or_training() -> None:
     frame = rows_of({(s, o): 6 for s in range(4) for o in range(4)})
     options = SplitOptions(0)
-    rows = frame.assign(split=make_split(frame, options).split, pair=frame["state"] + frame["object"])
+    rows = frame.assign(split=split_at_random(frame, options).split, pair=frame["state"] + frame["object"])
     known = rows["pair"].isin(rows["pair"][rows["split"] == "train"])
     trained = rows.index[rows["split"] == "train"][0]
     held_out = rows.index[(rows["split"] == "test") & ~known][0]

@@ -14,7 +14,7 @@ from duplex import load_dataset
 from duplex.data import images
 from duplex.data.check import check_dataset
 from duplex.data.contents import content_keys, file_digests, read_digests
-from duplex.data.images import MachineFault, read_image, verify_image
+from duplex.data.images import MachineFault, image_fault, read_image
 from duplex.data.label_studio import pre_annotated
 from duplex.data.shapes import draw
 from duplex.data.sources import detect_source, load_source, read_folder
@@ -52,7 +52,7 @@ def test_heic_without_the_extra_is_a_sentence_that_names_it(tmp_path, monkeypatc
     remedy = "run pip install 'duplex-czsl[heif]' to read HEIC images"
     assert f"files skipped (9 .heic; {remedy})" in load_source(detect_source(tmp_path)).notes
     with pytest.raises(MachineFault, match=r"b.heic is a HEIC image; run pip install 'duplex-czsl\[heif\]'"):
-        verify_image(tmp_path / "red/star/b.heic")
+        image_fault(tmp_path / "red/star/b.heic")
 
 
 def scenes(folder: Path, columns: str = "image,x,y,width,height,state,object") -> Path:
@@ -111,7 +111,7 @@ def test_a_crop_that_is_none_is_one_line(tmp_path, cells, said):
 def test_a_crop_outside_of_its_image_is_an_unreadable_image(tmp_path):
     table = scenes(tmp_path)
     table.write_text(table.read_text().replace("64,64.0,32,32", "64,64.0,33,32"))
-    assert verify_image(tmp_path / "sheet.png#xywh=64,64,33,32") == "crop outside of the image"
+    assert image_fault(tmp_path / "sheet.png#xywh=64,64,33,32") == "crop outside of the image"
     with pytest.raises(DuplexError, match="crop outside of the image") as caught:
         load_dataset(table, encoder="tiny", cache=tmp_path / "cache")
     assert "\n" not in str(caught.value)

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from duplex.data.shapes import shapes_manifest
-from duplex.data.sources import detect_source, ensure_images, load_source, read_folder
+from duplex.data.sources import detect_source, draw_missing_images, load_source, read_folder
 from duplex.data.tables import count_dataset, read_manifest, read_table, write_manifest
 from duplex.errors import DuplexError, UsageError
 from duplex.options import SourceOptions, SplitOptions
@@ -245,7 +245,7 @@ def test_shapes_load_without_images_and_are_drawn_on_demand(tmp_path: Path) -> N
     dataset = load_source(source)
     assert dataset.manifest.equals(shapes_manifest(3)) and not (tmp_path / "shapes").exists()
     assert count_dataset(dataset.labels, dataset.manifest).splits["train"].seen == len(dataset.labels.pairs["train"])
-    ensure_images(source, dataset.manifest.head(3))
+    draw_missing_images(source, dataset.manifest.head(3))
     assert len(list((tmp_path / "shapes").rglob("*.png"))) == 3
 
 

@@ -17,7 +17,7 @@ from duplex.project import doctor
 from duplex.project.doctor import DoctorFinding
 from duplex.project.stages import extract, prepare
 from duplex.project.stamps import DATA_STAGES, data_difference, require_data, settings
-from duplex.project.suspects import Relabelled, open_labelled, rank_suspects, relabelled
+from duplex.project.suspects import RelabelledTable, open_labelled, rank_suspects, relabelled
 from tests.data.makers import make_folder, make_standard, make_table
 
 
@@ -166,7 +166,7 @@ def cache_finding(params: Params) -> DoctorFinding:
     return list(doctor._dataset(params, "own"))[-1]
 
 
-def corrections(params: Params, edited: Path) -> Relabelled:
+def corrections(params: Params, edited: Path) -> RelabelledTable:
     return relabelled(open_labelled("own", params=params, stages=["prepare"]), edited)
 
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from duplex.data.contents import _divide, _hold_out, make_split
+from duplex.data.contents import _divide, _hold_out, split_at_random
 from duplex.data.sources import load_source
-from duplex.data.tables import from_rows, resplit, split_name, split_options_of
+from duplex.data.tables import from_rows, resplit, split_name, split_options_like
 from duplex.errors import DuplexError, UsageError
 from duplex.options import SourceOptions, SplitOptions
 from tests.data.makers import make_folder, make_standard, make_table
@@ -37,7 +37,7 @@ def test_splits_keep_every_primitive_in_training(grid, seed, val_unseen, test_un
     frame = frame_of(grid)
     options = SplitOptions(seed, val_unseen, test_unseen, val_images, test_images)
     try:
-        made = make_split(frame, options)
+        made = split_at_random(frame, options)
     except DuplexError as error:
         assume("held out" not in str(error))
         raise
@@ -61,7 +61,7 @@ def test_splits_keep_every_primitive_in_training(grid, seed, val_unseen, test_un
 
     order = list(range(len(frame)))
     random.shuffle(order)
-    again = make_split(frame.iloc[order][["image", "state", "object"]], options)
+    again = split_at_random(frame.iloc[order][["image", "state", "object"]], options)
     assert again.split.tolist() == frame["split"].iloc[order].tolist()
 
 
@@ -71,7 +71,7 @@ def test_new_words_have_no_training_image_and_all_others_do(states, objects, of_
     grid = {(s, o): 3 for s in range(states) for o in range(objects)}
     options = SplitOptions(seed, unseen_states=of_states, unseen_objects=of_objects)
     frame = frame_of(grid)
-    frame = frame.assign(split=make_split(frame, options).split)
+    frame = frame.assign(split=split_at_random(frame, options).split)
     pairs = pairs_of(frame)
     for kind, words, share in (("state", states, of_states), ("object", objects, of_objects)):
         new = set(frame[kind]) - set(frame[kind][frame["split"] == "train"])
@@ -82,7 +82,7 @@ def test_new_words_have_no_training_image_and_all_others_do(states, objects, of_
     assert not unseen["val"] & unseen["test"]
     order = list(range(len(frame)))
     random.shuffle(order)
-    again = make_split(frame.iloc[order][["image", "state", "object"]], options)
+    again = split_at_random(frame.iloc[order][["image", "state", "object"]], options)
     assert again.split.tolist() == frame["split"].iloc[order].tolist()
 
 
@@ -90,10 +90,10 @@ def test_a_word_whose_partner_has_no_other_pair_stays_in_training() -> None:
     grid = {(0, 0): 2, (0, 1): 2, (1, 0): 2, (1, 1): 2, (2, 0): 2, (2, 1): 2, (2, 2): 2}  # o2 occurs with s2 alone
     for seed in range(8):
         frame = frame_of(grid)
-        split = make_split(frame, SplitOptions(seed, unseen_states=0.3)).split
+        split = split_at_random(frame, SplitOptions(seed, unseen_states=0.3)).split
         assert "s2" in set(frame["state"][split == "train"])
     with pytest.raises(DuplexError, match=r"holding out 1 more of its 3 states .* lower unseen_states"):
-        make_split(frame_of(grid), SplitOptions(unseen_states=0.9))
+        split_at_random(frame_of(grid), SplitOptions(unseen_states=0.9))
 
 
 def test_a_re_split_has_the_new_words_that_its_source_asks_for(tmp_path) -> None:
@@ -126,7 +126,7 @@ def test_few_images_are_a_part_of_the_training_images() -> None:
 
 def test_data_without_pairs_to_hold_out_is_refused() -> None:
     with pytest.raises(DuplexError, match="held out"):
-        make_split(frame_of({(0, 0): 5, (1, 1): 5, (2, 2): 5}), SplitOptions())
+        split_at_random(frame_of({(0, 0): 5, (1, 1): 5, (2, 2): 5}), SplitOptions())
 
 
 @pytest.mark.parametrize("shares", [{"val_unseen": 0.0}, {"test_unseen": 1.0}, {"val_images": 0.5, "test_images": 0.5}])
@@ -137,7 +137,7 @@ def test_shares_outside_of_0_to_1_are_refused(shares: dict[str, Any]) -> None:
 
 def parts(frame: pd.DataFrame, options: SplitOptions) -> tuple[pd.DataFrame, dict[str, set[tuple[str, str]]]]:
     """Rows with their split, and the pairs that each split alone shows."""
-    frame = frame.assign(split=make_split(frame, options).split)
+    frame = frame.assign(split=split_at_random(frame, options).split)
     pairs = pairs_of(frame)
     return frame, {split: pairs[split] - pairs["train"] for split in ("val", "test")}
 
@@ -147,7 +147,7 @@ LARGE = {(s, o): 20 for s in range(10) for o in range(10)}
 
 def test_shares_apply_to_their_own_split() -> None:
     frame, unseen = parts(frame_of(LARGE), SplitOptions(0, 0.05, 0.25, 0.3, 0.1))
-    assert make_split(frame_of(LARGE), SplitOptions(0, 0.05, 0.25, 0.3, 0.1)).short == 0
+    assert split_at_random(frame_of(LARGE), SplitOptions(0, 0.05, 0.25, 0.3, 0.1)).short == 0
     assert (len(unseen["val"]), len(unseen["test"])) == (5, 25)
     held = unseen["val"] | unseen["test"]
     seen = frame[[pair not in held for pair in zip(frame["state"], frame["object"], strict=True)]]
@@ -170,7 +170,7 @@ def test_two_pairs_to_hold_out_suffice() -> None:
     """Of two states and two objects just two pairs can be: whatever the shares, one unseen pair each."""
     grid = {(s, o): 4 for s in range(2) for o in range(2)}
     for val, test in ((0.9, 0.05), (0.05, 0.9), (0.4, 0.4)):
-        made = make_split(frame_of(grid), SplitOptions(0, val, test))
+        made = split_at_random(frame_of(grid), SplitOptions(0, val, test))
         _, unseen = parts(frame_of(grid), SplitOptions(0, val, test))
         assert len(unseen["val"]) == len(unseen["test"]) == 1
         assert made.short == max(1, round(val * 4)) + max(1, round(test * 4)) - 2
@@ -207,7 +207,7 @@ def test_fractions_are_carried_to_the_next_pair_but_large_pairs_do_not_make_up_f
 def test_resplits_keep_shares_and_primitives(grid: dict[tuple[int, int], int], number: int, seed: int) -> None:
     try:
         data = from_rows(frame_of(grid), SplitOptions(seed), "here")
-        split_options_of(data.manifest, 0)
+        split_options_like(data.manifest, 0)
         again = resplit(data, number)
     except (DuplexError, UsageError) as error:
         assume("held out" not in str(error) and "this data set lacks some" not in str(error))

@@ -11,8 +11,8 @@ from safetensors.torch import save_file
 from duplex.encoders.base import load_encoder
 from duplex.encoders.open_clip import (
     ClipFamily,
-    ImageTransform,
     PreprocessCfg,
+    ResizeAndCrop,
     build_model,
     image_transform_v2,
     open_clip,
@@ -36,15 +36,15 @@ def test_pixels_are_open_clips(width: int, height: int, mode: str) -> None:
         wanted = image_transform_v2(config, is_train=False)(picture)
     except ValueError:  # 1 x 64, whose longest side is to be 32: a side of no pixels
         with pytest.raises(ValueError, match="0"):
-            ImageTransform(vars(config))(picture)
+            ResizeAndCrop(vars(config))(picture)
         return
-    ours = ImageTransform(vars(config))(picture).float() / 255
+    ours = ResizeAndCrop(vars(config))(picture).float() / 255
     mean, std = torch.tensor(config.mean).view(3, 1, 1), torch.tensor(config.std).view(3, 1, 1)
     assert torch.equal((ours - mean) / std, wanted)
 
 
 def test_a_very_long_picture_is_its_middle() -> None:
-    transform = ImageTransform(vars(PreprocessCfg(size=8)))
+    transform = ResizeAndCrop(vars(PreprocessCfg(size=8)))
     strip = noise_image(2_000, 2)
     whole = image_transform_v2(PreprocessCfg(size=8, mean=(0,) * 3, std=(1,) * 3), is_train=False)
     for picture in (strip, strip.rotate(90, expand=True)):

@@ -14,7 +14,7 @@ from duplex.evaluation.feasibility import (
     Threshold,
     buckets,
     choose_threshold,
-    pair_halves,
+    random_halvings,
     thresholds,
 )
 
@@ -53,7 +53,7 @@ def naive_gain(scores, target, seen, feasible, steps) -> tuple[float, float]:
     by_step = [won_halves(scores, target, seen, feasible >= step) for step in steps]
     pairs, seen_images = sorted(by_step[0]), int(seen[target].sum())
     measured: dict[int, list[float]] = {pair: [] for pair in pairs}
-    for mask in pair_halves(len(pairs)):
+    for mask in random_halvings(len(pairs)):
         first = [pair for pair, inside in zip(pairs, mask, strict=True) if inside]
         second = [pair for pair in pairs if pair not in first]
         for choosing, left_out in ((first, second), (second, first)):
@@ -72,9 +72,9 @@ def naive_gain(scores, target, seen, feasible, steps) -> tuple[float, float]:
 
 @pytest.mark.parametrize("pairs", [1, 2, 7, 24])
 def test_halves_are_halves_and_the_same_at_every_call(pairs: int) -> None:
-    masks = pair_halves(pairs)
+    masks = random_halvings(pairs)
     assert masks.shape == (HALVINGS, pairs) and (masks.sum(1) == pairs // 2).all()
-    assert np.array_equal(masks, pair_halves(pairs))
+    assert np.array_equal(masks, random_halvings(pairs))
     assert pairs == 1 or len(np.unique(masks, axis=0)) > 1
 
 

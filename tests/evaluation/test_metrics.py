@@ -7,14 +7,14 @@ import pytest
 from duplex.errors import UsageError
 from duplex.evaluation.accumulate import ScoreAccumulator
 from duplex.evaluation.curve import Margins
-from duplex.evaluation.intervals import bootstrap
+from duplex.evaluation.intervals import bootstrap_metrics
 from duplex.evaluation.metrics import (
     MISSING,
     Metrics,
     group_table,
-    headline,
     interval_text,
     measure,
+    metrics_line,
     vocabulary_accuracies,
 )
 from duplex.labels import GROUPS, FrequencyGroups, frequency_groups
@@ -93,7 +93,7 @@ def test_intervals_are_percentiles_of_the_bootstrap() -> None:
     p = problem(np.random.default_rng(1), 80, 9)
     p.scores[np.arange(80), p.target] += 1
     rivals = ScoreAccumulator(p.target, p.seen).add(p.scores).competitors()
-    found, draws = measure(rivals, rounds=200, seed=3), bootstrap([Margins.of(rivals)], 200, 3)[0]
+    found, draws = measure(rivals, rounds=200, seed=3), bootstrap_metrics([Margins.of(rivals)], 200, 3)[0]
     for column, interval in enumerate((found.seen_interval, found.unseen_interval, found.hm_interval)):
         assert interval == pytest.approx(tuple(np.percentile(draws[:, column], [2.5, 97.5])))
     assert found.images_seen + found.images_unseen == 80
@@ -132,7 +132,7 @@ def test_an_interval_is_two_numbers_or_a_dash() -> None:
 
 def test_a_headline_has_the_interval_and_the_open_worlds_number_where_they_are_known() -> None:
     values = {"seen": 41.3, "unseen": 20.0, "hm": 18.2, "auc": 6.9}
-    assert headline(values).endswith("AUC 6.90")
+    assert metrics_line(values).endswith("AUC 6.90")
     values |= {"auc_low": 6.1, "auc_high": 7.8}
-    assert headline(values).endswith("AUC 6.90 [6.10, 7.80]")
-    assert headline(values | {"auc_all": 7.1}).endswith("AUC 6.90 [6.10, 7.80]  all pairs 7.10")
+    assert metrics_line(values).endswith("AUC 6.90 [6.10, 7.80]")
+    assert metrics_line(values | {"auc_all": 7.1}).endswith("AUC 6.90 [6.10, 7.80]  all pairs 7.10")

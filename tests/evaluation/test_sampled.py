@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from duplex.errors import DuplexError, UsageError
 from duplex.evaluation.accumulate import ScoreAccumulator
 from duplex.evaluation.curve import Margins
-from duplex.evaluation.metrics import BlockSource, Metrics, measure, sampled_from_margins, sampled_metrics
+from duplex.evaluation.metrics import BlockSource, Metrics, measure, sampled_bias_metrics, sampled_from_margins
 from duplex.system.threads import threads
 from tests.evaluation.twins import Problem, problem, published_sweep
 
@@ -33,11 +33,11 @@ def blocks(scores: np.ndarray, step: int) -> BlockSource:
 
 def metrics(scores: np.ndarray, target: list[int], seen: int) -> Metrics:
     """Metrics of scores whose first `seen` columns are seen, image by image."""
-    return sampled_metrics(blocks(scores, 1), np.array(target), np.arange(scores.shape[1]) < seen)
+    return sampled_bias_metrics(blocks(scores, 1), np.array(target), np.arange(scores.shape[1]) < seen)
 
 
 def run(p: Problem, k: int = 1, step: int = 37) -> Metrics:
-    return sampled_metrics(blocks(p.scores, step), p.target, p.seen, p.feasible, k)
+    return sampled_bias_metrics(blocks(p.scores, step), p.target, p.seen, p.feasible, k)
 
 
 @settings(max_examples=25, deadline=None)
@@ -93,13 +93,13 @@ def test_the_sweep_is_close_to_the_exact_curve_and_mostly_below() -> None:
 
 def test_metrics_of_a_missing_group_are_none() -> None:
     p = problem(np.random.default_rng(0), 20, 10)
-    found = sampled_metrics(blocks(p.scores, 7), p.target, np.ones(10, bool))
+    found = sampled_bias_metrics(blocks(p.scores, 7), p.target, np.ones(10, bool))
     assert found.seen is not None and (found.unseen, found.hm, found.auc) == (None, None, None)
-    unseen = sampled_metrics(blocks(p.scores[:3], 7), np.array([1, 2, 3]), np.arange(10) == 0)
+    unseen = sampled_bias_metrics(blocks(p.scores[:3], 7), np.array([1, 2, 3]), np.arange(10) == 0)
     assert unseen.unseen is not None and (unseen.seen, unseen.hm, unseen.auc, unseen.bias) == (None,) * 4
     never = np.full((2, 10), 1.0, np.float32)
     never[:, :3] = 0
-    poor = sampled_metrics(blocks(never, 1), np.array([0, 9]), np.arange(10) >= 5)
+    poor = sampled_bias_metrics(blocks(never, 1), np.array([0, 9]), np.arange(10) >= 5)
     assert (poor.unseen, poor.auc) == (0, 0)
 
 
@@ -128,9 +128,9 @@ def test_the_bias_maximises_the_harmonic_mean_up_to_1000() -> None:
 
 def test_too_few_seen_columns_are_refused() -> None:
     p, seen = problem(np.random.default_rng(0), 20, 10), np.arange(10) < 3
-    assert sampled_metrics(blocks(p.scores, 7), p.target, seen, k=3).k == 3
+    assert sampled_bias_metrics(blocks(p.scores, 7), p.target, seen, k=3).k == 3
     with pytest.raises(UsageError, match="needs at least 4 seen columns; there are 3"):
-        sampled_metrics(blocks(p.scores, 7), p.target, seen, k=4)
+        sampled_bias_metrics(blocks(p.scores, 7), p.target, seen, k=4)
 
 
 @pytest.mark.parametrize("step", [2, 4, 6])
@@ -140,13 +140,13 @@ def test_nan_is_reported_with_the_number_of_the_image(step: int) -> None:
     with pytest.raises(DuplexError, match="image 3 contain NaN"):
         run(p, step=step)
     with pytest.raises(DuplexError, match="image 3 contain NaN"):
-        sampled_metrics(lambda: [(slice(None), p.scores)], p.target, p.seen)
+        sampled_bias_metrics(lambda: [(slice(None), p.scores)], p.target, p.seen)
 
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
 def test_a_tensor_gives_the_metrics_of_an_array(kind: torch.dtype) -> None:
     p = problem(np.random.default_rng(2), 40, 8, levels=9)
     tensor = torch.from_numpy(p.scores).to(kind).requires_grad_()
-    assert sampled_metrics(lambda: [(slice(0, 40), tensor)], p.target, p.seen) == sampled_metrics(
+    assert sampled_bias_metrics(lambda: [(slice(0, 40), tensor)], p.target, p.seen) == sampled_bias_metrics(
         lambda: [(slice(0, 40), p.scores)], p.target, p.seen
     )

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from duplex.errors import UsageError
 from duplex.evaluation.curve import Curve, Margins
-from duplex.evaluation.intervals import Components, compare, compare_seeds, compare_splits, headline_metrics
+from duplex.evaluation.intervals import AucComponents, compare, compare_seeds, compare_splits, headline_metrics
 
 
 def drawn(seed: int, shift: float = 0.0, images: tuple[int, int] = (60, 40)) -> Margins:
@@ -30,7 +30,7 @@ FINITE = [*np.arange(-3, 4).astype(float)]
 def test_the_area_of_the_curve_is_the_mann_whitney_statistic(seen, unseen):
     one = Margins(np.array(seen), np.array(unseen), np.arange(len(seen) + len(unseen)) < len(seen))
     found = headline_metrics(Curve.of(one), np.arange(one.seen.size), np.arange(one.unseen.size))
-    assert found[3] == pytest.approx(Components.of(one).auc, abs=1e-12)
+    assert found[3] == pytest.approx(AucComponents.of(one).auc, abs=1e-12)
 
 
 def test_one_seed_equals_the_comparison_of_two_runs():
@@ -102,7 +102,7 @@ def test_the_value_is_the_mean_over_splits_of_the_means_over_seeds() -> None:
     second = [[drawn(10 * p + s + 500, 0.2 * p) for s in range(2 + p)] for p in range(3)]
     found = compare_splits(first, second, 40)
     apart = [
-        np.mean([Components.of(b).auc - Components.of(a).auc for a, b in zip(*runs, strict=True)])
+        np.mean([AucComponents.of(b).auc - AucComponents.of(a).auc for a, b in zip(*runs, strict=True)])
         for runs in zip(first, second, strict=True)
     ]
     assert [one["auc"] for one in found.by_split] == pytest.approx(apart)

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from duplex.evaluation.accumulate import INFEASIBLE, ColumnPlan, topk_per_group, topk_per_group_torch
+from duplex.evaluation.accumulate import INFEASIBLE, ColumnOrder, best_scores_per_group, topk_per_group_torch
 
 
 @settings(max_examples=80, deadline=None)
@@ -16,7 +16,7 @@ def test_labels_and_best_scores_equal_those_of_sorting(seed, k: int, levels: int
     rng = np.random.default_rng(seed)
     images, width = int(rng.integers(1, 8)), int(rng.integers(1, 12))
     groups = rng.integers(INFEASIBLE, 3, width)
-    plan = ColumnPlan.of(np.sort(groups) if listed else groups)
+    plan = ColumnOrder.of(np.sort(groups) if listed else groups)
     scores = torch.from_numpy(rng.integers(-levels, levels, (images, width)) / 8).to(dtype)
     before = scores.clone()
     position = rng.integers(-1, width, images)  # -1: the label is not among these columns
@@ -26,7 +26,7 @@ def test_labels_and_best_scores_equal_those_of_sorting(seed, k: int, levels: int
     else:
         runs = [c for run in plan.runs for c in range(run.span.start, run.span.stop)]
         position = np.where(np.isin(position, runs), position, -1)  # a label in no run has no feasible column
-        label, best, place = topk_per_group(scores.numpy(), plan, position, k)
+        label, best, place = best_scores_per_group(scores.numpy(), plan, position, k)
     assert torch.equal(scores, before), "the caller's scores were changed"
     ordered = scores.float().numpy() if plan.order is None else scores.float().numpy()[:, plan.order]
     assert best.shape == (len(plan.runs), images, k) and place.shape == (len(plan.runs), images)
@@ -47,9 +47,9 @@ def test_labels_and_best_scores_equal_those_of_sorting(seed, k: int, levels: int
 def test_nan_counts_as_the_largest_score(column: int, as_tensor: bool) -> None:
     scores = torch.tensor([[1.0, 5.0, 2.0, 3.0]])
     scores[0, column] = torch.nan
-    plan, position = ColumnPlan.of(np.zeros(4, np.int64)), np.array([3])
+    plan, position = ColumnOrder.of(np.zeros(4, np.int64)), np.array([3])
     if as_tensor:
         _, best, place = topk_per_group_torch(scores, plan, position, 2)
     else:
-        _, best, place = topk_per_group(scores.numpy(), plan, position, 2)
+        _, best, place = best_scores_per_group(scores.numpy(), plan, position, 2)
     assert np.isnan(best[0, 0, 0]) and best[0, 0, 1] == 5.0 and place[0, 0] == column

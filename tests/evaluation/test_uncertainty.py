@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from duplex.evaluation.curve import Curve, Margins
-from duplex.evaluation.intervals import Components, _normal_p, bootstrap, bootstrap_p, compare, percentiles
+from duplex.evaluation.intervals import AucComponents, _normal_p, bootstrap_metrics, bootstrap_p, compare, percentiles
 from tests.evaluation.twins import literal_components
 
 
@@ -30,7 +30,7 @@ def drawn(
 def test_delong_equals_comparing_every_pair(seed: int) -> None:
     rng = np.random.default_rng(seed)
     seen, unseen = drawn(rng, 17, 0.4), drawn(rng, 11, 0.3, always=-np.inf)
-    found = Components.of(margins_of(seen, unseen))
+    found = AucComponents.of(margins_of(seen, unseen))
     v10, v01 = literal_components(seen, unseen)
     np.testing.assert_allclose(found.seen, v10)
     np.testing.assert_allclose(found.unseen, v01)
@@ -43,10 +43,10 @@ def test_delong_equals_comparing_every_pair(seed: int) -> None:
 
 def test_the_auc_interval_has_its_coverage() -> None:
     rng = np.random.default_rng(0)
-    truth = Components.of(margins_of(drawn(rng, 20000, 0.4), drawn(rng, 20000, 0.3, 0.5, -np.inf))).auc
+    truth = AucComponents.of(margins_of(drawn(rng, 20000, 0.4), drawn(rng, 20000, 0.3, 0.5, -np.inf))).auc
     inside = 0
     for _ in range(400):
-        low, high = Components.of(margins_of(drawn(rng, 80, 0.4), drawn(rng, 60, 0.3, 0.5, -np.inf))).interval
+        low, high = AucComponents.of(margins_of(drawn(rng, 80, 0.4), drawn(rng, 60, 0.3, 0.5, -np.inf))).interval
         inside += low <= truth <= high
     assert 0.91 < inside / 400 < 0.98
 
@@ -54,7 +54,7 @@ def test_the_auc_interval_has_its_coverage() -> None:
 def test_the_bootstrap_is_repeatable_and_equals_resampled_curves() -> None:
     rng = np.random.default_rng(1)
     margins = margins_of(drawn(rng, 30, 0.3), drawn(rng, 20, 0.3, always=-np.inf))
-    first, again, other = (bootstrap([margins], 50, seed)[0] for seed in (7, 7, 8))
+    first, again, other = (bootstrap_metrics([margins], 50, seed)[0] for seed in (7, 7, 8))
     np.testing.assert_array_equal(first, again)
     assert (first != other).any()
     draw = np.random.default_rng(7)
@@ -109,16 +109,16 @@ def test_p_values_are_two_sided(sign: float) -> None:
 
 def test_two_images_per_group_give_a_standard_error() -> None:
     two, one = np.array([0.0, 2.0]), np.array([1.0])
-    assert Components.of(margins_of(two, two + 0.5)).standard_error is not None
-    for found in (Components.of(margins_of(two, one)), Components.of(margins_of(one, two))):
+    assert AucComponents.of(margins_of(two, two + 0.5)).standard_error is not None
+    for found in (AucComponents.of(margins_of(two, one)), AucComponents.of(margins_of(one, two))):
         assert found.standard_error is None is found.interval and found.auc == 0.5
-    assert Components.of(margins_of(np.empty(0), two)).auc is None is Components.of(margins_of(two, np.empty(0))).auc
+    assert AucComponents.of(margins_of(two[:0], two)).auc is None is AucComponents.of(margins_of(two, two[:0])).auc
 
 
 def test_a_group_without_images_gives_nan_draws() -> None:
-    drawn_seen = bootstrap([margins_of(np.array([1.0, np.nan]), np.empty(0))], 20, 0)[0]
+    drawn_seen = bootstrap_metrics([margins_of(np.array([1.0, np.nan]), np.empty(0))], 20, 0)[0]
     assert np.isnan(drawn_seen[:, 1:]).all() and set(drawn_seen[:, 0]) == {0.0, 0.5, 1.0}
-    drawn_unseen = bootstrap([margins_of(np.empty(0), np.array([1.0, np.nan]))], 20, 0)[0]
+    drawn_unseen = bootstrap_metrics([margins_of(np.empty(0), np.array([1.0, np.nan]))], 20, 0)[0]
     assert np.isnan(drawn_unseen[:, [0, 2]]).all() and set(drawn_unseen[:, 1]) == {0.0, 0.5, 1.0}
     assert percentiles(np.empty(0)) is None is percentiles(np.array([0.5, np.nan]))
 
@@ -128,7 +128,7 @@ def test_a_comparison_is_second_minus_first() -> None:
     first, second = (
         margins_of(drawn(rng, 30, 0.3, shift), drawn(rng, 20, 0.3, -shift, always=-np.inf)) for shift in (0.0, 0.4)
     )
-    found, draws = compare(first, second, 80, 3), bootstrap([first, second], 80, 3)
+    found, draws = compare(first, second, 80, 3), bootstrap_metrics([first, second], 80, 3)
     for column, name in enumerate(("seen", "unseen", "hm")):
         ends = [
             (curve.seen_accuracies[0], curve.unseen_accuracies[-1], curve.harmonic.max())[column]

@@ -9,7 +9,7 @@ import torch
 
 from duplex.encoders.base import Encoder, load_encoder
 from duplex.errors import DuplexError
-from duplex.features.encode import LaunchedBatch, OutputSpec, decoding_workers, encode_batches, pad_batches
+from duplex.features.encode import LaunchedBatch, WantedOutputs, decoding_workers, encode_batches, pad_batches
 from duplex.features.file import ALL_ZERO, ENCODED, FIRST_BAD, NOT_FINITE
 from tests.features.conftest import Wrapped
 from tests.pretended import Pretended
@@ -29,10 +29,10 @@ def test_another_device_gives_the_same_rows(pretended: Pretended, encoder_name: 
     torch.manual_seed(0)
     here = load_encoder(encoder_name, towers="image")
     stream = [(8 * n, torch.randint(0, 256, (8, 3, 32, 32), dtype=torch.uint8), statuses(), NONE) for n in range(3)]
-    expected = list(encode_batches(here, stream, OutputSpec(patches)))
+    expected = list(encode_batches(here, stream, WantedOutputs(patches)))
     there = load_encoder(encoder_name, towers="image", device=pretended.name)
     pretended.reset()
-    found = list(encode_batches(there, stream, OutputSpec(patches)))
+    found = list(encode_batches(there, stream, WantedOutputs(patches)))
     for (row, its, values), (other, theirs, rows) in zip(expected, found, strict=True):
         assert row == other
         assert (its == theirs).all()
@@ -62,7 +62,7 @@ def test_rows_that_are_not_finite_or_zero_in_float16_are_bad_and_zero(encoder, n
 
     pixels = torch.randint(0, 256, (8, 3, 32, 32), dtype=torch.uint8)
     broken = cast(Encoder, Wrapped(encoder, None, encode_patches))
-    ((_, found, values),) = encode_batches(broken, [(0, pixels, statuses(), NONE)], OutputSpec(patches=True))
+    ((_, found, values),) = encode_batches(broken, [(0, pixels, statuses(), NONE)], WantedOutputs(patches=True))
     wanted = statuses().numpy()
     wanted[4:7] = NOT_FINITE, ALL_ZERO, NOT_FINITE
     assert (found == wanted).all()
@@ -126,11 +126,11 @@ def test_batches_are_filled_up_with_black_images_to_a_multiple() -> None:
 @pytest.mark.parametrize(
     ("record", "finetuned", "expected"),
     [
-        ({"block_inputs": "2"}, True, OutputSpec(True, 2)),
-        ({"block_inputs": "2"}, False, OutputSpec(True)),
-        ({"block_inputs": "0", "pixels": "x"}, True, OutputSpec(True, 0, True)),
-        ({"block_inputs": "0", "pixels": "x"}, False, OutputSpec(True)),
+        ({"block_inputs": "2"}, True, WantedOutputs(True, 2)),
+        ({"block_inputs": "2"}, False, WantedOutputs(True)),
+        ({"block_inputs": "0", "pixels": "x"}, True, WantedOutputs(True, 0, True)),
+        ({"block_inputs": "0", "pixels": "x"}, False, WantedOutputs(True)),
     ],
 )
 def test_a_model_reads_block_inputs_or_pixels_only_if_blocks_are_finetuned(record, finetuned, expected):
-    assert OutputSpec.of_record(record, patches=True, finetuned=finetuned) == expected
+    assert WantedOutputs.of_record(record, patches=True, finetuned=finetuned) == expected

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from duplex.errors import DuplexError
-from duplex.features.tokens import Examples, join
+from duplex.features.tokens import Examples, join_labels
 from duplex.labels import SPLITS, LabelSpace
 
 ROWS = 12
@@ -29,7 +29,7 @@ BAD = np.isin(np.arange(ROWS), [0, 4, 5])
 
 
 def test_a_split_has_its_readable_rows_in_the_order_of_the_manifest() -> None:
-    found = join(MANIFEST, LABELS, INPUTS, BAD)
+    found = join_labels(MANIFEST, LABELS, INPUTS, BAD)
     assert tuple(found) == SPLITS
     for split, examples in found.items():
         rows = [row for row in range(ROWS) if PLACES[row] == split and not BAD[row]]
@@ -44,7 +44,7 @@ def test_a_split_has_its_readable_rows_in_the_order_of_the_manifest() -> None:
 
 def test_a_cache_of_another_length_is_refused() -> None:
     with pytest.raises(DuplexError, match=r"the manifest has 12 rows, its feature cache 11; run `dvc repro extract`"):
-        join(MANIFEST, LABELS, INPUTS, BAD[1:])
+        join_labels(MANIFEST, LABELS, INPUTS, BAD[1:])
 
 
 def test_all_tensors_move_to_a_device_together() -> None:

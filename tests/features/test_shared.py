@@ -10,7 +10,7 @@ import pytest
 from duplex.data.contents import file_digests
 from duplex.errors import DuplexError
 from duplex.features import extract as module
-from duplex.features.extract import ExtractionReport, SharedFeatures, encode_shared, extract, find_encoded
+from duplex.features.extract import ExtractionReport, SharedFeatures, encode_shared, extract, find_cached_features
 from duplex.features.file import read_features
 
 
@@ -63,10 +63,10 @@ def test_images_that_are_added_or_left_out_keep_the_rows_of_the_others(encode, i
 
 def test_features_are_found_by_the_contents_of_images_alone(encode, images, root, tmp_path) -> None:
     features, digests = encode(images[:3]), file_digests(root, images[:4])
-    first, last = (find_encoded(tmp_path / "cache", part) for part in (digests[:1], digests[2:]))
+    first, last = (find_cached_features(tmp_path / "cache", part) for part in (digests[:1], digests[2:]))
     np.testing.assert_array_equal(first.cls, cls_of(features)[:1])
     assert last.bad.tolist() == [False, True]
-    assert find_encoded(tmp_path / "cache", digests[3:]) is None
+    assert find_cached_features(tmp_path / "cache", digests[3:]) is None
 
 
 def test_renamed_copied_and_missing_files(encode, images, root, encoder, reports) -> None:

@@ -13,7 +13,7 @@ from duplex.data.shapes import shapes_manifest
 from duplex.data.tables import write_manifest
 from duplex.errors import DuplexError, UsageError
 from duplex.recognition.answers import read_compositions
-from duplex.report.aggregate import aggregate, read_numbers
+from duplex.report.aggregate import aggregate, stored_numbers
 from tests.data.web import serving
 from tests.hostile.conftest import Command
 
@@ -59,7 +59,7 @@ def test_an_image_behind_a_link_out_of_the_root_is_not_opened(pics: Path, comman
 
 def test_nan_and_infinity_in_metrics_are_undefined(tmp_path: Path) -> None:
     (tmp_path / "metrics.json").write_text('{"closed": {"seen": NaN, "auc": 1.0, "hm": Infinity}}')
-    found = aggregate({("a", "m"): [read_numbers(tmp_path / "metrics.json") or {}]})["a"]["m"]["closed"]
+    found = aggregate({("a", "m"): [stored_numbers(tmp_path / "metrics.json") or {}]})["a"]["m"]["closed"]
     assert found["auc"] == 1.0 and not {"seen", "hm"} & set(found)
 
 

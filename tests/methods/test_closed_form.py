@@ -10,7 +10,7 @@ import torch
 from duplex.methods import portable
 from duplex.methods.base import Batch, PrimitiveVectors
 from duplex.methods.closed_form import ClosedFormMethod, ClosedFormOptions
-from duplex.methods.gaussian import ClassStatistics, ClosedForm, FitSettings, GroupPosterior
+from duplex.methods.gaussian import ClassStatistics, ClosedForm, FitSettings, LinearDiscriminant
 from duplex.methods.layers import unit
 from duplex.methods.prompt_method import PromptMethod, PromptOptions
 from duplex.methods.registry import make_method
@@ -68,7 +68,7 @@ def test_gaussian_factors_are_posteriors_of_states_and_objects():
     shape = len(LABELS.states), len(LABELS.objects)
     known = ClassStatistics.of(unit(TRAIN.cls), TRAIN.compositions, *shape)
     columns, z = LABELS.candidates("open", "test"), unit(features(4, 6))
-    log_s, log_o = GroupPosterior.fit(known.by_state())(z), GroupPosterior.fit(known.by_object())(z)
+    log_s, log_o = LinearDiscriminant.fit(known.by_state())(z), LinearDiscriminant.fit(known.by_object())(z)
     expected = log_s[:, LABELS.state_of(columns)] + log_o[:, LABELS.object_of(columns)]
     row = {**ALONE, "inference": ("gaussian", "gaussian_factors")}
     with_them, without = (scores_of(begun(**row, weights=(1.0, w)), columns, z).double() for w in (0.5, 0.0))

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from duplex.errors import UsageError
-from duplex.methods.duplex import Duplex, FactorNodes, refine
+from duplex.methods.duplex import Duplex, MessageNodes, refine
 from duplex.methods.duplex import DuplexOptions as Options
 from duplex.methods.prompts import Prototypes
 from tests.methods import twin
@@ -185,7 +185,7 @@ def test_semantic_prototypes_receive_no_message():
     z = twin.unit(features(3, 5))
     z_s, z_o = method.paths.factors(z)
     p = [torch.full((3, count), 0.25, dtype=z.dtype) for count in (4, 3)]
-    nodes, own = FactorNodes(z, z_s, z_o, *p, compositions // 3, compositions % 3), compositions.numpy()
+    nodes, own = MessageNodes(z, z_s, z_o, *p, compositions // 3, compositions % 3), compositions.numpy()
     refined = refine(nodes, own, method.candidates, method.codebook, method.fusion, method.options.messages, 0.9)
     (gradient,) = torch.autograd.grad(refined.rows.sum(), method.paths.prompts.learned_rows, allow_unused=True)
     assert gradient is None

@@ -14,12 +14,12 @@ from duplex.methods.gaussian import (
     ClassStatistics,
     ClosedForm,
     FitSettings,
-    GroupPosterior,
-    LowRankSimilarities,
+    LinearDiscriminant,
+    LowRankWordSimilarities,
     NormalEquations,
     PairMeans,
     _fit_means,
-    oas_shrinkage,
+    oas_shrinkage_weight,
     shared_whitening,
     within_group_covariance,
 )
@@ -105,7 +105,7 @@ def test_group_posteriors_follow_from_bayes_rule() -> None:
             mean = z[labels == g].mean(0).numpy()
             logits[:, g] = [-0.5 * (x - mean) @ inverse @ (x - mean) for x in z.numpy()]
             logits[:, g] += np.log((labels == g).sum().item())
-        close(GroupPosterior.fit(groups)(z), torch.from_numpy(logits).log_softmax(-1), 1e-8)
+        close(LinearDiscriminant.fit(groups)(z), torch.from_numpy(logits).log_softmax(-1), 1e-8)
 
 
 @settings(max_examples=20, deadline=None)
@@ -189,7 +189,7 @@ def test_a_state_without_images_has_no_effect() -> None:
     model, unseen = ClosedForm.fit(statistics), torch.tensor([m not in statistics.state_of for m in range(m)])
     assert unseen.any()
     assert model.additive.state[unseen].abs().max() == 0
-    posterior = GroupPosterior.fit(statistics.by_state())
+    posterior = LinearDiscriminant.fit(statistics.by_state())
     assert not posterior.weight[:, unseen].any() and not posterior.offset[unseen].any()  # one image at the overall mean
     assert torch.isfinite(posterior(z)).all()
 
@@ -225,7 +225,7 @@ def test_oas_approaches_scikit_learns_in_many_dimensions() -> None:
 
     x = np.random.default_rng(0).standard_normal((150, 100)) * np.linspace(0.2, 2, 100)
     sample = torch.from_numpy(x.T @ x / len(x))
-    assert oas_shrinkage(sample, len(x)) == pytest.approx(theirs(x, assume_centered=True)[1], abs=0.005)
+    assert oas_shrinkage_weight(sample, len(x)) == pytest.approx(theirs(x, assume_centered=True)[1], abs=0.005)
 
 
 @pytest.mark.parametrize("images", [400, 12, 10, 9, 8, 5, 3], ids=lambda images: f"{images} images of 8 pairs")
@@ -289,7 +289,7 @@ def test_a_kernel_of_low_rank_is_the_nearest_one(rank: int) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_the_chosen_variances_are_a_maximum_to_an_eighth_of_a_decade(seed: int) -> None:
-    seen, kernels = seen_pairs(), LowRankSimilarities.of_words(*words(5, 4, seed))
+    seen, kernels = seen_pairs(), LowRankWordSimilarities.of_words(*words(5, 4, seed))
 
     def height(v: float, tau: float) -> float:
         return NormalEquations(seen, v, RIDGE, kernels, tau).log_likelihood()
@@ -320,7 +320,7 @@ def test_means_equal_the_gaussian_processes() -> None:
 def test_the_likelihood_equals_the_gaussian_processes() -> None:
     seen = seen_pairs()
     embedded = words(*seen.shape)
-    kernels = LowRankSimilarities.of_words(*embedded)
+    kernels = LowRankWordSimilarities.of_words(*embedded)
 
     def dense(tau: float) -> float:
         s, o = seen.states.numpy(), seen.objects.numpy()

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from duplex.methods.families import CrossAttention, WordTable, next_allowed_partner
+from duplex.methods.families import CrossAttention, WordTable, next_partner_in_batch
 from duplex.methods.layers import Bottleneck, CompositionIndex, Mlp, copy_to_device, mean_over, unit
 from tests.methods.loops import attend, close, mlp
 from tests.methods.world import features
@@ -92,7 +92,7 @@ def test_word_tables_start_at_the_normalised_vectors(trained):
 def test_the_next_allowed_partner_equals_loops(seed):
     count = seed
     allowed = torch.rand(count, count, generator=torch.Generator().manual_seed(seed)) < 0.4
-    partner, has = next_allowed_partner(allowed)
+    partner, has = next_partner_in_batch(allowed)
     for i in range(count):
         after = [(i + step) % count for step in range(1, count) if allowed[i, (i + step) % count]]
         assert (int(partner[i]), bool(has[i])) == ((after[0], True) if after else (i, False))

@@ -13,7 +13,7 @@ from duplex.methods.closed_form import ClosedFormMethod, ClosedFormOptions
 from duplex.methods.paths import Paths
 from duplex.methods.prompt_method import PromptOptions
 from duplex.methods.registry import find_method
-from duplex.recognition.answers import trained_words, with_rows
+from duplex.recognition.answers import are_words_trained, with_rows
 from duplex.training.inputs import RunInputs
 from duplex.training.run import initialised_method
 from tests.methods.world import OBJECTS, STATES, batch_of, features, small_context, small_tower
@@ -107,4 +107,4 @@ def test_a_new_word_and_an_added_one_have_the_same_scores() -> None:
     more = with_rows(tensors, part, ([*part.states, "hollow"], list(part.objects)), rows, tower)
     scores = sum(term for _, term in portable.score_terms(more, images[:7]))
     torch.testing.assert_close(scores[:, order], expected, rtol=1e-4, atol=1e-4)
-    assert not trained_words(("hollow", "star"), full).state and trained_words(("red", "star"), full).state
+    assert not are_words_trained(("hollow", "star"), full).state and are_words_trained(("red", "star"), full).state

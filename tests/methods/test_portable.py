@@ -12,8 +12,8 @@ LABELS = small_labels()
 
 def test_negative_scores_have_probability_zero():
     scores = torch.tensor([[1.0, 3.0, -torch.inf], [0.0, 0.0, 0.0], [-1.0, 0.5, 0.0]])
-    close(portable.probabilities_from_sums(scores), [[0.25, 0.75, 0.0], [0.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
-    close(portable.probabilities({}, scores), portable.probabilities_from_sums(scores))
+    close(portable.normalise_posterior_sums(scores), [[0.25, 0.75, 0.0], [0.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
+    close(portable.probabilities({}, scores), portable.normalise_posterior_sums(scores))
     close(portable.probabilities({"product": torch.ones(())}, scores), scores.softmax(-1))
 
 

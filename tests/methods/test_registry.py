@@ -14,7 +14,7 @@ from duplex.methods.base import Method
 from duplex.methods.duplex import Duplex, DuplexOptions
 from duplex.methods.finetuned import WithFinetuning
 from duplex.methods.prompt_method import PromptMethod, PromptOptions
-from duplex.methods.registry import BrokenMethod, describe_method, find_method, installed_methods, make_method
+from duplex.methods.registry import BrokenMethodError, describe_method, find_method, installed_methods, make_method
 from duplex.options import FinetuneOptions, Options
 from duplex.system import plugins
 from duplex.system.plugins import module_of
@@ -34,7 +34,7 @@ def test_an_unknown_kind_lists_the_known_ones():
 
 @pytest.mark.parametrize("kind", ["nowhere.at_all:Method", "duplex.methods.prompt_method:PromptOptions"])
 def test_a_broken_kind_is_described_by_its_error(kind):
-    with pytest.raises(BrokenMethod) as caught:
+    with pytest.raises(BrokenMethodError) as caught:
         find_method(kind)
     assert describe_method(kind)["error"] == str(caught.value)
 
@@ -73,7 +73,7 @@ def test_a_built_in_kind_wins_and_one_of_two_distributions_is_refused(monkeypatc
     points = [*others, *plugins.entry_points(group="duplex.methods")]
     monkeypatch.setattr(plugins, "entry_points", lambda group, name=None: [p for p in points if name in (None, p.name)])
     assert module_of(installed_methods()["prompts"]) == "duplex.methods.prompt_method"
-    with pytest.raises(BrokenMethod, match=r"^method kind 'b' comes from both alien and z; uninstall one of them, or"):
+    with pytest.raises(BrokenMethodError, match=r"^method kind 'b' comes from both alien and z; uninstall one of"):
         find_method("b")
 
 
@@ -92,7 +92,7 @@ def test_only_module_and_class_are_looked_up_in_the_current_folder(tmp_path, mon
 def test_a_class_of_a_script_is_found_in_that_script_alone(monkeypatch):
     script = ModuleType("__main__")
     monkeypatch.setitem(sys.modules, "__main__", script)
-    with pytest.raises(BrokenMethod, match=r"'__main__:Probe' is a class of another script or notebook; move"):
+    with pytest.raises(BrokenMethodError, match=r"'__main__:Probe' is a class of another script or notebook; move"):
         find_method("__main__:Probe")
     for _ in range(2):  # a notebook's cell may define the class again
         script.Probe = type("Probe", (PromptMethod,), {"__module__": "__main__"})

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from duplex.methods.layers import CompositionIndex, Disentangler, NormDisentangler
+from duplex.methods.layers import BatchNormDisentangler, CompositionIndex, Disentangler
 from duplex.methods.layers import unit as unit_rows
 from duplex.methods.registry import find_method
 from tests.methods.field import SOFT, N, batch, build, scores
@@ -73,12 +73,12 @@ def test_weights_of_the_losses_of_states_and_objects(kind):
 @pytest.mark.parametrize("kind", [*PATHS, "cds"])
 def test_disentanglers_with_batch_norm_are_an_option(kind):
     forms = [type(made(kind, disentangler=form).paths.factors.object) for form in ("plain", "batch_norm")]
-    assert forms == [Disentangler, NormDisentangler]
+    assert forms == [Disentangler, BatchNormDisentangler]
 
 
 def test_batch_norm_disentanglers_by_their_formula():
     torch.manual_seed(0)
-    network: Any = NormDisentangler(8).double()
+    network: Any = BatchNormDisentangler(8).double()
     linear, norm, _, dropout = network.layers
     dropout.p = 0.0
     torch.nn.init.normal_(norm.weight), torch.nn.init.normal_(norm.bias)

@@ -17,7 +17,7 @@ from duplex.encoders.prompt_tree import PromptTree
 from duplex.encoders.text import ClipTextTower
 from duplex.errors import UsageError
 from duplex.methods.adapters import ConceptBottlenecks, ExpertMixtures
-from duplex.methods.finetuned import text_adapters
+from duplex.methods.finetuned import add_text_adapters
 from duplex.methods.registry import make_method, parse_options
 from duplex.options import FinetuneOptions, OptionError
 from duplex.training.loop import make_optimiser, optimiser_step
@@ -34,7 +34,7 @@ def adapted(adapter: str, layers: int = 2) -> tuple[list[ClipTextTower], Any]:
     tower = ClipTextTower(small_model({"layers": layers}, quick_gelu=True), FakeTokenizer([START], [END], 0))
     assert tower.shares_prefixes
     torch.manual_seed(0)
-    trained = text_adapters(tower, FinetuneOptions(1, text=adapter)).double().eval()
+    trained = add_text_adapters(tower, FinetuneOptions(1, text=adapter)).double().eval()
     return [tower, *tower.of_paths.values()], nn.ModuleList(trained)
 
 
@@ -191,7 +191,7 @@ def test_a_method_trains_scores_and_loads_with_adapters_in_both_towers(kind: str
 
 def test_low_rank_updates_fit_a_tower_in_half_precision() -> None:
     tower = ClipTextTower(small_model(quick_gelu=True).float(), precision="bf16")
-    trained = text_adapters(tower, FinetuneOptions(1, text="lora"))
+    trained = add_text_adapters(tower, FinetuneOptions(1, text="lora"))
     tower.encode(PromptTree.of(PROMPTS), tower.vocabulary.table).sum().backward()
     assert all(weight.grad is not None and weight.grad.isfinite().all() for weight in trained.parameters())
 

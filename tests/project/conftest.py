@@ -9,7 +9,7 @@ import pytest
 from duplex.artifacts import ArtifactPaths
 from duplex.config.params import Params, load_params
 from duplex.project import sweep
-from duplex.project.sweep import Executor
+from duplex.project.sweep import TaskRunner
 from tests.commands import command
 from tests.projects import encoded_project
 
@@ -42,6 +42,6 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sweeps and searches start no processes, which would import torch again; the last trial is the first."""
 
     def executor(params: Params, wanted: Any, jobs: Any, engine: Any, paths: ArtifactPaths) -> Any:
-        return lambda trials: map(Executor(params, paths, 1).execute, reversed(trials))
+        return lambda trials: map(TaskRunner(params, paths, 1).execute, reversed(trials))
 
     monkeypatch.setattr(sweep, "trial_executor", executor)

@@ -12,7 +12,7 @@ from duplex.options import AutoFinetune, FinetuneOptions
 from duplex.project import stages
 from duplex.project.train import train_stage
 from duplex.report.aggregate import DatasetResults, read_run
-from duplex.report.tables import run_recipe_tables
+from duplex.report.tables import auto_finetune_tables
 from duplex.training import trials
 from duplex.training.checkpoint import read_record
 from tests.projects import SHIPPED, edited_params, encoded_project, interrupt
@@ -70,7 +70,7 @@ def test_the_choice_and_its_table_are_in_the_run_and_in_the_report(params, folde
         dict(recipe) for recipe in record.recipes
     ]
     run = read_run(files)
-    (table,) = run_recipe_tables(DatasetResults("own", {}, {"auto": {0: run}}))
+    (table,) = auto_finetune_tables(DatasetResults("own", {}, {"auto": {0: run}}))
     assert [row.cells[0].rank for row in table.rows].count(1) == 1
     assert [row.cells[0].text for row in table.rows] == [f"{recipe['blocks']:.0f}" for recipe in record.recipes]
 

@@ -183,7 +183,7 @@ def test_wrong_products_in_params_yaml_are_refused(project: Path, change: Any, m
 
 
 def test_the_record_of_a_product_changes_with_its_members(params: Params) -> None:
-    stamps.plan_stage(params)
+    stamps.write_plan(params)
     record = json.loads((ArtifactPaths().plan / "own/both/train.json").read_text())
     assert record["members"]["csp"] == settings(params, "own", "train", "csp")
     assert params.run.methods == ("csp", "closed_form", "both", "csp_seeds")

@@ -17,11 +17,11 @@ from duplex.artifacts import ArtifactPaths
 from duplex.cli import app
 from duplex.config.params import MethodEntry, Params, load_params
 from duplex.errors import DuplexError, UsageError
-from duplex.features.file import read_contents_digest
+from duplex.features.file import read_cache_digest
 from duplex.project import report, runs, stages, stamps
 from duplex.project.runs import best_run
 from duplex.project.stages import extract, prepare
-from duplex.project.stamps import DATA_STAGES, RUN_STAGES, data_difference, load_planned, run_difference, settings
+from duplex.project.stamps import DATA_STAGES, RUN_STAGES, data_difference, planned_params, run_difference, settings
 from duplex.project.train import train_stage
 from duplex.system.code import code_hash
 from duplex.system.files import sha256
@@ -183,7 +183,7 @@ def test_files_that_are_not_on_this_machine_are_not_compared(project: Path) -> N
 
 def test_the_report_depends_on_the_results_of_ablations(project: Path) -> None:
     def planned() -> str:
-        stamps.plan_stage(load_params())
+        stamps.write_plan(load_params())
         return Path("artifacts/plan/report.json").read_text()
 
     before, results = planned(), ArtifactPaths().ablations
@@ -215,23 +215,23 @@ def test_stale_runs_are_no_default_model(project: Path, capfd: pytest.CaptureFix
 
 
 def test_stale_runs_are_not_queried_or_evaluated(project: Path) -> None:
-    assert runs.load_queried_run(load_params(), "own", "csp", 0)
+    assert runs.load_run_or_default(load_params(), "own", "csp", 0)
     edit("params.yaml", "epochs: 1\n", "epochs: 3\n")
     match = r"does not match csp with seed 0 in params\.yaml: training.epochs is 1 instead of 3; `duplex train"
     with pytest.raises(DuplexError, match=match):
-        runs.load_queried_run(load_params(), "own", "csp", 0)
+        runs.load_run_or_default(load_params(), "own", "csp", 0)
     with pytest.raises(DuplexError, match=match):
         stages.evaluate_stage(load_params(), "own", "csp", 0)
 
 
 def test_a_run_is_not_evaluated_on_other_features_than_those_of_training(project: Path) -> None:
     params, features = load_params(), ArtifactPaths().features("own")
-    contents = read_contents_digest(features)
+    contents = read_cache_digest(features)
     pictures = sorted(project.glob("pictures/**/*.png"))
     for first, second in zip(pictures[:40], pictures[-40:], strict=True):
         shutil.copyfile(second, first)
     extract(params, "own", fresh=True)
-    assert read_contents_digest(features) != contents
+    assert read_cache_digest(features) != contents
     with pytest.raises(DuplexError, match=r"does not match csp with seed 0 in params\.yaml: its features have changed"):
         stages.evaluate_stage(params, "own", "csp", 0)
 
@@ -289,17 +289,17 @@ def test_a_product_of_stale_members_is_refused(project: Path) -> None:
 def test_a_stage_refuses_values_of_its_own_that_changed_since_the_plan(
     project: Path, old: str, new: str, changed: str
 ) -> None:
-    stamps.plan_stage(load_params())
+    stamps.write_plan(load_params())
     methods = {"train": "csp", "evaluate": "csp", "prepare": None, "extract": None}
     edit("params.yaml", old, new)
     for stage, method in methods.items():
         if stage == changed:
             with pytest.raises(DuplexError, match=rf"the code has changed since .*{stage}.json.*`dvc repro` again"):
-                load_planned("own", stage, method=method)
+                planned_params("own", stage, method=method)
         else:
-            assert load_planned("own", stage, method=method) == load_params()
+            assert planned_params("own", stage, method=method) == load_params()
     shutil.rmtree("artifacts/plan")
-    assert load_planned("own", changed, method=methods[changed]) == load_params()
+    assert planned_params("own", changed, method=methods[changed]) == load_params()
 
 
 def test_a_checkpoint_replaced_during_an_evaluation_gives_no_metrics(project: Path) -> None:
@@ -323,7 +323,7 @@ def test_a_checkpoint_replaced_during_an_evaluation_gives_no_metrics(project: Pa
 def test_each_script_of_the_pipeline_compares_its_plan(
     project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], script: str, words: list[str]
 ) -> None:
-    stamps.plan_stage(load_params())
+    stamps.write_plan(load_params())
     for file in Path("artifacts/plan/own").rglob("*.json"):
         file.write_text("{}")
     monkeypatch.setattr(sys, "argv", [f"{script}.py", *words])

@@ -22,7 +22,7 @@ from duplex.config.params import Params, load_params
 from duplex.errors import DuplexError
 from duplex.project import stages
 from duplex.project import sweep as sweep_module
-from duplex.project.sweep import DvcRepo, Executor, Outcome, SweptRun, commit_targets, grid, run_in_processes, sweep
+from duplex.project.sweep import DvcRepo, Outcome, SweptRun, TaskRunner, commit_targets, grid, run_in_processes, sweep
 from duplex.project.train import train_stage
 from duplex.training.checkpoint import read_record
 from duplex.training.inputs import load_inputs
@@ -124,7 +124,7 @@ def test_a_failed_run_is_reported_and_stops_no_other(project):
     assert (project / "artifacts/own/csp/0/metrics.json").exists()
 
 
-class KilledBySeed1(Executor):
+class KilledBySeed1(TaskRunner):
     def execute(self, trial: Any) -> Outcome:
         if trial.seed == 1:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -140,7 +140,7 @@ def test_a_process_that_dies_fails_its_current_run_only(params):
     assert "was killed by signal 9" in (errors[1] or "")
 
 
-class PrintsEnvironment(Executor):
+class PrintsEnvironment(TaskRunner):
     def execute(self, trial: Any) -> Outcome:
         values = os.environ.get("CUDA_VISIBLE_DEVICES", ""), os.environ["OMP_WAIT_POLICY"], torch.get_num_threads()
         return Outcome(trial, output=repr(values))

@@ -13,7 +13,7 @@ from duplex.artifacts import ArtifactPaths, RunPaths
 from duplex.cli import app
 from duplex.config.params import MethodEntry, load_params
 from duplex.errors import UsageError
-from duplex.project.sweep import Executor, TuningTrial, best_rows, tune
+from duplex.project.sweep import TaskRunner, TuningTrial, best_rows, tune
 from duplex.project.train import train_stage
 from duplex.training.checkpoint import read_record
 from tests.projects import edited_params
@@ -61,14 +61,14 @@ def test_a_trial_is_the_run_that_the_pipeline_would_train(params, tmp_path):
     record = read_record(tmp_path / "out" / "checkpoint.safetensors")
     settings = {"learning_rate": 0.003, "template": "an image of"}
     task = TuningTrial("own", "csp", settings, 5, tmp_path / "trials")
-    outcome = Executor(params, ArtifactPaths(), 1).execute(task)
+    outcome = TaskRunner(params, ArtifactPaths(), 1).execute(task)
     result = outcome.value
     assert outcome.error is None and (result.auc, result.epoch) == (100 * record.val_auc, record.epoch)
     assert record.val_auc_all is not None and result.auc_all == 100 * record.val_auc_all
 
 
 def test_test_images_are_not_needed(params, tmp_path):
-    executor = Executor(params, ArtifactPaths(), 1)
+    executor = TaskRunner(params, ArtifactPaths(), 1)
     load = executor.load
 
     def without_test(*arguments):

@@ -84,11 +84,11 @@ def expect_equal(page: Path, recognizer: Recognizer, images: list[Path]) -> None
 @pytest.mark.parametrize("size", [(160, 120), (37, 211), (48, 48), (20, 31), (301, 100)])
 def test_pixels_are_those_of_the_encoder(browser, interpolation, size):
     """Exactly, for images that are scaled up and down, and cut at a half pixel."""
-    from duplex.encoders.open_clip import ImageTransform
+    from duplex.encoders.open_clip import ResizeAndCrop
 
     noise = np.random.default_rng(0).integers(0, 256, (size[1], size[0], 4), dtype=np.uint8)
     options = {"size": 48, "mode": "RGB", "mean": (0, 0, 0), "std": (1, 1, 1), "resize_mode": "shortest"}
-    transform = ImageTransform({**options, "interpolation": interpolation, "fill_color": 0})
+    transform = ResizeAndCrop({**options, "interpolation": interpolation, "fill_color": 0})
     wanted = transform(Image.fromarray(noise[..., :3])).numpy().ravel().tolist()
     given = base64.b64encode(noise.tobytes()).decode()
     functions = SCRIPT.read_text(encoding="utf-8").partition("async function pixelsOf")[0]

@@ -106,8 +106,8 @@ def test_a_fit_killed_at_each_stage_ends_in_the_bytes_of_an_undisturbed_one(fitt
 def test_an_update_that_ends_during_a_fit_is_kept(fitted, drawn, tmp_path, monkeypatch):
     model, _ = fitted
     out = Path(shutil.copytree(model, tmp_path / "model"))
-    shutil.copytree(fit.cache_beside(model), fit.cache_beside(out))
-    fit_chosen, update = fit.fit_chosen, partial(duplex, "update", out, tmp_path / "more", "--in-place")
+    shutil.copytree(fit.fit_cache_folder(model), fit.fit_cache_folder(out))
+    fit_chosen, update = fit.fit_on_all_images, partial(duplex, "update", out, tmp_path / "more", "--in-place")
     draw_pair(tmp_path / "more", "red", "star", range(8, 11))
 
     def updated_meanwhile(*arguments: Any) -> Any:
@@ -123,7 +123,7 @@ def test_an_update_that_ends_during_a_fit_is_kept(fitted, drawn, tmp_path, monke
 def test_an_update_and_the_end_of_a_fit_exclude_each_other(fitted, drawn, tmp_path, monkeypatch):
     model, _ = fitted
     out = Path(shutil.copytree(model, tmp_path / "model"))
-    shutil.copytree(fit.cache_beside(model), fit.cache_beside(out))
+    shutil.copytree(fit.fit_cache_folder(model), fit.fit_cache_folder(out))
     before, write = model_bytes(out), fit._write_model
     draw_pair(tmp_path / "more", "red", "star", range(8, 11))
     refused = []
@@ -240,7 +240,7 @@ def test_a_page_of_someone_else_is_not_replaced(drawn, tmp_path, monkeypatch):
 
 def test_folders_that_are_no_recipes_stay_in_the_cache(fitted, drawn):
     model, _ = fitted
-    cache = fit.cache_beside(model)
+    cache = fit.fit_cache_folder(model)
     (cache / "recipes-of-grandma").mkdir()
     (cache / "recipes-0123abcd").mkdir()
     fit.fit_folder(drawn, model, encoder="tiny", say=lambda _: None, force=True)

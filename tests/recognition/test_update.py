@@ -13,7 +13,7 @@ from duplex.encoders.base import load_encoder
 from duplex.errors import DuplexError, UsageError
 from duplex.features.extract import encode_shared, user_cache
 from duplex.features.file import read_features
-from duplex.methods.gaussian import ClassStatistics, ClosedForm, GroupPosterior
+from duplex.methods.gaussian import ClassStatistics, ClosedForm, LinearDiscriminant
 from duplex.methods.layers import unit
 from duplex.methods.prompts import encode_words
 from duplex.recognition import fit, update
@@ -100,7 +100,7 @@ def test_ten_images_give_the_closed_form_of_all_images(model, drawn, further, tm
     assert torch.allclose(scores / largest, expected / largest, atol=1e-6)
     for kind, groups in (("states", statistics.by_state()), ("objects", statistics.by_object())):
         log_p = (z @ tensors[f"primitives.{kind}.weight"] + tensors[f"primitives.{kind}.offset"]).log_softmax(-1)
-        assert torch.allclose(log_p.exp(), GroupPosterior.fit(groups).to(torch.float32)(z).exp(), atol=1e-4)
+        assert torch.allclose(log_p.exp(), LinearDiscriminant.fit(groups).to(torch.float32)(z).exp(), atol=1e-4)
 
 
 def test_the_command_says_what_changed_and_writes_a_copy(model, further, tmp_path):

@@ -19,7 +19,7 @@ from PIL import Image
 pytest.importorskip("fastapi")
 
 from duplex import Recognizer
-from duplex.recognition.serve import Batcher, ImageRequest, image_workers
+from duplex.recognition.serve import Batcher, ImageRequest, recognizer_workers
 from duplex.system.processes import ProcessFailed
 from tests.recognition.serving import RunningServer
 from tests.waiting import has_ended, wait_until
@@ -75,7 +75,7 @@ def answer(workers: Any, *images: ImageRequest) -> list[Any]:
 @pytest.mark.slow
 def test_a_failing_image_is_reported_alone_and_a_dying_worker_is_replaced(tmp_path):
     load: Any = partial(FragileRecognizer, tmp_path)
-    with image_workers(load, 1, **OPTIONS) as workers:
+    with recognizer_workers(load, 1, **OPTIONS) as workers:
         (worker,) = workers
         first = worker.pid
         mixed = worker.submit([colour(1), colour(0), colour(1), colour(0)]).result(60)
@@ -98,7 +98,7 @@ def test_a_failing_image_is_reported_alone_and_a_dying_worker_is_replaced(tmp_pa
     ],
 )
 def test_a_worker_that_cannot_load_its_model_is_reported_with_the_reason(load, message):
-    with pytest.raises(ProcessFailed, match=message), image_workers(load, 1, **OPTIONS):
+    with pytest.raises(ProcessFailed, match=message), recognizer_workers(load, 1, **OPTIONS):
         pass
 
 

@@ -8,7 +8,7 @@ from PIL import Image
 
 from duplex.data.tables import labels_of
 from duplex.evaluation.probabilities import AnsweredImages
-from duplex.features.tokens import Examples, join
+from duplex.features.tokens import Examples, join_labels
 from duplex.labels import LabelSpace
 from duplex.report.own import OwnData
 
@@ -36,7 +36,7 @@ def examples_of(rows: pd.DataFrame, labels: LabelSpace, noise: float = 0.7) -> d
     codes = labels.index(rows["state"].tolist(), rows["object"].tolist())
     cls = states[labels.state_of(codes)] + objects[labels.object_of(codes)]
     cls = (cls + noise * random.normal(size=cls.shape)).astype(np.float32)
-    return join(rows, labels, {"cls": cls}, np.zeros(len(rows), dtype=bool))
+    return join_labels(rows, labels, {"cls": cls}, np.zeros(len(rows), dtype=bool))
 
 
 def answers_of(labels: LabelSpace, examples: dict[str, Examples]) -> AnsweredImages:

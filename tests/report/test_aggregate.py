@@ -2,8 +2,8 @@
 
 import pytest
 
-from duplex.report.aggregate import aggregate, headlines
-from duplex.report.tables import metrics_table
+from duplex.report.aggregate import aggregate, headline_numbers
+from duplex.report.tables import metrics_as_text
 
 NUMBERS = ("seen", "unseen", "hm", "auc", "state_accuracy", "object_accuracy")
 
@@ -31,7 +31,7 @@ def test_undefined_numbers_are_left_out(records):
     found = aggregate({("a", "m"): runs})
     assert not {*gone, "auc_se", "hm_se"} & set(found["a"]["m"]["closed"])
     assert found["a"]["m"]["closed"]["seen"] == 1.0 and found["a"]["m"]["closed"]["object_accuracy"] == 1.0
-    assert metrics_table(found)[1][3:7] == [f"1.0 ± {'0.0' if records == 2 else '–'}", "–", "–", "–"]
+    assert metrics_as_text(found)[1][3:7] == [f"1.0 ± {'0.0' if records == 2 else '–'}", "–", "–", "–"]
 
 
 @pytest.mark.parametrize("is_used", [True, False])
@@ -43,8 +43,8 @@ def test_auc_over_all_pairs_and_at_the_threshold_by_words_are_averaged(is_used):
     found = table["a"]["m"]["open"]
     assert (found["auc_all"], found["auc_all_se"]) == (7.0, pytest.approx(1.0))
     assert (found["auc_by_words"], found["hm_by_words"]) == (2.0, 3.0)
-    assert headlines(table)["a"]["m"]["open"]["auc_all"] == 7.0
-    header, row = metrics_table(table)
+    assert headline_numbers(table)["a"]["m"]["open"]["auc_all"] == 7.0
+    header, row = metrics_as_text(table)
     assert dict(zip(header, row, strict=True))["all pairs"] == "7.0 ± 1.0"
     assert dict(zip(header, row, strict=True))["by words"] == "2.0 ± 0.0"
 
@@ -54,7 +54,7 @@ def test_metrics_for_dvc_begin_with_validation_and_have_at_most_fourteen_numbers
     detailed = {**record(1.0), "terms_visual": {"auc": 2.0}, "val_auc": 5.0, "val_auc_all": 3.0}
     opened = {**detailed["closed"], "auc_all": 2.0, "words": {"auc": 4.0}}
     table = aggregate({("a", "m"): [{**detailed, "open": opened}, {**detailed, "open": opened, "val_auc": 7.0}]})
-    found = headlines(table)["a"]["m"]
+    found = headline_numbers(table)["a"]["m"]
     assert list(found) == ["validation", "closed", "open"] and found["validation"] == {"auc": 6.0, "auc_all": 3.0}
     assert list(found["closed"]) == ["auc", "auc_se", "hm", "seen", "unseen"]
     assert list(found["open"]) == ["auc", "auc_se", "hm", "seen", "unseen", "auc_all"]
@@ -68,7 +68,7 @@ def test_score_terms_of_every_seed_are_averaged():
     table = aggregate({("a", "m"): runs})
     assert table["a"]["m"]["terms_visual"] == {"seen": 3.0, "seen_se": 1.0, "auc": 3.0, "auc_se": 1.0, "seeds": 2}
     assert "terms_semantic" not in table["a"]["m"]
-    assert {row[1] for row in metrics_table(table)[1:]} == set(headlines(table)["a"]["m"]) == {"closed"}
+    assert {row[1] for row in metrics_as_text(table)[1:]} == set(headline_numbers(table)["a"]["m"]) == {"closed"}
 
 
 def test_frequency_groups_are_mean_accuracies():
@@ -76,7 +76,7 @@ def test_frequency_groups_are_mean_accuracies():
     table = aggregate({("a", "m"): runs, ("a", "n"): [record(1.0)], ("a", "o"): [runs[0], record(1.0)]})
     assert table["a"]["m"]["groups"] == {"head": 45.0, "head_se": 5.0}
     assert "groups" not in table["a"]["n"] and "groups" not in table["a"]["o"]  # one seed lacks it
-    assert {row[1] for row in metrics_table(table)[1:]} == {"closed"}
+    assert {row[1] for row in metrics_as_text(table)[1:]} == {"closed"}
 
 
 def test_groups_at_the_ends_of_the_curve_are_a_table():

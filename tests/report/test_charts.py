@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from duplex.evaluation.curve import Curve, Margins
-from duplex.evaluation.intervals import Components
+from duplex.evaluation.intervals import AucComponents
 from duplex.report.aggregate import mean_curve, unseen_at
 from duplex.report.blocks import Chart, Series, draw, standalone_svg, ticks
 from duplex.report.figures import draw_map
@@ -91,7 +91,7 @@ def test_the_curve_of_one_seed_lies_within_its_interval():
     assert found.unseen[0] == pytest.approx(100 * curve.unseen_accuracies[-1])
     assert (np.diff(found.unseen) <= 1e-9).all()
     area = np.trapezoid(found.unseen, found.seen) / 100
-    assert area == pytest.approx(100 * Components.of(margins).auc, abs=0.5)
+    assert area == pytest.approx(100 * AucComponents.of(margins).auc, abs=0.5)
     assert ((found.low <= found.unseen + 1e-9) & (found.unseen <= found.high + 1e-9)).mean() > 0.9
 
 

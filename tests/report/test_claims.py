@@ -16,7 +16,7 @@ from duplex.config.params import load_params
 from duplex.methods.registry import find_method
 from duplex.report import claims
 from duplex.report.aggregate import DatasetResults, Results, RunRecord
-from duplex.report.claims import Gap, Value, counts_of, is_row, judge_all, lines_of, paper_row, paper_value, t_quantile
+from duplex.report.claims import Gap, MeanWithError, comparisons_of, counts_of, is_row, judge_all, paper_row
 from duplex.report.tables import ablation_tables, claims_table
 from tests.report.test_tables import PAPER, line, settings, statistics_of
 from tests.subprocesses import ROOT
@@ -24,13 +24,13 @@ from tests.subprocesses import ROOT
 SPEC = claims.read_package_yaml("claims.yaml")
 UNITS = {"parameters": 1e-6, "peak_bytes": 1e-9, "seconds_per_epoch": 1 / 60, "test_seconds": 1.0}
 values = st.builds(
-    Value, st.floats(0, 100), st.floats(0.01, 5), st.integers(2, 40), st.just("")
+    MeanWithError, st.floats(0, 100), st.floats(0.01, 5), st.integers(2, 40), st.just("")
 )  # of runs with several seeds
 
 
 @pytest.mark.parametrize("freedom", range(1, 200))
 def test_quantiles_are_students(freedom):
-    assert t_quantile(freedom) == pytest.approx(stats.t.ppf(0.975, freedom), rel=1e-3)
+    assert claims.t_quantile(freedom) == pytest.approx(stats.t.ppf(0.975, freedom), rel=1e-3)
 
 
 @given(values, values)
@@ -51,13 +51,13 @@ def test_an_order_is_decided_by_the_interval_of_the_difference(a, b):
     [(23.0, 0.2, "reproduced"), (20.0, 0.2, "not reproduced"), (27.0, 0.2, "not reproduced"), (21.0, 2.0, "undecided")],
 )
 def test_a_number_is_compared_with_the_errors_of_both_sides(ours, error, verdict):
-    paper = paper_value(paper_row("duplex"), "closed", "mit-states", "auc")
+    paper = claims.paper_value(paper_row("duplex"), "closed", "mit-states", "auc")
     assert paper is not None and (paper.mean, paper.error, paper.seeds) == (23.7, 0.4, 5)
-    assert Gap.of((1.0, Value(ours, error, 5)), (-1.0, paper)).equality == verdict
+    assert Gap.of((1.0, MeanWithError(ours, error, 5)), (-1.0, paper)).equality == verdict
 
 
 def test_one_seed_decides_nothing():
-    gap = Gap.of((1.0, Value(50.0, None, 1)), (-1.0, Value(10.0, 0.1, 5)))
+    gap = Gap.of((1.0, MeanWithError(50.0, None, 1)), (-1.0, MeanWithError(10.0, 0.1, 5)))
     assert (gap.order, gap.equality, gap.interval) == ("undecided", "undecided", "–")
 
 
@@ -251,10 +251,10 @@ def test_rows_are_the_methods_of_the_ablations():
 def test_the_papers_own_numbers_satisfy_its_claims():
     """Except those that the file says they contradict; of Fig. 5 there are no numbers."""
     for claim in SPEC["claims"]:
-        for each in lines_of(claim) if claim["source"] != "Fig. 5" and "number" not in claim else ():
+        for each in comparisons_of(claim) if claim["source"] != "Fig. 5" and "number" not in claim else ():
             assert each.paper("shapes") == claims.MISSING
             for benchmark in claim["of"]:
-                sides = [(f, paper_value(paper_row(n), t, benchmark, m)) for f, n, t, m in each.sides]
+                sides = [(f, claims.paper_value(paper_row(n), t, benchmark, m)) for f, n, t, m in each.sides]
                 assert all(value is not None for _, value in sides), (each.title, benchmark)
                 holds = sum(factor * value.mean for factor, value in sides) > 0
                 assert holds == (benchmark not in claim.get("contradicted", ())), (each.title, benchmark)

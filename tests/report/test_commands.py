@@ -15,7 +15,7 @@ from duplex.labels import LabelSpace
 from duplex.project import report, runs, stamps
 from duplex.report.blocks import Note
 from duplex.report.figures import Scene, compute_tsne_maps, map_figures
-from duplex.report.images import swap_blocks
+from duplex.report.images import swap_parts
 
 
 def test_report_prints_the_page(command):
@@ -104,7 +104,7 @@ def test_a_caption_names_what_the_map_draws(project):
 
 
 def test_swaps_compare_factors_joined_by_the_equation(project):
-    run = runs.load_queried_run(project.params, "own", None, None)
+    run = runs.load_run_or_default(project.params, "own", None, None)
     context = run.retrieval_context()
     fusion = run.method.fusion
     states, objects = (torch.from_numpy(part) for part in (context.features.states, context.features.objects))
@@ -115,7 +115,7 @@ def test_swaps_compare_factors_joined_by_the_equation(project):
 
     swapped = phi(states[3], objects[8])
     expected = [float(torch.cosine_similarity(swapped, phi(*one), dim=0)) for one in zip(states, objects, strict=True)]
-    assert swap_blocks(context, "file.json")[1]["swap"]["questions"] > 0
+    assert swap_parts(context, "file.json")[1]["swap"]["questions"] > 0
     gallery = context.joined(states.numpy(), objects.numpy())
     _, cosines = nearest(context.joined(states[3:4].numpy(), objects[8:9].numpy()), gallery, 5)
     assert cosines[0].tolist() == pytest.approx(sorted(expected, reverse=True)[:5], abs=1e-5)

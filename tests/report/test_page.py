@@ -114,8 +114,8 @@ def evil_report() -> blocks.Report:
     table = blocks.Table(EVIL, [blocks.Column(EVIL, False, tip=EVIL), blocks.Column("n")], [row], EVIL)
     series = Series(EVIL, [0.0, 1.0], [0.0, 1.0], marks=[Mark(0.5, 0.5, EVIL)])
     figure = blocks.Figure("evil", draw(Chart(EVIL, EVIL, EVIL, [series])), EVIL)
-    thumbs = [blocks.Thumb(None, EVIL, EVIL, True, [blocks.Line(EVIL, False)])]
-    gallery = blocks.Gallery([blocks.Group(EVIL, [blocks.Strip(EVIL, thumbs)])], EVIL)
+    thumbs = [blocks.Thumb(None, EVIL, EVIL, True, [blocks.Caption(EVIL, False)])]
+    gallery = blocks.Gallery([blocks.Strips(EVIL, [blocks.Strip(EVIL, thumbs)])], EVIL)
     parts = [blocks.ReportPart(EVIL, [table, figure, gallery, blocks.Note(EVIL, "dvc repro")])]
     return blocks.Report(EVIL, EVIL, [blocks.ReportSection("evil", EVIL, parts)], [(EVIL, EVIL)])
 

@@ -11,7 +11,7 @@ from duplex.data.tables import read_benchmarks
 from duplex.labels import SPLITS
 from duplex.report import claims, tables
 from duplex.report.aggregate import DatasetResults, Results, RunRecord
-from duplex.report.answers import predicted_parts
+from duplex.report.answers import example_and_error_parts
 from duplex.report.blocks import Note, Table, TableCell, TableRow
 from duplex.report.claims import counts_of, is_row, paper_row
 from duplex.report.images import RetrievedTexts
@@ -219,7 +219,7 @@ def test_errors_are_the_most_frequent_confusions_and_the_worst_and_best_pairs():
     answers = [(label, top1) for label, top1, times in rows for _ in range(times)]
     table = pd.DataFrame(answers, columns=["label", "top1"]).assign(world="closed", image="a.png", row=0)
     table = table.assign(right=(table["label"] == table["top1"]).astype(int), seen=(table["label"] < "d").astype(int))
-    errors = predicted_parts(table, "p.csv", lambda _: None, [], RetrievedTexts())[1]
+    errors = example_and_error_parts(table, "p.csv", lambda _: None, [], RetrievedTexts())[1]
     assert [texts(block) for block in errors.blocks] == [
         [["a", "b", "2", "4"], ["b", "a", "2", "2"], ["e", "a", "1", "2"], ["e", "b", "1", "2"]],
         [["d", "unseen", "3", "100.0"], ["c", "seen", "1", "100.0"]],
@@ -239,7 +239,7 @@ def test_at_the_ends_of_the_curve_seen_is_s_and_images_are_counted():
         {"groups": {"head": {"test_images": 1200}}, "closed": {"images_seen": 1500}}, files={"metrics": "m.json"}
     )
     whole = Results((DatasetResults("own", {}, ablations=ablations, runs={"m": {0: run}}),))
-    table = tables.curve_ends_table(whole, whole.datasets[0])
+    table = tables.frequency_at_ends_table(whole, whole.datasets[0])
     assert isinstance(table, Table)
     assert texts(table) == [
         ["head", "1,200", "80.0", "79.5", "-0.5"],
@@ -250,7 +250,7 @@ def test_at_the_ends_of_the_curve_seen_is_s_and_images_are_counted():
     assert table.rows[0].cells[1].source == "m.json#/groups/head/test_images"
     parts = {part.title: part.blocks for part in dataset_section(whole, whole.datasets[0], ()).parts}
     assert parts["Training frequency"][-1] == table
-    assert tables.curve_ends_table(whole, DatasetResults("own", {}, ablations={"static": ablations["static"]})) is None
+    assert not tables.frequency_at_ends_table(whole, DatasetResults("m", {}, ablations={"static": ablations["static"]}))
 
 
 def test_a_method_is_compared_with_its_published_numbers():

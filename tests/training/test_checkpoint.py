@@ -10,15 +10,15 @@ from duplex.evaluation.probabilities import Confidence
 from duplex.labels import LabelSpace
 from duplex.methods.duplex import DuplexOptions as Options
 from duplex.options import FinetuneOptions
-from duplex.training.checkpoint import Record, load_checkpoint, read_record, save_checkpoint
+from duplex.training.checkpoint import TrainingRecord, load_checkpoint, read_record, save_checkpoint
 from duplex.training.scoring import Calibration
 from tests.methods.world import features, scores_of, small_context, small_labels, small_method
 
 ENCODER = {"encoder": "tiny", "weights": "abc", "precision": "fp32"}
 OPTIONS = Options(width=5)
-RECORD = Record(
+RECORD = TrainingRecord(
     "duplex", "duplex 0", OPTIONS, small_labels(), ENCODER, 3, 7, 0.25, "open",
-    {"closed": Calibration(0.5), "open": Calibration(-0.25, 0.125, 10.0, 12.5)}, ("semantic", "visual"),
+    {"closed": Calibration(0.5), "open": Calibration(-0.25, 0.125, 10.0, 12.5)}, ("semantic", "visual")
 )  # fmt: skip
 
 

@@ -20,9 +20,9 @@ from duplex.training.trials import (
     ImageCounts,
     Trial,
     TrialResult,
+    choose_depths,
     finetunable_blocks,
     finetuned_recipes,
-    make_schedule,
     search_recipes,
 )
 
@@ -138,7 +138,7 @@ def seconds(depths: tuple[int, ...], rates: int, epoch: float = 1.0) -> float:
 @settings(max_examples=100, deadline=None)
 @given(depth=st.sampled_from((0, 1, 2, 4, 8)), budget=st.floats(0, 1000))
 def test_a_plan_fits_into_its_time_and_no_deeper_one_does(depth: int, budget: float):
-    made = make_schedule(depth, COST.__getitem__, SIZES, budget, 1.0)
+    made = choose_depths(depth, COST.__getitem__, SIZES, budget, 1.0)
     if made.depths:
         assert seconds(made.depths, len(made.rates)) == pytest.approx(made.seconds)
         assert made.seconds <= budget
@@ -150,7 +150,7 @@ def test_a_plan_fits_into_its_time_and_no_deeper_one_does(depth: int, budget: fl
 
 
 def test_a_plan_without_time_names_what_it_would_take():
-    made = make_schedule(2, COST.__getitem__, SIZES, 1.0, 1.0)
+    made = choose_depths(2, COST.__getitem__, SIZES, 1.0, 1.0)
     assert made.depths == ()
     assert "fine-tuning takes at least" in made.reason
 

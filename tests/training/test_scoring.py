@@ -15,15 +15,15 @@ from duplex.errors import DuplexError, UsageError
 from duplex.evaluation.accumulate import ScoreAccumulator
 from duplex.evaluation.curve import Margins
 from duplex.evaluation.feasibility import CrossFitGain, Threshold
-from duplex.evaluation.intervals import Components
+from duplex.evaluation.intervals import AucComponents
 from duplex.evaluation.metrics import Metrics, measure
 from duplex.features.tokens import Examples
 from duplex.methods.closed_form import ClosedFormMethod, ClosedFormOptions
 from duplex.methods.duplex import DuplexOptions as Options
 from duplex.methods.plid import Plid, PlidOptions
 from duplex.training import scoring
-from duplex.training.run import finish
-from duplex.training.scoring import ScoringTask, Validation, fit_confidence, score_split, score_term_sums, tune
+from duplex.training.run import tune_and_score
+from duplex.training.scoring import SplitScorer, Validation, fit_confidence, score_split, term_sum_statistics, tune
 from tests.methods.world import batch_of, features, small_context, small_labels, small_method
 
 
@@ -35,7 +35,7 @@ def eight(split: str, own: Any = None) -> Examples:
 def test_k_is_at_most_the_number_of_candidates():
     labels, examples = small_labels(), eight("test")
     columns = labels.candidates("closed", "test")
-    task = ScoringTask.of(small_method(Options(width=5)), columns)
+    task = SplitScorer.of(small_method(Options(width=5)), columns)
     assert score_split(task, examples, labels, k=len(columns)).accumulator.k == len(columns)
     with pytest.raises(UsageError, match=rf"evaluation.k is 500; expected at most {len(columns)}"):
         score_split(task, examples, labels, k=500)
@@ -54,7 +54,7 @@ def test_inputs_on_disk_limit_the_images_per_block(monkeypatch):
 
 def test_the_best_compositions_are_feasible_and_ranked_with_the_bias():
     labels = small_labels()
-    task = ScoringTask.of(small_method(Options(width=5)), labels.candidates("open", "test"))
+    task = SplitScorer.of(small_method(Options(width=5)), labels.candidates("open", "test"))
     examples, feasible = eight("test"), np.arange(labels.size) % 4 != 1
     feasible |= labels.seen
     assert not feasible.all()
@@ -73,7 +73,7 @@ def test_labels_that_are_no_candidates_and_empty_splits_are_refused():
     labels = small_labels()
     columns = labels.candidates("closed", "val")
     outside = np.setdiff1d(np.arange(labels.size), columns)
-    task = ScoringTask.of(small_method(Options(width=5)), columns)
+    task = SplitScorer.of(small_method(Options(width=5)), columns)
     for own in outside[[0, -1]]:
         with pytest.raises(DuplexError, match="is not among the candidates"):
             score_split(task, eight("val", [own]), labels)
@@ -93,7 +93,7 @@ def test_the_validation_auc_is_of_the_closed_world():
     labels, method = small_labels(), small_method(Options(width=5))
     columns, examples = labels.candidates("closed", "val"), eight("val")
     target = np.searchsorted(columns, examples.compositions.numpy())
-    scores = ScoringTask.of(method, columns).scorer(examples.inputs)
+    scores = SplitScorer.of(method, columns).scorer(examples.inputs)
     competitors = ScoreAccumulator(target, labels.seen[columns]).add(scores).competitors()
     assert Validation(examples, labels)(method)["auc"] == pytest.approx(measure(competitors, 1, rounds=0).auc)
 
@@ -110,13 +110,13 @@ def test_every_sum_of_terms_equals_a_method_with_these_terms_only(monkeypatch):
     labels, method = small_labels(), small_method(Options(width=5))
     columns, examples = labels.candidates("closed", "test"), eight("test")
     monkeypatch.setattr(scoring, "BLOCK_SCORES", 3 * len(columns))
-    sums = {frozenset(names): found for names, found in score_term_sums(method, columns, examples, labels).items()}
+    sums = {frozenset(names): found for names, found in term_sum_statistics(method, columns, examples, labels).items()}
     expected = [some for size in (1, 2) for some in combinations(TERMS, size)]
     assert set(sums) == set(map(frozenset, expected))
     for some in expected:
         other = small_method(Options(width=5, inference=some))  # type: ignore[arg-type]
         other.load_state_dict(method.state_dict())
-        alone = score_split(ScoringTask.of(other, columns), examples, labels).accumulator
+        alone = score_split(SplitScorer.of(other, columns), examples, labels).accumulator
         found = sums[frozenset(some)]
         assert numbers(found) == numbers(alone)
 
@@ -124,7 +124,7 @@ def test_every_sum_of_terms_equals_a_method_with_these_terms_only(monkeypatch):
 def test_a_term_of_weight_0_is_left_out():
     labels, columns, examples = small_labels(), small_labels().candidates("closed", "test"), eight("test")
     for weights, sums in (((0.0, 0.25, 2.0), 2), ((0.0, 0.0, 1.0), 0)):
-        assert len(score_term_sums(closed_form(weights), columns, examples, labels)) == sums
+        assert len(term_sum_statistics(closed_form(weights), columns, examples, labels)) == sums
 
 
 def closed_form(weights: tuple[float, float, float]) -> ClosedFormMethod:
@@ -137,7 +137,7 @@ def closed_form(weights: tuple[float, float, float]) -> ClosedFormMethod:
 def test_terms_of_a_product_are_sums_of_weighted_logarithms():
     labels, columns, examples = small_labels(), small_labels().candidates("closed", "test"), eight("test")
     method = closed_form((0.5, 0.25, 2.0))
-    found = score_term_sums(method, columns, examples, labels)
+    found = term_sum_statistics(method, columns, examples, labels)
     assert len(found) == 6
     parts = dict(method.score_terms(columns)(examples.inputs))
     target = np.searchsorted(columns, examples.compositions.numpy())
@@ -150,15 +150,15 @@ def test_terms_of_a_product_are_sums_of_weighted_logarithms():
 def test_a_score_that_is_no_sum_has_no_terms():
     labels = small_labels()
     method = Plid(small_context(), PlidOptions())
-    assert score_term_sums(method, labels.candidates("closed", "test"), eight("test"), labels) == {}
+    assert term_sum_statistics(method, labels.candidates("closed", "test"), eight("test"), labels) == {}
 
 
 def test_scoring_sets_the_method_to_evaluation_mode():
     labels, method = small_labels(), small_method(Options(width=5))
     columns = labels.candidates("closed", "test")
     for ask in (
-        lambda: ScoringTask.of(method, columns),
-        lambda: score_term_sums(method, columns, eight("test"), labels),
+        lambda: SplitScorer.of(method, columns),
+        lambda: term_sum_statistics(method, columns, eight("test"), labels),
         lambda: tune(method, eight("val"), labels),
         lambda: Validation(eight("val"), labels)(method)["auc"],
     ):
@@ -209,7 +209,7 @@ def test_margins_at_the_chosen_threshold_are_those_without_the_compositions_belo
     chosen, margins_all = scoring.calibrate(method, examples, labels, "open", None, 7, "words")
     mask = feasibility >= (chosen.threshold or 0)
     assert mask[~labels.seen].sum() < (~labels.seen).sum() or place == 0
-    task = ScoringTask.of(method, labels.candidates("open", "val"))
+    task = SplitScorer.of(method, labels.candidates("open", "val"))
     alone = score_split(task, examples, labels, feasible_mask=mask).accumulator.competitors()
     assert chosen.bias == scoring.best_bias(Margins.of(alone))
     every = Margins.of(score_split(task, examples, labels).accumulator.competitors())
@@ -219,7 +219,7 @@ def test_margins_at_the_chosen_threshold_are_those_without_the_compositions_belo
 
 def test_further_statistics_are_those_of_passes_of_their_own():
     labels, examples = small_labels(), eight("val")
-    task = ScoringTask.of(small_method(Options(width=5)), labels.candidates("open", "val"))
+    task = SplitScorer.of(small_method(Options(width=5)), labels.candidates("open", "val"))
     excluded = ~labels.seen & (np.arange(labels.size) % 2 == 0)
     result = score_split(task, examples, labels, feasible_mask=~excluded, further=[excluded, np.zeros_like(excluded)])
     with_mask, without = result.further
@@ -238,12 +238,12 @@ def test_one_pass_per_world_gives_what_passes_of_their_own_give(monkeypatch, cap
     inputs = SimpleNamespace(labels=labels, words=None)
     spec = SimpleNamespace(name="m", worlds=("closed", "open"))
     settings = SimpleNamespace(feasibility="auto", thresholds=7)
-    _, found = finish(spec, method, inputs, val, settings)  # type: ignore[arg-type]
+    _, found = tune_and_score(spec, method, inputs, val, settings)  # type: ignore[arg-type]
     assert found["val_auc"] == Validation(val, labels)(method)["auc"]
-    everywhere = score_split(ScoringTask.of(method, labels.candidates("open", "val")), val, labels)
-    assert found["val_auc_all"] == Components.of(Margins.of(everywhere.accumulator.competitors())).auc
+    everywhere = score_split(SplitScorer.of(method, labels.candidates("open", "val")), val, labels)
+    assert found["val_auc_all"] == AucComponents.of(Margins.of(everywhere.accumulator.competitors())).auc
     assert found["confidence"] == fit_confidence(method, val, labels)
     assert not capsys.readouterr().err
     monkeypatch.setattr("duplex.training.run.FEWEST_PAIRS", 3)
-    finish(spec, method, inputs, val, settings)  # type: ignore[arg-type]
+    tune_and_score(spec, method, inputs, val, settings)  # type: ignore[arg-type]
     assert "of 2 unseen pairs, a feasibility threshold needs 3 or more: all pairs stay" in capsys.readouterr().err

@@ -16,7 +16,7 @@ import torch
 
 import duplex
 from duplex.artifacts import ArtifactPaths
-from duplex.data.contents import make_split
+from duplex.data.contents import split_at_random
 from duplex.errors import UsageError
 from duplex.features.file import read_features
 from duplex.features.imported import checked_features
@@ -141,7 +141,7 @@ def test_a_folder_is_split_like_data_add_and_encoded_once(project, tmp_path):
         (tmp_path / "photos" / state / thing).mkdir(parents=True, exist_ok=True)
         shutil.copy(project.folder / "pictures" / image, tmp_path / "photos" / state / thing / f"{number}.png")
     first, again = (duplex.load_dataset(tmp_path / "photos", encoder="tiny", cache=tmp_path / "c") for _ in range(2))
-    split = make_split(first.manifest.drop(columns="split"), SplitOptions()).split
+    split = split_at_random(first.manifest.drop(columns="split"), SplitOptions()).split
     assert first.manifest["split"].tolist() == split.tolist()
     (cache,) = (tmp_path / "c").glob("*/*.h5")
     time = cache.stat().st_mtime_ns
