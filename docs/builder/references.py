@@ -18,8 +18,8 @@ TOPICS = {
 }
 OPENING = """# References
 
-Written from `docs/references.bib` by `python -m docs.builder`; words in backticks are that file's keys. If you use
-this package, cite it and the paper whose method it implements:
+This page is written from `docs/references.bib` by `python -m docs.builder`; words in backticks are the keys of that
+file. If you use this package, cite it and the paper whose method it implements:
 
 ```bibtex
 @software{duplex_czsl,
