@@ -31,13 +31,13 @@ from duplex.training.run import reproducible
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "gpu.md"
 ABOUT = """\
-In under ten minutes, `make gpu` checks results and measures speed on a machine with one GPU, using random weights and
-as many pairs as the benchmarks have. It exits with 1 if a check fails. For a trial of about a minute on a CPU, with
-small sizes, use `python -m benchmarks.gpu --device cpu --quick --out page.md`. The checks include the device tests.
-Features of drawn images must be within 1e-3 of those from a CPU, and the test AUC of several methods, including the
-[paper's configuration](paper.md), must be within three points, as rounding can change single answers in a small split.
-Patch tokens copied asynchronously must match the file. Training a seed twice, or killing and resuming it, must give
-byte-identical checkpoints, both from features (`duplex`) and with blocks trained on augmented pixels (`augmented`)."""
+`make gpu` takes under ten minutes to check results and measure speed on a machine with one GPU, using random weights
+and as many pairs as the benchmarks have. It exits with 1 if a check fails. To try small sizes on a CPU in about a
+minute, use `python -m benchmarks.gpu --device cpu --quick --out page.md`. The checks include the device tests. Features
+of drawn images must be within 1e-3 of those from a CPU. The test AUC of several methods, including the [paper's
+configuration](paper.md), must be within three points, as rounding can change individual answers in a small split. Patch
+tokens copied asynchronously must match the file. Training a seed twice, or killing and resuming it, must give
+byte-identical checkpoints, from features (`duplex`) and with blocks trained on augmented pixels (`augmented`)."""
 LIMIT = 480  # seconds after which no further part begins
 PARTS: dict[str, Callable[[Look, Path], Any]] = {"holds": holds, **TIMES}
 

@@ -56,10 +56,10 @@ class Look:
 
 
 def text(look: Look, _: Path) -> Table:
-    """The table times a forward and backward pass of all training pairs through ViT-L/14's text tower, by prefix tree
-    and with prompts cut to the longest. `over cut` is the time for cut prompts divided by the tree's time, and
+    """The table shows timings of a forward and backward pass of all training pairs through ViT-L/14's text tower, by
+    prefix tree and with prompts cut to the longest. `over cut` is the time for cut prompts divided by the tree's, and
     `times floor` is the tree's time divided by that of matrix products alone. `error` is the largest difference between
-    features of tree and cut prompts; `gradient error` is the same for gradients, divided by the largest gradient."""
+    features of tree and cut prompts; `gradient error` is that of gradients, divided by the largest gradient."""
     found: Table = {}
     for name in look.datasets[-2:]:  # the largest two
         for precision in TIMED:
@@ -84,8 +84,8 @@ def text(look: Look, _: Path) -> Table:
 
 
 def sampling(look: Look, _: Path) -> Table:
-    """The table times the text side of a training step of C-GQA's size. The step encodes either all 5,592 pairs, or the
-    pairs of 32 images and 1,864 or 512 other pairs."""
+    """The table shows timings for the text side of a training step as large as C-GQA's. The step encodes either all
+    5,592 pairs, or the pairs of 32 images and 1,864 or 512 other pairs."""
     found: Table = {}
     for precision in TIMED[:2]:
         tower = texts.random_tower("ViT-L-14-quickgelu", precision=precision, device=look.device, **look.tower)
@@ -102,8 +102,8 @@ def sampling(look: Look, _: Path) -> Table:
 
 
 def training(look: Look, _: Path) -> Table:
-    """The table times a training step of `duplex` with cached features and ViT-L/14's text tower, the parts of this
-    step, and an epoch. `with images` is how many times as long a step takes if it includes the image encoder."""
+    """The table shows timings for a training step of `duplex` with cached features and ViT-L/14's text tower, for its
+    parts and for an epoch. `with images` is the factor by which including the image encoder slows a step down."""
     device, found = torch.device(look.device), Table()
     encoder = steps.image_encoder(device, **({"layers": 1, "width": 64} if look.quick else {}))
     for name in look.datasets:
@@ -119,8 +119,8 @@ def training(look: Look, _: Path) -> Table:
 
 
 def paper(look: Look, _: Path) -> Table:
-    """The table shows the costs of the paper's Tab. 10, in the paper's own configuration for UT-Zappos. A step has a
-    batch of 64 and starts at the inputs of the image tower's first block. The paper used an A800."""
+    """The table shows the same costs as the paper's Tab. 10, in the paper's own configuration for UT-Zappos. A step has
+    a batch of 64 and starts at the inputs of the image tower's first block. The paper used an A800."""
     found: Table = {}
     for precision in ("fp32", "tf32"):
         with float32_arithmetic(precision):
@@ -145,7 +145,7 @@ def paper(look: Look, _: Path) -> Table:
 
 
 def graph(look: Look, _: Path) -> Table:
-    """The table compares the local graph, forward and backward, with a dense matrix in MIT-States' open world."""
+    """The table compares the local graph with a dense matrix, forward and backward, in MIT-States' open world."""
     rows = graphs.by_batch((8,) if look.quick else (32, 64, 128, 512), look.device)
     return {
         f"batch {row['batch']}": {
@@ -160,7 +160,7 @@ def graph(look: Look, _: Path) -> Table:
 
 
 def extraction(look: Look, folder: Path) -> Table:
-    """With ViT-L/14, the table shows the images per second of `extract`, of the encoder alone on pixels in memory
+    """The table shows the images per second of `extract` with ViT-L/14, of the encoder alone on pixels in memory
     (`bare`), of decoding alone, and of open_clip's example (`plain`). `held by` names the bottleneck.
     """
     found: Table = {}
