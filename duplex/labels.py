@@ -50,9 +50,9 @@ class LabelSpace:
     def __post_init__(self) -> None:
         for kind, names in (("state", self.states), ("object", self.objects)):
             if not names:
-                raise DuplexError(f"the data set has no {kind}s")
+                raise DuplexError(f"the data set has no {kind}s; at least one is needed")
             if len(set(names)) != len(names):
-                raise DuplexError(f"a {kind} is listed twice")
+                raise DuplexError(f"the {kind} {max(names, key=names.count)!r} is listed twice; list it once")
         if self.size > MAX_PAIRS:
             raise DuplexError(
                 f"{len(self.states)} states and {len(self.objects)} objects make {self.size:,} pairs; "
@@ -197,7 +197,7 @@ def _look_up(index: Mapping[str, int], names: Iterable[str], kind: str) -> Ints:
     try:
         return np.fromiter(map(index.__getitem__, names), dtype=np.int64)
     except KeyError as error:
-        raise DuplexError(f"{kind} {error.args[0]!r} is not among the data set's {len(index)} {kind}s") from error
+        raise DuplexError(f"{kind} {error} is not among the data set's {len(index)} {kind}s; check the name") from error
 
 
 def checked_numbers(values: ArrayLike, size: int, noun: str) -> Ints:

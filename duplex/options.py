@@ -292,9 +292,9 @@ class CombinedRunsOptions(Options):
 
     def rules(self) -> Iterable[tuple[object, str]]:
         yield from super().rules()
-        yield len(set(self.of)) == len(self.of), f"of has a method twice: {list(self.of)}; remove one"
+        yield len(set(self.of)) == len(self.of), f"`of` has a method twice: {list(self.of)}; remove one"
         fewest = 1 if self.seeds == "all" else 2
-        yield len(self.of) >= fewest, f"of is {list(self.of)}; expected {fewest} methods or more"
+        yield len(self.of) >= fewest, f"`of` is {list(self.of)}; expected {fewest} methods or more"
 
 
 @dataclass(frozen=True)

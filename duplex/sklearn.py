@@ -194,7 +194,7 @@ class CompositionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         predicted = self.predict(X)
         labels = np.asarray(y)
         if labels.size != predicted.size or len(labels) != len(predicted):
-            raise OptionError(f"the shape is {labels.shape}; expected {predicted.shape}, as predicted", "y")
+            raise OptionError(f"the shape is {labels.shape}; expected {predicted.shape}, as predict() returns", "y")
         labels = labels.reshape(predicted.shape)
         for names, column in zip(self.names_[: self.width_], labels.reshape(-1, self.width_).T, strict=True):
             _union(names, np.asarray(column.tolist()))  # raises for numbers in place of text
@@ -235,7 +235,7 @@ def _composition_numbers(labels: Array, names: Sequence[Array]) -> Ints:
 
 def _with_listed(names: Array, listed: Array) -> Array:
     for label in np.setdiff1d(names, listed).tolist()[:1]:
-        expected = "all labels of y, a list per column and in the order of the columns"
+        expected = "all labels of y, as one list for each column of y, in their order"
         raise OptionError(f"the label {label!r} of y is missing; expected {expected}", "classes")
     return _union(names, listed)
 

@@ -173,7 +173,7 @@ def _check_losses(method: Method[Any]) -> None:
         _demand(isinstance(losses, dict) and losses, method, "losses() returns no dict of named terms, or an empty one")
         for name, value in losses.items():
             scalar = isinstance(value, Tensor) and value.shape == () and value.is_floating_point()
-            _demand(scalar, method, f"loss {name!r} of {title} is no single number")
+            _demand(scalar, method, f"loss {name!r} of {title} is no single number; expected a scalar tensor of floats")
             _demand(torch.isfinite(value), method, f"loss {name!r} of {title} is {value}")
         total = torch.stack(list(losses.values())).sum()
         _demand(total.requires_grad, method, "the losses depend on no parameter; groups() should then be empty")
@@ -207,14 +207,14 @@ def _check_training(kind: type[Method[Any]], options: Options) -> None:
         _demand(finite, kind, f"{name} is not finite after a few steps")
     if method.groups():
         changed = any(not torch.equal(value, start[name]) for name, value in method.state_dict().items())
-        _demand(changed, kind, "training steps change nothing in the state")
+        _demand(changed, kind, "training steps change nothing in state_dict()")
 
 
 def _scores(method: Method[Any], candidates: Ints, inputs: Inputs) -> Tensor:
     scorer = method.eval().scorer(candidates.copy())
     _demand(callable(scorer), method, f"scorer() returns {type(scorer).__name__}, no function")
     scores: Any = scorer(inputs)
-    _demand(isinstance(scores, Tensor), method, f"the function of scorer() returns {type(scores).__name__}, no tensor")
+    _demand(isinstance(scores, Tensor), method, f"scorer()'s function returns {type(scores).__name__}, no tensor")
     return cast(Tensor, scores)
 
 
@@ -237,7 +237,7 @@ def _check_scores(method: Method[Any]) -> None:
         _demand(empty.shape == (0, len(candidates)), method, "scores of an empty batch are not empty")
         backwards = _scores(method, candidates[::-1].copy(), batch.inputs).flip(1)
         _demand(torch.allclose(backwards, scores, rtol=1e-4, atol=1e-5), method, "scores ignore the candidates' order")
-    _demand_unchanged(method, "the function of scorer()", batch, small_batch(6, seed=1))
+    _demand_unchanged(method, "scorer()'s function", batch, small_batch(6, seed=1))
     for name, value in method.state_dict().items():
         _demand(torch.equal(value, state[name]), method, f"scoring changes {name}")
 
@@ -324,9 +324,9 @@ def _check_predictions(method: Method[Any]) -> None:
     p = method.probabilities(scores)
     valid = bool((p >= 0).all()) and torch.allclose(p.sum(1), torch.ones(6), atol=1e-5)
     _demand(valid, method, "probabilities() are negative or do not sum to 1")
-    _demand(not p[:, 0].any(), method, "probabilities() of an excluded candidate are not 0")
+    _demand(not p[:, 0].any(), method, "probabilities() of an excluded (-inf) candidate are not 0")
     if (tensors := method.portable(candidates)) is not None:
         odd = [name for name, value in tensors.items() if not isinstance(value, Tensor)]
         _demand(not odd, method, f"portable() returns {odd[:1]}, which is no tensor")
         total = torch.stack([term for _, term in portable.score_terms(tensors, batch.inputs["cls"])]).sum(0)
-        _demand(torch.allclose(total[:, 1:], scores[:, 1:], atol=1e-5), method, "portable() gives different scores")
+        _demand(torch.allclose(total[:, 1:], scores[:, 1:], atol=1e-5), method, "portable() disagrees with scorer()")

@@ -56,13 +56,13 @@ Dataset = Annotated[str, Option("--dataset", "-d", help="A data set of params.ya
 DatasetName = Annotated[str, Argument(help="A data set of params.yaml.", autocompletion=DATASETS)]
 AsJson = Annotated[bool, Option("--json", help="Print JSON.")]
 Force = Annotated[bool, Option("--force", help="Replace an existing output.")]
-ImageFolder = Annotated[Path | None, Option("--images", help="For a table: the folder that image paths start from.")]
+ImageFolder = Annotated[Path | None, Option("--images", help="Folder that a table's image paths start from.")]
 Weights = Annotated[str | None, Option(help="Weights of the encoder: a published tag, a file, or random:SEED.")]
 Engine = Annotated[
     str,
     Option(
         callback=lambda engine: require(engine, ("local", "ray"), "engine"),
-        help="Where runs execute: local, or ray for a Ray cluster.",
+        help="Where the work runs: on this machine (local) or on a Ray cluster (ray).",
     ),
 ]
 

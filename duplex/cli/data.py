@@ -38,10 +38,9 @@ if TYPE_CHECKING:
     from duplex.labels import LabelSpace
     from duplex.options import SourceOptions
 
-
 Name = Annotated[str, Argument(help="A data set of params.yaml, or any name with --root.")]
 Root = Annotated[Path | None, Option(help="Folder or table of a data set that is not in params.yaml.")]
-NoRun = Annotated[bool, Option("--no-run", help="Do not add to run.datasets.")]
+NoRun = Annotated[bool, Option("--no-run", help="Leave run.datasets of params.yaml as it is.")]
 
 ENCODER, WEIGHTS = "ViT-L-14-quickgelu", "openai"  # the paper's
 PRINTED = 20  # suspects on stdout
@@ -110,7 +109,7 @@ def check(name: Name, root: Root = None, as_json: AsJson = False) -> None:
 @group.command()
 def download(
     name: Annotated[str, Argument(help="Benchmark to download: mit-states, ut-zappos or cgqa.")],
-    to: Annotated[Path | None, Option(help="Folder to write; default: the root of NAME, or data/NAME.")] = None,
+    to: Annotated[Path | None, Option(help="Folder to write; default: the root in params.yaml, or data/NAME.")] = None,
 ) -> None:
     """Download a benchmark and unpack it. The same command resumes an interrupted download."""
     from duplex.data.download import BENCHMARKS
@@ -155,18 +154,20 @@ def _share(text: str, default: float) -> Any:
 @group.command()
 def add(
     name: Annotated[str, Argument(help="Name of the data set.")],
-    path: Annotated[
-        Path, Argument(help="A folder of images, a table, a benchmark's folder, or hf-datasets:OWNER/NAME.")
-    ],
+    path: Annotated[Path, Argument(help="Folder of images, table, benchmark's folder, or hf-datasets:OWNER/NAME.")],
     images: ImageFolder = None,
     split_seed: Annotated[int | None, seed_option(f"Seed of the split [{SplitOptions.seed}].", "--split-seed")] = None,
     val_unseen: Annotated[float | None, _share("pairs held out for validation", SplitOptions.val_unseen)] = None,
     test_unseen: Annotated[float | None, _share("pairs held out for test", SplitOptions.test_unseen)] = None,
     val_images: Annotated[float | None, _share("seen pairs' images for validation", SplitOptions.val_images)] = None,
     test_images: Annotated[float | None, _share("seen pairs' images for test", SplitOptions.test_images)] = None,
-    encoder: Annotated[str | None, encoder_option(help=f"Encoder [{ENCODER}]; none: unknown, for --features.")] = None,
+    encoder: Annotated[
+        str | None, encoder_option(help=f"Encoder [{ENCODER}]; none: it is unknown which one computed --features.")
+    ] = None,
     weights: Weights = None,
-    features: Annotated[Path | None, Option(help="Features made elsewhere: .npy, row by row, or .npz by name.")] = None,
+    features: Annotated[
+        Path | None, Option(help="Features computed elsewhere: .npy, in the table's order, or .npz, with image names.")
+    ] = None,
     no_run: NoRun = False,
 ) -> None:
     """Check a data set, print its statistics, and write datasets/NAME.yaml.
@@ -187,7 +188,7 @@ def add(
     encoder_entry = _encoder_entry(encoder, weights, known, features)
     source, dataset = _load_own(path, images, split, features)
     if options and not dataset.made_split:
-        raise UsageError(f"{path} already has a split; leave out the options for making one")
+        raise UsageError(f"{path} already has a split; leave out --split-seed, --val-* and --test-*, which make one")
     _print_findings(name, dataset, [*_issues(dataset, source, encoder_entry, features, params.extraction.max_bad)])
     entry: dict[str, Any] = {"source": _source_entry(source, dataset, split)}
     if known is None or encoder is not None or weights is not None:
@@ -237,9 +238,9 @@ def _print_findings(name: str, dataset: LabelledImages, issues: list[DataIssue])
 def split(
     name: DatasetName,
     splits: Annotated[int, Option(min=1, max=100, help="Number of new random splits to make.")] = 5,
-    unseen_states: Annotated[float, Option(help="Share of the states without training images: open vocabulary.")] = 0.0,
-    unseen_objects: Annotated[float, Option(help="Share of the objects without training images.")] = 0.0,
-    images_per_pair: Annotated[int | None, Option(min=1, help="Most training images of a pair.")] = None,
+    unseen_states: Annotated[float, Option(help="Share of states given no training images (open vocabulary).")] = 0.0,
+    unseen_objects: Annotated[float, Option(help="Share of objects given no training images.")] = 0.0,
+    images_per_pair: Annotated[int | None, Option(min=1, help="Largest number of training images per pair.")] = None,
     no_run: NoRun = False,
 ) -> None:
     """Write datasets/NAME-split1.yaml, datasets/NAME-split2.yaml, …, each with another random choice of unseen pairs.
@@ -267,8 +268,7 @@ def split(
         if existing is not None and existing.source.resplit != number:
             raise UsageError(f"{own} exists and is not re-split {number} of {name}; rename or remove it")
     data = load_source(base.source, equal_feature_keys(base.features, base.source))
-    # may fail: before any writing
-    labels_by_split = [resplit(data, number, options).labels for number in range(1, splits + 1)]
+    labels_by_split = [resplit(data, number, options).labels for number in range(1, splits + 1)]  # first: may fail
     record = base.model_dump(mode="json", exclude_defaults=True)
     defaults = {entry.name: entry.default for entry in dataclasses.fields(base.training)}
     record["training"] = {key: value for key, value in base.training.to_dict().items() if value != defaults[key]}
@@ -329,10 +329,10 @@ def _encoder_entry(
 
     if name == "none" or (name is None and known is None and features is not None):
         if features is None or weights is not None:
-            raise UsageError("--encoder none needs --features and no --weights; give the encoder instead")
+            raise UsageError("--encoder none needs --features and no --weights; to give --weights, name the encoder")
         return {"name": IMPORTED}
     if features is not None and is_random(weights):
-        raise UsageError("--weights random is for images; its text tower would not fit imported features; leave it out")
+        raise UsageError(f"the text tower of --weights {weights} would not fit imported features; leave --weights out")
     if name is None and known is not None:
         encoder: EncoderParams = known.encoder
         return {**encoder.model_dump(exclude_defaults=True), **({"weights": weights} if weights else {})}
@@ -462,7 +462,7 @@ def relabel(
     name = labelled.name
     target = out or Path(f"{name}-relabelled.csv")
     if target.suffix.lower() != ".csv":
-        raise UsageError(f"{target} is not named .csv; choose another --out")
+        raise UsageError(f"{target} does not end in .csv; choose another --out")
     refuse_existing(target, force=force)
     result = relabelled(labelled, edited)
     write_manifest(result.manifest, target)

@@ -58,7 +58,7 @@ def extract(
 
 @cache.command()
 def info(path: CachePath, as_json: AsJson = False) -> None:
-    """Print a feature cache's settings, and its numbers of images and of unreadable images by reason."""
+    """Print a feature cache's settings, its number of images, and how many are unreadable for which reason."""
     from duplex.features.inspect import inspect
 
     _print_record(inspect(path), as_json)
@@ -67,7 +67,7 @@ def info(path: CachePath, as_json: AsJson = False) -> None:
 @cache.command()
 def verify(
     path: CachePath,
-    dataset: Annotated[str | None, dataset_option("Data set of the cache; default: the one of its path.")] = None,
+    dataset: Annotated[str | None, dataset_option("Data set of the cache; default: the one that PATH names.")] = None,
     sample: Annotated[int, Option(min=1, help="Number of random images to encode again and compare.")] = 32,
     seed: Annotated[int, seed_option("Seed of the random choice of images.", "--seed")] = 0,
     as_json: AsJson = False,
@@ -111,7 +111,7 @@ def convert_encoder(
     archive: Annotated[Path, Argument(help="File to convert: weights, or a TorchScript archive of OpenAI.")],
     folder: Annotated[Path, Argument(help="Folder to write the converted encoder to.")],
     encoder: Annotated[str, Option(help="Architecture of the encoder, such as ViT-L-14-quickgelu.")],
-    tag: Annotated[str | None, Option(help="Published tag with the preprocessing that these weights need.")] = None,
+    tag: Annotated[str | None, Option(help="Published tag whose preprocessing these weights need.")] = None,
 ) -> None:
     """Convert an encoder's weights file to a folder that loads offline, as `local-dir:FOLDER`.
 

@@ -68,7 +68,7 @@ def retrieve(
     pair: Annotated[str, Argument(help="A state and an object, such as 'striped heart'.")],
     dataset: Dataset,
     method: Annotated[
-        str | None, method_option("--method", "-m", help="Method; default: the last with prototypes.")
+        str | None, method_option("--method", "-m", help="Method; default: the last of run.methods with prototypes.")
     ] = None,
     seed: Annotated[int | None, seed_option("Seed of the run; default: the first of run.seeds.")] = None,
     top: Annotated[int, Option(min=1, help="Number of nearest images to show per prototype.")] = 4,
@@ -135,7 +135,9 @@ def fit(
         Path, Argument(help="Labelled images: a folder state/object/*.jpg, a table, or hf-datasets:OWNER/NAME.")
     ],
     images: ImageFolder = None,
-    encoder: Annotated[str | None, encoder_option(help="Frozen encoder; default: chosen by GPU and images.")] = None,
+    encoder: Annotated[
+        str | None, encoder_option(help="Frozen encoder; by default, one that suits the GPU and the number of images.")
+    ] = None,
     weights: Weights = None,
     out: Annotated[Path | None, Option(help="Model folder to write; default: SOURCE-model.")] = None,
     minutes: Annotated[float, Option(help="Time limit of training, in minutes; encoding is not counted.")] = 30.0,
@@ -144,10 +146,10 @@ def fit(
 ) -> None:
     """Fit a model to labelled images and export it; no project is needed.
 
-    Checks and encodes the images, then trains more of the model while validation AUC gains more than its error.
-    OUT.cache stores unfinished training, so the same command resumes an interrupted fit. Features are kept in the
-    user's cache, so correcting labels does not trigger re-encoding. The printed metrics are measured before the final
-    fit, which uses all images.
+    Checks and encodes the images, then trains a larger part of the model if this raises validation AUC by more than the
+    standard error. OUT.cache stores unfinished training, so the same command resumes an interrupted fit. Features are
+    kept in the user's cache, so correcting labels does not trigger re-encoding. The printed metrics are measured before
+    the final fit, which uses all images.
     """
     from duplex.recognition.fit import fit_folder
 
@@ -187,10 +189,10 @@ FORMATS = ("table", "jsonl", "csv", "label-studio")
 COLUMNS = ("image", "rank", "state", "object", "score", "probability", "error")
 SOME_UNREADABLE = 3  # exit code
 MODEL = "Folder of a run or an export, or hf-hub:OWNER/NAME; default: the run with the best AUC."
-World = Annotated[str | None, Option(help="Candidates: closed or open world; default: closed if calibrated for it.")]
+World = Annotated[str | None, Option(help="World of candidates: closed or open; default: closed if the model has it.")]
 Add = Annotated[list[str] | None, Option(help="An additional candidate, such as 'rusty kettle'; repeatable.")]
 Compositions = Annotated[Path | None, Option(help="CSV file of additional candidates, with the columns state,object.")]
-NewShare = Annotated[float | None, Option(help="Expected share of images of unseen pairs; default: the model's.")]
+NewShare = Annotated[float | None, Option(help="Share of images expected to show unseen pairs; default: the model's.")]
 Device = Annotated[str, Option(help="Device of the encoder: auto, cpu or cuda.")]
 
 
@@ -204,12 +206,12 @@ def predict(
     add: Add = None,
     compositions: Compositions = None,
     form: Annotated[
-        str | None, Option("--format", help="table, jsonl, csv or label-studio; default: by --out, else table.")
+        str | None, Option("--format", help="table, jsonl, csv, label-studio; default: by --out's suffix, else table.")
     ] = None,
     out: Annotated[Path | None, Option(help="Write to this file instead of stdout.")] = None,
     force: Force = False,
     batch_size: Annotated[int, Option(min=1, help="Number of images encoded at once.")] = 64,
-    num_workers: Annotated[int | None, Option(min=0, help="Processes that decode images; default: by cores.")] = None,
+    num_workers: Annotated[int | None, Option(min=0, help="Processes that decode images; default: cores - 1.")] = None,
     device: Device = "auto",
 ) -> None:
     """Name the state and object in each image. Without --model, use the run with the best validation AUC.
@@ -277,7 +279,7 @@ def _chosen_stream(run: Path) -> dict[str, Any]:
     metrics = run / "metrics.json"
     record = json.loads(metrics.read_text(encoding="utf-8")) if metrics.is_file() else {}
     if "stream" not in record:
-        raise UsageError(f"--adapt needs options that `duplex evaluate --stream` chose; run it for {run} first")
+        raise UsageError(f"--adapt needs options that `duplex evaluate --stream` chooses; run that for {run} first")
     return dict(record["stream"])
 
 
@@ -393,10 +395,8 @@ def export(
     out: Annotated[Path | None, Argument(help="The folder to write; optional with --push.")] = None,
     world: World = None,
     onnx: Annotated[bool, Option("--onnx", help="Add trained.onnx, which scores image features.")] = False,
-    onnx_encoder: Annotated[bool, Option("--onnx-encoder", help="Add encoder.onnx (image tower) and see.py.")] = False,
-    page: Annotated[
-        Path | None, Option(help="Add page/, for any web host; give onnxruntime-web's folder dist.")
-    ] = None,
+    onnx_encoder: Annotated[bool, Option("--onnx-encoder", help="Add encoder.onnx and see.py, which runs it.")] = False,
+    page: Annotated[Path | None, Option(help="Add page/, a static site; give onnxruntime-web's folder dist.")] = None,
     push: Annotated[str | None, Option(help="Upload to the Hugging Face hub as OWNER/NAME.")] = None,
     licence: Annotated[str, Option("--licence", help="Licence of the model: mit, cc-by-4.0, …")] = "other",
     name: Annotated[str | None, Option(help="Title of the model card; default: OWNER/NAME or the run.")] = None,
@@ -408,7 +408,7 @@ def export(
     from duplex.recognition.export import FIT
 
     if out is None and push is None:
-        raise UsageError("no destination; give a folder, duplex export RUN OUT, or --push OWNER/NAME")
+        raise UsageError("no destination; give a folder (`duplex export RUN OUT`) or --push OWNER/NAME")
     if out is not None and (out / FIT).is_file():
         raise UsageError(
             f"{out} holds a model; an export would replace it and lose its metrics and what `duplex update` needs; "
@@ -448,7 +448,7 @@ def _add_onnx(
 @app.command()
 def serve(
     model: Annotated[str | None, Argument(help=MODEL)] = None,
-    host: Annotated[str, Option(help="Address to bind; 0.0.0.0 for other machines.")] = "127.0.0.1",
+    host: Annotated[str, Option(help="Address to bind; 0.0.0.0 lets other machines connect.")] = "127.0.0.1",
     port: Annotated[int, Option(min=0, max=65535, help="Port to bind; 0: any free port.")] = 8000,
     world: World = None,
     add: Add = None,
@@ -459,7 +459,7 @@ def serve(
     max_megabytes: Annotated[int, Option(min=1, help="Largest request, in megabytes.")] = Limits.bytes // 2**20,
     max_images: Annotated[int, Option(min=1, help="Largest number of images in a request.")] = Limits.images,
     workers: Annotated[int | None, Option(min=1, max=64, help="Worker processes; default: 2, or 1 with a GPU.")] = None,
-    seconds: Annotated[float, Option(min=0.1, max=3600, help="Time limit of a request.")] = Limits.seconds,
+    seconds: Annotated[float, Option(min=0.1, max=3600, help="Time limit of a request, in seconds.")] = Limits.seconds,
 ) -> None:
     """Serve a model over HTTP until stopped: POST /predict, /labels, /health, /metrics, /docs, and a page at /."""
     try:
@@ -467,10 +467,10 @@ def serve(
 
         from duplex.recognition.serve import HEADERS, application, recognizer_workers
     except ImportError as error:
-        raise UsageError(f"the server needs further packages ({error.name}); {install_command('serve')}") from error
-    hint = "give it after `duplex serve`"
+        raise UsageError(f"the server needs the package {error.name}; run {install_command('serve')}") from error
+    hint = "give a model after `duplex serve`"
     if adapt and workers not in (None, 1):
-        raise UsageError(f"--workers is {workers}; with --adapt, one worker receives all images, so leave it out")
+        raise UsageError(f"--workers is {workers}; with --adapt, one worker receives all images; leave --workers out")
     recognizer = load_model(model, world, device, add or [], compositions, new_share, adapt, hint=hint)
     limits = Limits(bytes=max_megabytes * 2**20, images=max_images, seconds=seconds)
     neighbours = _training_images(recognizer)

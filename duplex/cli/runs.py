@@ -47,7 +47,9 @@ if TYPE_CHECKING:
 Method = Annotated[str, method_option("--method", "-m", help="A method of params.yaml.")]
 Methods = Annotated[str | None, method_option(help="Methods, comma-separated; default: run.methods of params.yaml.")]
 Seed = Annotated[int, seed_option("Seed of the run, for initial values, batches and dropout.")]
-Jobs = Annotated[int | None, Option(min=1, help="Worker processes; default: one per GPU, or cores / threads per run.")]
+Jobs = Annotated[
+    int | None, Option(min=1, help="Worker processes; default: one per GPU; without GPUs, cores / threads of a run.")
+]
 
 
 @app.command("params")
@@ -70,7 +72,7 @@ def show_params(
 
 def _entry(params: Params, name: str) -> dict[str, Any]:
     entry = params.entry(name)
-    overrides = entry.model_dump(include={"training", "per_dataset", "shown_as"}, exclude_defaults=True)
+    overrides = entry.model_dump(include={"training", "finetune", "per_dataset", "shown_as"}, exclude_defaults=True)
     overrides = {key: value for key, value in overrides.items() if value}
     return {"kind": entry.kind, "world": entry.world, **params.method(name).to_dict(), **overrides}
 
@@ -209,16 +211,18 @@ def sweep(
 @app.command()
 def reproduce(
     dataset: Annotated[str, Argument(help="A data set of ablations/params.yaml.")] = "shapes",
-    methods: Annotated[str | None, Option(help="Published methods to run by their recipes, comma-separated.")] = None,
+    methods: Annotated[str | None, Option(help="Methods to run with published settings, comma-separated.")] = None,
     seeds: Annotated[str | None, Option(help="Seeds, or a range; default: run.seeds, or 0-4 with --methods.")] = None,
     jobs: Jobs = None,
-    dry_run: Annotated[bool, Option("--dry-run", help="Only print what is to run: rows, stages, GB, hours.")] = False,
+    dry_run: Annotated[
+        bool, Option("--dry-run", help="Run nothing; print the plan: rows of tables, stages, disk space and hours.")
+    ] = False,
 ) -> None:
     """Reproduce the rows of the paper's tables for a data set, and write a page that judges the paper's claims.
 
     Each row is a method of ablations/params.yaml. The command prepares the data set, extracts its features, and trains
     and evaluates the rows by the exact and the published protocol; the same command resumes it. With `--methods`, the
-    rows are published methods, trained by their recipes on a data set of params.yaml.
+    rows are published methods, trained with their published settings on a data set of params.yaml.
     """
     from duplex.artifacts import ArtifactPaths
     from duplex.project.reproduce import PROJECT, PUBLISHED, plan_reproduction, published_params
@@ -232,7 +236,7 @@ def reproduce(
         params, folder = load_params(), PROJECT
     else:
         raise UsageError(
-            f"{PROJECT / 'params.yaml'}, which has the paper's rows, is not here; run from the project's folder"
+            f"{PROJECT / 'params.yaml'}, which lists the paper's table rows, is not here; run from the project's folder"
         )
     plan = plan_reproduction(params, dataset, parse_seeds(seeds), jobs, paths)
     for line in plan.lines():
@@ -345,7 +349,7 @@ def parse_grid(texts: Sequence[str]) -> dict[str, list[Any]]:
         if not parsed:
             raise UsageError(f"--grid is {text!r}; expected a setting and its values, such as learning_rate=3e-4,1e-3")
         if name in choices:
-            raise UsageError(f"--grid has {name} twice; give all its values at once")
+            raise UsageError(f"--grid has {name} twice; give all its values in one --grid")
         choices[name] = parsed
     return choices
 
@@ -395,9 +399,7 @@ def compare(
     require(world, WORLDS, "world")
     names = [dataset] if splits is None else [split_name(dataset, number + 1) for number in range(splits)]
     if missing := next((name for name in names if name not in params.datasets), None):
-        raise UsageError(
-            f"params.yaml has no data set {missing}; `duplex data split {dataset} --splits {splits}` adds it"
-        )
+        raise UsageError(f"params.yaml has no {missing}; `duplex data split {dataset} --splits {splits}` adds it")
     runs = {name: _margins_of_runs(params, name, methods, seed, world) for name in names}
     report: dict[str, Any] = {"dataset": dataset, "world": world, "first": methods[0], "second": methods[1]}
     if splits is None:
@@ -508,12 +510,10 @@ PROTOCOLS = ("exact", "sampled")
 
 @app.command()
 def score(
-    file: Annotated[
-        Path, Argument(help="Scores (.npz, .h5), or answers alone (.csv); docs/scores.md lists their parts.")
-    ],
+    file: Annotated[Path, Argument(help="Scores (.npz, .h5), or answers alone (.csv), as docs/scores.md describes.")],
     other: Annotated[Path | None, Argument(help="A second score file for the same images, to compare.")] = None,
-    k: Annotated[list[int] | None, Option("--k", help="k of top-k; repeatable; default: the k in FILE.")] = None,
-    protocol: Annotated[str, Option(help="Curve: exact, or sampled at about 20 biases, as published.")] = "exact",
+    k: Annotated[list[int] | None, Option("--k", help="k of top-k accuracy; repeatable; default: as in FILE.")] = None,
+    protocol: Annotated[str, Option(help="Curve: exact, or sampled at ~20 biases as in published tables.")] = "exact",
     rounds: Annotated[int, Option(min=0, help="Bootstrap resamples; 0: only AUC gets an interval.")] = 1000,
     seed: Annotated[int, seed_option("Seed of the bootstrap.", "--seed")] = 0,
     as_json: AsJson = False,

@@ -81,7 +81,7 @@ def is_name(text: str) -> bool:
 
 def _name(value: str) -> str:
     if not is_name(value):
-        raise ValueError(f"{value!r} is not a name; use letters, digits, `_` and single hyphens")
+        raise ValueError(f"{value!r} is not a valid name; use letters, digits, `_` and single hyphens")
     return value
 
 
@@ -287,7 +287,7 @@ class Params(ParamsSection):
             if entry.shown_as == name and world in entry.worlds:
                 return other
         only = self.entry(name).world
-        raise UsageError(f"method {name} is for the {only} world alone; change --world, or its `world` in params.yaml")
+        raise UsageError(f"{name} is only for the {only} world; change --world, or the method's `world` in params.yaml")
 
     def worlds(self, name: str) -> tuple[World, ...]:
         """The worlds (closed, open) in which a method is evaluated; raises UsageError if there is none."""
@@ -346,7 +346,7 @@ class Params(ParamsSection):
         words = self.evaluation.word_vectors
         if words is not None and not words.is_file():
             raise UsageError(
-                f"params.yaml: evaluation.word_vectors: {words} is not a file; null uses the encoder's text tower"
+                f"params.yaml: evaluation.word_vectors: {words} is not a file; give one, or null for the text tower"
             )
         for name in sorted(set(self.datasets) & set(RESERVED)):
             raise UsageError(f"params.yaml: datasets.{name}: the name is reserved; choose another")
@@ -364,7 +364,7 @@ class Params(ParamsSection):
         for dataset, name in product(self.run.datasets, self.run.methods):
             known = published_recipes()[require(name, published_recipes(), "published recipe")]["per_dataset"]
             if dataset not in known:
-                raise UsageError(f"the published recipe of {name} is for {', '.join(known)}; it has none for {dataset}")
+                raise UsageError(f"{name} has no published settings for {dataset}; choose {' or '.join(known)}")
             entry = self.methods[name]
             values = {**entry.options_for(dataset), **entry.training_for(dataset), **entry.finetune_for(dataset)}
             if undecided := [key for key, value in values.items() if value == "?"]:
@@ -385,7 +385,7 @@ class Params(ParamsSection):
                 raise UsageError(f"params.yaml: run.products: {name} combines no runs; list it under run.methods")
             for member in members:
                 if member not in self.run.methods:
-                    raise UsageError(f"params.yaml: run.products: {name} combines {member}; add it to run.methods")
+                    raise UsageError(f"params.yaml: run.products: {name} needs {member}; add {member} to run.methods")
         for name in self.run.methods:
             if self.entry(name).members:
                 raise UsageError(f"params.yaml: run.methods: {name} combines runs; list it under run.products")
@@ -607,8 +607,8 @@ def _checked_edit(record: dict[str, Any], files: Mapping[str, Table], names: lis
         text = RUN_DATASETS.sub(rf"\1{listed}", text, count=1)
         if YAML(typ="safe", pure=True).load(text)["run"]["datasets"] != names:
             raise UsageError(
-                f"{PARAMS_FILE}: run.datasets is not a list on one line, which can be edited; make it "
-                f"`datasets: {listed}`"
+                f"{PARAMS_FILE}: run.datasets is not a list on one line, so this command cannot edit it; "
+                f"write `datasets: {listed}`"
             )
     record["run"]["datasets"] = names
     parse_params(record, files, PARAMS_FILE)

@@ -56,7 +56,7 @@ def check_labels_of(dataset: LabelledImages) -> list[DataIssue]:
         ("objects", labels.objects, labels.object_of(train)),
     ):
         unseen = sorted(set(range(len(primitives))) - set(known.tolist()))
-        issues.append(_issue(f"{kind} that training never shows: new words", (primitives[i] for i in unseen), False))
+        issues.append(_issue(f"{kind} that training never shows (new words)", (primitives[i] for i in unseen), False))
         issues.append(_issue(f"{kind} {ALIKE}", _alike(primitives), True))
     return issues
 
@@ -75,7 +75,7 @@ def _check_splits(dataset: LabelledImages) -> DataIssue:
         for wanted in (True, False)
         if not ((manifest["split"] == split).to_numpy() & (known == wanted)).any()
     ]
-    what = "splits that cannot be evaluated (add images per pair, pairs, or a split of your own)"
+    what = "splits that cannot be evaluated (add more images of each pair, more pairs, or a split of your own)"
     return _issue(what, missing, True, fatal=True)
 
 

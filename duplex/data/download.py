@@ -211,7 +211,7 @@ def download_archive(archive: BenchmarkArchive, root: Path, report: Callable[[st
     if known and digest != known:
         raise DuplexError(
             f"{path} has the sha256 {digest}, not {known}; delete it to download it again, "
-            f"or delete {record} if this one is right"
+            f"or, if this archive is right, delete {record}"
         )
     report(f"unpacking {path}")
     unpack(path, archive.take, root, archive.limit)

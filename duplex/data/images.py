@@ -203,11 +203,11 @@ def as_rgb(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I;16") or image.mode == "I":
         values = np.asarray(image)
         if values.size and (values.min() < 0 or values.max() > 65535):
-            raise BadImageFile("pixel type")
+            raise BadImageFile("unsupported pixel type")
         grey = Image.fromarray((values.astype(np.float32) / 257 + 0.5).astype(np.uint8))
         return _upright(grey.convert("RGB"), image)
     if image.mode == "F":
-        raise BadImageFile("pixel type")
+        raise BadImageFile("unsupported pixel type")
     return _upright(image.convert("RGB"), image)
 
 
@@ -269,7 +269,7 @@ class ImageTree:
                     raise self._leaves(path)
                 self.skipped.setdefault("links out of the folder", []).append(path)
             elif suffix in IMAGE_SUFFIXES and not entry.is_file():
-                self.skipped.setdefault("no files", []).append(path)  # but folders, pipes or broken links
+                self.skipped.setdefault("that are not files", []).append(path)  # but folders, pipes or broken links
             elif entry.is_dir(follow_symlinks=False):
                 yield from self._walk(path, refuse_links)
             elif suffix in IMAGE_SUFFIXES:

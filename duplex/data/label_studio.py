@@ -51,7 +51,7 @@ def _task_rows(task: Mapping[str, Any], place: str) -> list[list[Any]]:
         if not set(CONTROLS) <= set(region):
             raise DuplexError(
                 f"{place} has no state or no object; label both, with controls of the labelling config that are named "
-                f"state and object (it has {', '.join(sorted(map(str, region))) or 'none'})"
+                f"state and object (found: {', '.join(sorted(map(str, region))) or 'none'})"
             )
         sides = [region.get(name) for name in ("x", "y", "width", "height")]
         rows.append([_file_name(task["data"]["image"]), *(region[name] for name in CONTROLS), *sides])

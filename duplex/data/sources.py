@@ -115,7 +115,7 @@ def detect_source(path: Path, split: SplitOptions | None = None, root: Path | No
     if not path.is_dir():
         raise UsageError(f"{path} is neither a folder nor a table (.csv, .tsv, .parquet, .json)")
     if root is not None:
-        raise UsageError(f"--images is for tables, and {path} is not a table; leave it out")
+        raise UsageError(f"--images is for tables, and {path} is not a table; leave --images out")
     return SourceOptions("standard" if has_pair_lists(path) else "folder", path, split=split)
 
 
@@ -145,7 +145,7 @@ def load_czsl(root: Path) -> LabelledImages:
             paths = list(_candidates(record, place))
             rows.append((next(filter(tree.has, paths), paths[0]), state, thing, split))
     if not rows:
-        raise DuplexError(f"{root / METADATA}: no row has a pair of the pair lists; take both from one data set")
+        raise DuplexError(f"{root / METADATA}: no row has a pair that the pair lists name; use one data set's files")
     notes = {
         "rows left out because their state, object or split is NA": absent,
         "rows left out because their pair is in no list": unlisted,
@@ -174,7 +174,7 @@ def read_metadata(path: Path) -> list[dict[str, Any]]:
             "a file that needs more could run code and is never opened: get the published one again"
         ) from error
     if not (isinstance(records, list) and all(isinstance(record, dict) for record in records)):
-        raise DuplexError(f"{path} holds no list of records with image, attr, obj and set")
+        raise DuplexError(f"{path} holds no list of records with image, attr, obj and set; get the published file")
     return records
 
 
@@ -269,7 +269,7 @@ def read_folder(root: Path) -> tuple[pd.DataFrame, dict[str, int]]:
         names = sorted(frame[kind].unique())
         if len(names) > 1 and all(map(SPLIT_FOLDER.fullmatch, names)):
             raise DuplexError(
-                f"{root}: its folders {', '.join(names)} are splits and no {kind}s; list the images in a table with "
+                f"{root}: its folders {', '.join(names)} name splits, not {kind}s; list the images in a table with "
                 "the columns image, state, object and split"
             )
     notes = {f"files skipped ({skipped})": sum(counts.values())} if skipped else {}

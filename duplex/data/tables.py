@@ -224,7 +224,7 @@ def _read_csv(path: Path, optional: Sequence[str], needed: Sequence[str]) -> tup
                 numbers.append(number)
             number = lines.line_num + 1
     except csv.Error as error:
-        raise DuplexError(f"{path}, line {number}: {error}") from error
+        raise DuplexError(f"{path}, line {number} is not valid CSV ({error}); check its quotes") from error
     if not rows:
         raise DuplexError(f"{path} is empty; it needs a header with {', '.join(needed)} and may have split")
     header = rows[0]
@@ -307,7 +307,7 @@ def labels_of(manifest: pd.DataFrame) -> LabelSpace:
     labels = LabelSpace.from_pairs(pairs)
     for kind, names in (("state", labels.states), ("object", labels.objects)):
         if lacking := sorted(set(manifest[kind]) - {"", *names}):
-            raise DuplexError(f"the {kind} {lacking[0]!r} is on no image with both labels; label one, or remove it")
+            raise DuplexError(f"the {kind} {lacking[0]!r} is on no image with both labels; add one, or drop the {kind}")
     return labels
 
 
@@ -347,7 +347,7 @@ def from_rows(
     for split in SPLITS:
         if not (frame["split"] == split).any():
             raise DuplexError(
-                f"{place} has no {split} images; list some, or leave out the column split to have one made"
+                f"{place} has no {split} images; list some, or leave out the column split to have a split made"
             )
     notes = {text: count for text, count in notes.items() if count}
     return LabelledImages(frame[COLUMNS], labels_of(frame), notes, made_split, keys)

@@ -376,7 +376,7 @@ def fetch_from_hub(owner: str, names: Sequence[str], what: str) -> Path:
             continue
         except Exception as error:  # of the hub's client, its HTTP library, the network or the disk
             raise download_error(what, error) from error
-    raise DuplexError(f"the weights of {what} are not on disk, and {owner} holds no {' or '.join(names)}")
+    raise DuplexError(f"{owner} holds no {' or '.join(names)} with the weights of {what}; choose another encoder")
 
 
 def download_error(what: str, error: BaseException) -> DuplexError:

@@ -136,7 +136,7 @@ def build_model(source: EncoderSource) -> Any:
     kind, config = open_clip_class(source.architecture), offline_model_arguments(source.architecture)
     unknown = sorted(set(config) - set(inspect.signature(kind).parameters))
     if unknown:
-        raise DuplexError(f"{source.name}: {unknown[0]!r} is no key of open_clip's {kind.__name__}")
+        raise DuplexError(f"{source.name}: {unknown[0]!r} is no key of open_clip's {kind.__name__}; remove it")
     if source.seed is not None:
         with initialised_by(source.seed):
             return kind(**config).eval().requires_grad_(False)

@@ -241,7 +241,7 @@ def _open_or_create(job: ExtractionJob) -> PartialCache:
         try:
             cache = PartialCache(job.path)
         except OSError as error:
-            raise DuplexError(f"{partial} cannot be opened: {error}; correct this, or use --fresh") from error
+            raise DuplexError(f"{partial} cannot be opened: {error}; fix that, or start over with --fresh") from error
         except DamagedCache as error:
             print(f"{partial} is damaged; extracting again: {error}", file=sys.stderr)
         else:
@@ -369,14 +369,13 @@ def join_shards(out: Path) -> int:
             if identity and (key := first_difference(identity, here)):
                 raise DuplexError(f"{path} was made with another {key} than {paths[0]}; extract it again with --fresh")
             if span.start != end or (file["status"][...] == PENDING).any():
-                raise DuplexError(f"{path} does not continue the previous shard; extract all with one batch size")
+                raise DuplexError(f"{path} does not continue the previous shard; extract all shards at one batch size")
             identity = identity or here
             end, total = span.stop, span.total
             shapes = {name: file[name].shape[1:] for name in DATASETS if name in file}
     if end != total:
-        raise DuplexError(
-            f"{paths[-1]}, the last shard, ends at row {end} of {total}; extract all shards from one manifest"
-        )
+        cause = f"{paths[-1]}, the last shard, ends at row {end}, but the manifest has {total} rows"
+        raise DuplexError(f"{cause}; extract the missing shards, or all of them again")
     tokens = {name: shape for name, shape in shapes.items() if name not in REQUIRED}
     step = max(1, CHUNK // sum(row_bytes(name, shape) for name, shape in shapes.items()))  # rows
     whole = Span(0, total, total)

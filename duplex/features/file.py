@@ -67,7 +67,7 @@ REASONS = (  # append only: files store their positions
     "not an image",
     "damaged",
     "too large",
-    "pixel type",
+    "unsupported pixel type",
     "cannot be resized",
     "features not finite",
     "features all zero",
@@ -304,7 +304,7 @@ def open_cache(path: Path) -> Iterator[Any]:
     try:
         file = h5py.File(path, "r", locking="best-effort")
     except OSError as error:
-        raise DuplexError(f"{path} cannot be opened as HDF5 file: {error}; {repair_hint(path)}") from error
+        raise DuplexError(f"{path} cannot be opened as an HDF5 file: {error}; {repair_hint(path)}") from error
     with file:
         try:
             version = read_format(file)
@@ -355,7 +355,7 @@ def check_layout(file: Any) -> None:
             raise DamagedCache(f"{name!r} is not stored as one block in the file")
     for name, columns in ((CHECKSUMS, len(value_names(file))), (CONTENTS, SHA256)):
         if file[name].shape[1] != columns:
-            raise DamagedCache(f"{name!r} does not fit the other data sets")
+            raise DamagedCache(f"{name!r} has {file[name].shape[1]} columns instead of {columns}")
 
 
 @dataclass(frozen=True)
@@ -464,7 +464,7 @@ class PartialCache:
         if needed > free:
             raise DuplexError(
                 f"{path} needs {size_text(needed)} and {path.parent} has {size_text(free)} free; "
-                "make room or choose --out"
+                "make room, or choose another place with --out"
             )
         # under a scratch name first, so that a partial file always has its whole layout
         with replace_file(partial_path(path)) as scratch, h5py.File(scratch, "w", locking="best-effort") as file:

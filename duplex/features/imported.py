@@ -171,15 +171,15 @@ def import_features(
     """
     file = FeatureFile.open(source)
     if images is None and file.names is not None:
-        raise UsageError(f"{source} has image names and no manifest to find them in; give its array alone, as .npy")
+        raise UsageError(f"{source} has image names, but no manifest to match is given; give its array alone, as .npy")
     places = file.rows_of(images if images is not None else [""] * rows)
     unusable = file.unusable(places)
     if unusable.sum() > max_bad * rows:
         first = int(unusable.argmax())
         raise DuplexError(
-            f"{source}: {int(unusable.sum())} of {rows} rows are zero or not finite, the first that of "
-            f"{first if images is None else images[first]}; leave these images out, or raise extraction.max_bad in "
-            "params.yaml"
+            f"{source}: {int(unusable.sum())} of {rows} rows are zero or not finite (first: "
+            f"{f'row {first}' if images is None else images[first]}); leave these images out, or raise "
+            "extraction.max_bad in params.yaml"
         )
     identity = {
         "encoder": IMPORTED,

@@ -110,7 +110,7 @@ class MethodContext:
         templates: words before the names; the features of several templates are averaged.
         """
         if self.text is None:
-            raise UsageError('there is no text tower to encode prompts with; add "text" to the result of needs()')
+            raise UsageError('a method that encodes prompts needs the text tower; its needs() must return "text" too')
         listed = [templates] if isinstance(templates, str) else templates
         encoded = [Prompts(self.labels, self.text, template=words).encode(compositions) for words in listed]
         return Prototypes(*(unit(torch.stack(parts).mean(0)) for parts in zip(*encoded, strict=True)))

@@ -65,10 +65,10 @@ class ClosedFormOptions(PathOptions):
         needed = {"semantic": {"semantic"}, "factors": {"state", "object"}}
         used = {name for term in self.inference for name in needed.get(term, ())} if self.uses_text else HEAD_LOSSES
         unused = [name for name in self.losses if name not in used]
-        message = f"losses {unused} are for terms that inference {list(self.inference)} lacks; remove them or add these"
+        message = f"losses {unused} train no term of inference {list(self.inference)}; remove them or add their terms"
         yield not unused, message
         counted = self.weights is None or len(self.weights) == len(self.inference)
-        yield counted, f"weights has {len(self.weights or ())} numbers; expected {len(self.inference)}, as inference"
+        yield counted, f"weights has {len(self.weights or ())} numbers; expected {len(self.inference)}, one per term"
 
     @property
     def uses_text(self) -> bool:

@@ -26,8 +26,8 @@ GROUP = "duplex.methods"
 ARGUMENTS = {"data", "method", "seed", "world", "on_step", "on_epoch"}  # of `duplex.fit`, beside training options
 KNOWN_NEEDS = ("cls", "patch", "text", "words")
 HINTS = {
-    "text": "needs the text tower of the encoder that made the features: name one that has it (`encoder=`, or the data "
-    "set's encoder in params.yaml), or choose a kind without `text` (`duplex methods`)",
+    "text": "needs the text tower of the encoder that made the features: name one with a text tower (`encoder=`, or "
+    "the data set's encoder in params.yaml), or choose a kind without `text` (`duplex methods`)",
     "words": "needs word vectors: a file in GloVe format (`word_vectors=`, or evaluation.word_vectors of a project)",
     "patch": 'needs patch tokens, and there are none: load the images with tokens="patch" or, in a project, set '
     "extraction.tokens to patch in params.yaml and extract the features again (`duplex extract`)",

@@ -47,8 +47,8 @@ def examine(params_file: Path = Path("params.yaml")) -> list[DoctorFinding]:
     disk = DoctorFinding("disk", f"{free / 1e9:.1f} GB free in {Path.cwd()}", remedy)
     findings = [*_versions(), *_device(), disk]
     if not params_file.exists():
-        message = f"{params_file} does not exist in this folder"
-        return [*findings, DoctorFinding("project", message, "change to a project, or `duplex init FOLDER`")]
+        remedy = "change to a project's folder, or make one with `duplex init FOLDER`"
+        return [*findings, DoctorFinding("project", f"{params_file} does not exist in this folder", remedy)]
     try:
         params = load_params(params_file)
     except DuplexError as error:
@@ -96,7 +96,7 @@ def _extraction_size(params: Params, name: str) -> Iterator[DoctorFinding]:
         return
     free = free_bytes(ArtifactPaths.root)
     message = f"extraction writes {size_text(needed)} for {images:,} images, {size_text(free)} free"
-    remedy = "make room, or store pixels instead of block inputs, or fewer of these" if needed > free else ""
+    remedy = "make room, store fewer block inputs, or store pixels instead" if needed > free else ""
     yield DoctorFinding(name, message, remedy)
 
 
@@ -223,7 +223,7 @@ def init(folder: Path) -> list[str]:
     if taken := [name for name in files if (folder / name).exists()]:
         raise UsageError(f"{folder / taken[0]} exists; choose an empty folder")
     if find_spec("dvc") is None:
-        raise DuplexError(f"DVC, which runs the pipeline, is not installed; {install_command('pipeline')}")
+        raise DuplexError(f"DVC, which runs the pipeline, is not installed; run {install_command('pipeline')}")
     inside = _inside_git(folder)
     steps = [f"{len(files)} files in {folder}"]
     with report_write_errors(folder):

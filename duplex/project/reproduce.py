@@ -102,7 +102,7 @@ def plan_reproduction(
     published = params.run.recipes == "published"
     rows, absent = (list(params.run.methods), []) if published else methods_in_paper(params, dataset, data)
     if not rows:
-        raise UsageError(f"{PROJECT / 'params.yaml'} has no row of the paper's tables for {dataset}; add its methods")
+        raise UsageError(f"{PROJECT / 'params.yaml'} has no method of the paper's tables for {dataset}; add one")
     for name in rows:
         require_configured_inputs(params, dataset, name)
     params = _with_needed_tokens(params, dataset, rows)
@@ -131,7 +131,7 @@ def plan_reproduction(
     problem = ""
     if needed is not None and needed > free:
         remedy = "make room, or move the project to a larger disk"
-        problem = f"extraction of {dataset} writes {size} and {size_text(free)} are free; {remedy}"
+        problem = f"extraction of {dataset} writes {size}, but only {size_text(free)} are free; {remedy}"
     return replace(plan, topics=topics, problem=problem)
 
 

@@ -59,10 +59,10 @@ def best_run(
                 continue
             candidates.append(((world or "closed") in worlds, record.val_auc, RunPaths(checkpoint.parent)))
     if not candidates:
-        matching = " that matches params.yaml" if outdated else ""
+        matching = " and matches params.yaml" if outdated else ""
         raise UsageError(
-            f"{root}/{dataset} has no trained run calibrated for {world or 'any'} world{matching}; "
-            f"run `dvc repro`, or {hint}"
+            f"{root}/{dataset} has no trained run that is calibrated for {f'the {world}' if world else 'any'} world"
+            f"{matching}; run `dvc repro`, or {hint}"
         )
     return max(candidates, key=lambda candidate: candidate[:2])[2]
 

@@ -76,7 +76,7 @@ def images_remedy(dataset: str, root: Path) -> str:
     """What to do if a data set's images are missing from the folder `root`, as the end of an error message."""
     benchmark = next((name for name in (dataset, root.name) if name in BENCHMARKS), None)
     download = "copy them there" if benchmark is None else f"`duplex data download {benchmark}`"
-    return f"{download}, or correct its root in params.yaml"
+    return f"{download}, or correct the root of {dataset} in params.yaml"
 
 
 def extract(
@@ -115,7 +115,7 @@ def _import_features(
     params: Params, dataset: str, paths: ArtifactPaths, features: Path, out: Path, options: Mapping[str, Any]
 ) -> ExtractionReport:
     if options.get("shard") is not None:
-        raise UsageError(f"{dataset} has imported features, {features}, so nothing is encoded; leave shard out")
+        raise UsageError(f"{dataset} has imported features, {features}, so nothing is encoded; leave --shard out")
     stamps.require_data(params, dataset, paths, ("prepare",))
     began, manifest = time.monotonic(), paths.manifest(dataset)
     images = read_manifest(manifest)["image"].tolist()

@@ -43,7 +43,7 @@ CHANGES = {  # key of a stamp -> what it means if it differs
     "inputs.manifest.csv": "its images, labels or splits have changed",
     "inputs.labels.json": "its states, objects or pairs have changed",
     "inputs.features.h5": "its features have changed",
-    "inputs.checkpoint.safetensors": "its checkpoint is another one",
+    "inputs.checkpoint.safetensors": "its checkpoint has been replaced",
 }
 
 
@@ -299,6 +299,6 @@ def planned_params(
         if found and found != UNSTAMPED:
             raise DuplexError(
                 f"params.yaml or the code has changed since {file} was written ({found}), so DVC would record this "
-                "result under other values; run `dvc repro` again"
+                "result under the old settings; run `dvc repro` again"
             )
     return params

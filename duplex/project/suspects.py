@@ -89,7 +89,7 @@ def open_labelled(
     if (place / FIT).is_file():
         record = fit_cache_folder(named_path(place)) / SOURCE
         if not record.is_file():
-            raise UsageError(f"{record}, where `duplex fit` notes its images, does not exist; give their folder")
+            raise UsageError(f"{record}, where `duplex fit` notes its images, does not exist; give the images' folder")
         chosen = read_fit(place)["encoder"]
         options = {"encoder": chosen["name"], "weights": chosen.get("weights")}
         encoder = "".join(f" --{option} {value}" for option, value in options.items() if value)
@@ -253,7 +253,7 @@ def relabelled(source: LabelledSource, edited: Path) -> RelabelledTable:
     if unknown := sorted(set(table["image"]) - set(manifest["image"])):
         raise UsageError(f"{edited} lists {unknown[0]!r}, which is not an image of {dataset}")
     if table["image"].duplicated().any():
-        raise UsageError(f"{edited} lists {table['image'][table['image'].duplicated()].iloc[0]!r} twice")
+        raise UsageError(f"{edited} lists {table['image'][table['image'].duplicated()].iloc[0]!r} twice; keep one")
     corrected = table.set_index("image")
     if "split" in corrected and "split" in manifest:
         moved = corrected["split"] != manifest.set_index("image")["split"].loc[corrected.index]
@@ -300,7 +300,7 @@ def rank_unlabelled(recognizer: Recognizer, folder: Path, excluded: Container[st
     listed = dict(zip(file_digests(folder, images), images, strict=True))
     files = {file: image for file, image in listed.items() if file not in excluded}
     if not files:
-        raise UsageError(f"{folder} holds no images but those of the model; give a folder of unlabelled images")
+        raise UsageError(f"{folder} holds no images but those in the model already; give a folder of unlabelled images")
     needed = recognizer.trained.outputs
     if needed.pixels:
         raise UsageError(f"{recognizer.trained.where} reads pixels, which the user's cache lacks; choose another model")

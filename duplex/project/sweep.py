@@ -326,7 +326,7 @@ def _run_on_ray(trials: Sequence[Task], executor: TaskRunner, jobs: int | None, 
         try:
             yield ray.get(future)
         except ray.exceptions.RayError as error:
-            yield Outcome(trial, error=f"its actor died ({last_line(error)}); run the same command again")
+            yield Outcome(trial, error=f"its Ray actor died ({last_line(error)}); run the same command again")
 
 
 def workers_and_gpus(device: str, jobs: int | None, threads: int) -> tuple[int, list[str]]:

@@ -182,9 +182,9 @@ def read_fit(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError, TypeError, RecursionError) as error:
         raise UsageError(f"{folder} has no readable {FIT}; expected a folder that `duplex fit` wrote") from error
     if record.get("format") != FIT_FORMAT or record != with_checksum(record):
-        raise UsageError(f"{path} is damaged or of another version; run `duplex fit` again")
+        raise UsageError(f"{path} is damaged or was written by another version of duplex; run `duplex fit` again")
     if record["model"] != read_header(folder / MODEL, "export").digest:
-        raise UsageError(f"{path} belongs to another model than that in {folder}; put back the {FIT} of this model")
+        raise UsageError(f"{path} belongs to another model than {MODEL} beside it; put back the {FIT} of {MODEL}")
     return record
 
 
@@ -246,14 +246,14 @@ def read_statistics(folder: Path) -> FittedStatistics:
     encoder = model.fields["encoder"]
     if encoder_code_changed(encoder):
         raise UsageError(
-            f"the code of {encoder['name']!r} has changed since {folder} was fitted, so new features do not fit its "
-            "statistics; run `duplex fit` again with all images"
+            f"the code of {encoder['name']!r} has changed since {folder} was fitted, so new features would not match "
+            "the stored statistics; run `duplex fit` again with all images"
         )
     if not path.is_file():
-        raise UsageError(f"{path} does not exist; only models of `duplex fit` can be updated without training")
+        raise UsageError(f"{path}, which an update needs, does not exist; run `duplex fit` with all images instead")
     header = read_header(path, "statistics")
     if header.fields["model"] != model.digest:
-        raise UsageError(f"{path} belongs to another model; run `duplex fit` again")
+        raise UsageError(f"{path} belongs to another model than {MODEL} beside it; run `duplex fit` again")
     tensors = read_tensors(header)
     statistics = ClassStatistics(*header.fields["shape"], *(tensors[name] for name in FIELDS))
     return FittedStatistics(statistics, FitSettings(**header.fields["settings"]))
@@ -501,7 +501,7 @@ def _write_onnx(module: nn.Module, example: Tensor, path: Path, input_name: str,
         import onnx  # noqa: F401
         import onnxscript  # noqa: F401
     except ImportError as error:
-        raise UsageError(f"to write ONNX files, run {install_command('onnx')}") from error
+        raise UsageError(f"ONNX files need the packages onnx and onnxscript; run {install_command('onnx')}") from error
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -519,6 +519,6 @@ def _write_onnx(module: nn.Module, example: Tensor, path: Path, input_name: str,
                 verbose=False,
             )
     except (RuntimeError, ValueError, TypeError) as error:
-        raise DuplexError(f"{path.name} could not be written for this model: {error!s:.200}") from error
+        raise DuplexError(f"{path.name} cannot be written for this model: {error!s:.200}; leave it out") from error
     finally:
         logging.disable(before)

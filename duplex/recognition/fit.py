@@ -138,7 +138,7 @@ def checked_encoder(name: str, weights: str | None, labels: LabelSpace) -> tuple
     except DuplexError as error:
         raise UsageError(f"--encoder {name}: {error}") from None
     if is_random(weights):
-        raise UsageError(f"the weights {weights} are random, for trials of a project; give pretrained ones")
+        raise UsageError(f"the weights {weights} are random, for trials of a project only; give pretrained weights")
     require_known_words(name, prompt_words(labels))
     return EncoderParams(name=name, weights=weights), "named"
 
@@ -146,7 +146,7 @@ def checked_encoder(name: str, weights: str | None, labels: LabelSpace) -> tuple
 def require_known_words(name: str, texts: Sequence[str], advice: str = "choose another --encoder") -> None:
     """Raise `UsageError` if an encoder with a fixed vocabulary lacks a word of `texts`; `advice` ends the message."""
     if unknown := unknown_words(name, texts):
-        raise UsageError(f"{name} does not know the words {', '.join(unknown[:5])}; {advice}")
+        raise UsageError(f"the encoder {name} does not know the words {', '.join(unknown[:5])}; {advice}")
 
 
 def prompt_words(labels: LabelSpace) -> Sequence[str]:
@@ -217,9 +217,9 @@ def read_labelled_folder(
         keys = dict(zip(listed, join_copies(digests, copies), strict=True))
         data = from_rows(distinct.rows, description.split, source, lambda images: [keys[image] for image in images])
         notes += near_copy_notes(data, listed, copies)
-    for issue in check_labels_of(data):
-        if issue.fatal and issue.count:
-            raise UsageError(f"{source} cannot be fitted: {', '.join(issue.examples)}; add images per pair, or pairs")
+    if missing := [text for issue in check_labels_of(data) if issue.fatal for text in issue.examples]:
+        remedy = "add images to the pairs, add pairs, or give a table with another split"
+        raise UsageError(f"{source} cannot be fitted, as {' and '.join(missing)}; {remedy}")
     notes += [f"{text}: {count:,}" for text, count in data.notes.items()] + alike_labels(data)
     manifest = data.manifest.reset_index(drop=True)
     return LabelledFolder(description.root, manifest, data.labels, digests, pixels, tuple(notes))
@@ -275,7 +275,7 @@ def distinct_images(
     missing = digests == ""
     if missing.all():
         raise UsageError(
-            f"{source}: none of its {len(frame):,} images exists below {root}, such as {images.iloc[0]!r}; "
+            f"{source}: none of its {len(frame):,} images, such as {images.iloc[0]!r}, exists below {root}; "
             "correct the paths or give --images FOLDER"
         )
     frame, digests = frame[~missing], digests[~missing]
@@ -305,7 +305,7 @@ def _contradicted(frame: pd.DataFrame, contents: pd.Series, source: Path) -> pd.
         named = " and ".join(f"{row.image} ({row.state} {row.object})" for row in copies)
         raise UsageError(
             f"{source}: {twice.nunique():,} images occur with two labels, such as {named}, whose pixels are equal; "
-            "keep one label of each"
+            "keep one label for each image"
         )
     return mask
 
@@ -554,7 +554,7 @@ def fit_folder(
             f"{len(long):,} pairs have a longer prompt than {entry.name} reads, the first {long[0]!r}; shorten "
             "the names of their states or objects"
         )
-    with reproducible(), sole_writer(fit_cache_folder(out) / "fit", "fit", "or give this one another --out"):
+    with reproducible(), sole_writer(fit_cache_folder(out) / "fit", "fit", "or choose another --out"):
         write_json(fit_cache_folder(out) / SOURCE, [str(place), image_folder and str(image_folder)])
         return _fit(FolderRecipes(data, entry, fit_cache_folder(out), minutes, say, log), out, force)
 

@@ -58,8 +58,8 @@ def read_features(path: str, width: int) -> Any:
     """Read features [B, width] from a NumPy file as float32; exits with an error if it holds other numbers or NaN."""
     features = np.atleast_2d(np.load(path))
     if features.dtype.kind != "f" or features.shape[1:] != (width,) or not np.isfinite(features).all():
-        kind = f"has the shape {features.shape} of {features.dtype}"
-        sys.exit(f"recognize.py: {path} {kind}; expected finite floats in rows of width {width}")
+        kind = f"holds an array {features.shape} of {features.dtype}"
+        sys.exit(f"recognize.py: {path} {kind}; expected rows of {width} finite floats")
     return features.astype(np.float32)
 
 

@@ -169,7 +169,7 @@ class Recognizer:
         from duplex.recognition.export import RunFacts, copy_export, export
 
         if self.added:
-            raise UsageError("added compositions are no part of a model; save the recognizer that they were added to")
+            raise UsageError("added compositions cannot be saved with a model; save the recognizer without them")
         if not copy_export(Path(self.trained.where), out, force=force):
             facts = RunFacts(repository or out.resolve().name, licence, repository=repository)
             export(self.trained, self.worlds[0] if world is None else world, out, facts, force=force)
@@ -334,7 +334,7 @@ class Recognizer:
         try:
             check_identity(features.identity, expect, features.path)
         except DuplexError as error:
-            raise UsageError(f"{error}, or choose a model of that encoder") from error
+            raise UsageError(f"{error}, or choose a model of the cache's encoder") from error
 
 
 def stream_scorer(adapter: base.StreamAdapter, batch: int) -> base.Scorer:
@@ -408,7 +408,7 @@ def features_if_given(images: Any, dim: int) -> NDArray[np.float32] | None:
     if rows.ndim != 2 or rows.shape[1] != dim:
         hint = "; arrays of floats are features, an image is uint8 [H, W, 3]" if rows.ndim == 3 else ""
         raise UsageError(
-            f"features are {tuple(images.shape)}; expected [B, {dim}], as this model's encoder computes{hint}"
+            f"features have the shape {tuple(images.shape)}; expected [B, {dim}], as from this model's encoder{hint}"
         )
     return checked_features(rows) if len(rows) else np.asarray(rows, dtype=np.float32)
 
@@ -435,7 +435,7 @@ def open_image(image: ImageLike) -> Image.Image:
         raise UsageError(f"{name} cannot be used: {error.reason}") from error
     except (OSError, ValueError) as error:  # a PIL image that is closed, cut off or of a rare mode
         raise UsageError(f"the {type(image).__name__} cannot be used: {error}") from error
-    raise UsageError(f"{kind} is not an image; give a path, a PIL image, uint8 [H, W, 3], or features of the encoder")
+    raise UsageError(f"{kind} is not an image; give a path, a PIL image, a uint8 array [H, W, 3], or encoder features")
 
 
 def list_images(names: Iterable[str], stdin: TextIO, log: Callable[[str], None] = lambda line: None) -> list[Path]:

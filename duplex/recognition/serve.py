@@ -344,7 +344,7 @@ def application(
             answering = _answer_form(request, query, limits, batcher, neighbours)
             answers = await asyncio.wait_for(answering, limits.seconds)
         except TimeoutError:
-            message = f"no answer within {limits.seconds:g} s"
+            message = f"no answer within {limits.seconds:g} s; send fewer images per request, or try again later"
             raise HTTPException(408, message, headers={"Connection": "close"}) from None
         except DuplexError as error:
             raise HTTPException(503 if isinstance(error, ProcessFailed) else 500, str(error)) from error
@@ -394,14 +394,14 @@ async def _uploaded_files(request: Request, limits: Limits) -> AsyncIterator[lis
     except OSError as error:  # no space for the upload
         raise HTTPException(503, f"the upload cannot be stored: {error.strerror}; try again later") from error
     except Exception as error:  # several kinds, of the parser and of clients that left
-        raise HTTPException(400, "the form cannot be read") from error
+        raise HTTPException(400, "the form cannot be read; send images as multipart/form-data") from error
     try:
         files = [value for _, value in form.multi_items() if isinstance(value, UploadFile)]
         if texts := [name for name, value in form.multi_items() if not isinstance(value, UploadFile)]:
             text = f"the field {texts[0][:80]!r} is text, not a file"
             raise HTTPException(400, f"{text}; send images as files, and options in the query")
         if not files:
-            raise HTTPException(400, "the request has no image; send multipart/form-data with images in fields file")
+            raise HTTPException(400, "the request has no image; send multipart/form-data with images in fields `file`")
         yield files
     finally:
         await form.close()
@@ -416,7 +416,7 @@ def _receive_limited(request: Request, limit: int) -> Callable[[], Awaitable[Mut
         message: MutableMapping[str, Any] = await request.receive() if size <= limit else {}
         size += len(message.get("body", b""))
         if size > limit:  # uvicorn reads and drops the rest
-            raise HTTPException(413, f"the request is larger than {limit} bytes")
+            raise HTTPException(413, f"the request is larger than {limit} bytes; send fewer or smaller images")
         return message
 
     return receive

@@ -62,7 +62,7 @@ class LazyEncoder:
 
     def __post_init__(self) -> None:
         if not str(self.record["dim"]).isdecimal() or not 0 < int(self.record["dim"]) < 1 << 20:
-            raise UsageError(f"the model's encoder has the width {shown(self.record['dim'])}; train or export it again")
+            raise UsageError(f"encoder width {shown(self.record['dim'])} is invalid; train or export the model again")
 
     def tower(self, which: str) -> Encoder:
         """The encoder with its "image" or "text" tower; raises `UsageError` if it is not the encoder of training.
@@ -78,8 +78,8 @@ class LazyEncoder:
             for key in ("encoder", "architecture", "weights", "preprocessing"):
                 if self.record.get(key) != identity[key]:
                     raise UsageError(
-                        f"the model was trained on features of {key} {self.record.get(key)!r}; the encoder named "
-                        f"{name!r} on this machine has {identity[key]!r}; restore that encoder or train again"
+                        f"the model was trained with the {key} {self.record.get(key)!r}, but the encoder {name!r} on "
+                        f"this machine has {identity[key]!r}; restore the former encoder or train again"
                     )
             if not self.towers and encoder_code_changed(self.record):
                 print(f"duplex: the code of {name!r} has changed since the model was trained", file=sys.stderr)
@@ -151,7 +151,7 @@ class TrainedRun(TrainedModel):
         checkpoint = read_checkpoint_header(path)
         record = checkpoint.record
         if record.encoder.get("encoder") == IMPORTED:
-            raise UsageError(f"{path} was trained on imported features of an unknown encoder, so it cannot take images")
+            raise UsageError(f"{path} was trained on features of an unknown encoder; choose a run that can take images")
         self.record = record
         self.where = str(path.parent)
         self.kind = record.kind
@@ -191,7 +191,7 @@ class TrainedRun(TrainedModel):
         file, labels = self._words_file, self.labels
         digest = None if file is None else sha256(file)
         if digest != self.record.encoder.get(WORD_VECTORS):
-            fix = "set evaluation.word_vectors in params.yaml, or `word_vectors` in Python, to those"
+            fix = "set evaluation.word_vectors in params.yaml, or `word_vectors` in Python, as for its training"
             raise UsageError(f"{self.where} was trained with other word vectors; {fix}")
         if file is None:
             return PrimitiveVectors(*encode_words(labels, self.backbone.tower("text").text))

@@ -96,7 +96,7 @@ def update_model(
     model, out = named_path(model), named_path(out)
     read_fit(model)  # refuses other folders before anything is made
     refuse_existing_model(out, force=force or out.resolve() == model.resolve())
-    with sole_model_writer(out, "or give this one another --out"):
+    with sole_model_writer(out, "or choose another --out"):
         return _update(model, source, out, images, say)
 
 

@@ -330,7 +330,7 @@ def require_both_groups(inputs: RunInputs, split: str, name: str) -> None:
     is_seen = inputs.labels.is_seen(inputs.examples[split].compositions.cpu().numpy())
     if is_seen.all() or not is_seen.any():
         group = "unseen" if is_seen.all() else "seen"
-        raise UsageError(f"{name}: no {split} image has a pair that is {group}, so AUC is undefined; list some")
+        raise UsageError(f"{name}: no {split} image has a pair that is {group}, so AUC is undefined; list such images")
 
 
 def _entry(data: Dataset, method: str | type[Method[Any]]) -> tuple[str, MethodEntry]:
@@ -352,7 +352,7 @@ def _kind_of(method: type[Method[Any]]) -> str:
         raise UsageError(f"{method.__name__} is defined inside a function; define it in a module or a notebook's cell")
     kind = next((name for name, source in installed_methods().items() if source.value == target), target)
     if find_method(kind) is not method:
-        raise UsageError(f"{kind} is another class of that name; give {method.__name__} a name of its own")
+        raise UsageError(f"{kind} names another class than the one given; rename {method.__name__}")
     return kind
 
 

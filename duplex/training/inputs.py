@@ -376,8 +376,8 @@ def require_configured_inputs(params: Params, dataset: str, method: str) -> None
     if not missing:
         return
     remedies = {
-        "text": f"the text tower of the encoder that made the features: give one that has it as "
-        f"datasets.{dataset}.encoder",
+        "text": f"the text tower of the encoder that made the features: set datasets.{dataset}.encoder "
+        "to one with a text tower",
         "words": "word vectors: set evaluation.word_vectors to a file in GloVe format",
         "patch": f"patch tokens, which imported features lack: let datasets.{dataset} encode its images",
     }

@@ -217,6 +217,6 @@ def open_log(name: str, folder: Path) -> TrainingLog | None:
         create = BUILT_IN[name] if name in BUILT_IN else registered[name].load()
         log: TrainingLog = create(folder)
     except ImportError as error:
-        remedy = install_command(name) if name in BUILT_IN else "install its package again, or set it to none"
-        raise DuplexError(f"training.log is {name}, which cannot be imported ({error}); `{remedy}`") from None
+        remedy = f"run `{install_command(name)}`" if name in BUILT_IN else "reinstall it, or set training.log to none"
+        raise DuplexError(f"training.log is {name}, which cannot be imported ({error}); {remedy}") from None
     return log

@@ -156,9 +156,7 @@ def test_a_report_over_splits_equals_the_comparison_of_the_margins(splits):
 
 
 def test_a_missing_split_is_named_with_the_command_that_adds_it(splits):
-    with pytest.raises(
-        DuplexError, match=r"params.yaml has no data set shapes-split3; `duplex data split shapes --splits 4`"
-    ):
+    with pytest.raises(DuplexError, match=r"params.yaml has no shapes-split3; `duplex data split shapes --splits 4`"):
         run("--splits", "4")
     ArtifactPaths().run("shapes-split2", "duplex", 0).predictions.unlink()
     ArtifactPaths().run("shapes-split2", "duplex", 1).predictions.unlink()

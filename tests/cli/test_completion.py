@@ -41,13 +41,13 @@ def test_outside_of_a_project_nothing_is_completed(tmp_path, monkeypatch):
     assert completions("duplex train --dataset sh") == []
 
 
-def test_the_schema_accepts_the_projects_and_marks_mistakes(monkeypatch, command: Command):
+def test_params_prints_methods_and_a_schema_that_marks_mistakes(monkeypatch, command: Command):
     jsonschema = pytest.importorskip("jsonschema")
     monkeypatch.chdir(ROOT)
     check: Any = jsonschema.Draft202012Validator(json.loads(command("params", "--schema").out))
     read = YAML(typ="safe", pure=True)
-    for path in ("params.yaml", "ablations/params.yaml"):
-        assert check.is_valid(read.load(Path(path)))
+    assert all(check.is_valid(read.load(Path(path))) for path in ("params.yaml", "ablations/params.yaml"))
+    assert json.loads(command("params").out)["methods"]["cso_paper"]["finetune"]["blocks"] == "all"
     for section, change, place in (
         ("evaluation", {"feasibility": "exakt"}, "$.evaluation.feasibility"),
         ("extraction", {"batchsize": 3}, "$.extraction"),

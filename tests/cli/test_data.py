@@ -51,7 +51,7 @@ def test_check_counts_the_files_that_it_skips(project: Path, command: Command) -
     os.mkfifo(folder / "pipe.png")
     findings = json.loads(command("data", "check", "mine", "--root", "mine", "--json").out)["findings"]
     (skipped,) = (finding for finding in findings if "skipped" in finding["what"])
-    kinds = "3 no files, 2 .xcf, 1 .raw"
+    kinds = "3 that are not files, 2 .xcf, 1 .raw"
     assert skipped["count"] == len(skipped["examples"]) == 6 and f"({kinds})" in skipped["what"]
     assert command("data", "add", "mine", "mine", "--encoder", "tiny").code == 0
 

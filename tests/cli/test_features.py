@@ -86,7 +86,7 @@ def test_joining_writes_extraction_json(folder: Path, command: Command) -> None:
         (["extract", "-d", "pics", "--engine", "spark"], 2, "known: local, ray"),
         (["extract", "-d", "absent"], 2, "known: pics"),
         (["cache", "info", "absent.h5"], 1, "does not exist"),
-        (["cache", "info", "params.yaml"], 1, "cannot be opened as HDF5 file"),
+        (["cache", "info", "params.yaml"], 1, "cannot be opened as an HDF5 file"),
         (["cache", "verify", "params.yaml"], 2, "--dataset"),
         (["cache", "join", "absent.h5"], 1, "no shard"),
         (["encoders", "convert", "absent.pt", "out", "--encoder", "ViT-B-32"], 2, "absent.pt does not exist"),

@@ -59,7 +59,7 @@ def test_add_again_changes_only_what_the_options_name(project: Path, command: Co
     [
         (["mine/table.csv", "--val-unseen", "0.4"], "already has a split"),
         (["mine/table.csv", "--split-seed", "9"], "already has a split"),
-        (["pictures", "--images", "mine"], "is not a table; leave it out"),
+        (["pictures", "--images", "mine"], "is not a table; leave --images out"),
     ],
 )
 def test_options_without_effect_are_refused(project: Path, command: Command, words: list[str], message: str) -> None:

@@ -161,7 +161,7 @@ def test_rows_that_are_not_finite_are_named(project: Path, command: Command, tab
     values[::3] = np.inf
     np.save(project / "X.npy", values)
     assert command("prepare", "--dataset", "mine").code == 0
-    assert command("extract", "--dataset", "mine").refused("rows are zero or not finite, the first that of", "max_bad")
+    assert command("extract", "--dataset", "mine").refused("rows are zero or not finite (first: ", "max_bad")
     result = command("data", "add", "mine", "table.csv", "--features", "X.npy")
     assert result.code == 1
     assert "mine is not added" in result.err

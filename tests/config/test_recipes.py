@@ -46,9 +46,9 @@ def test_what_was_not_decided_can_be_decided_beside_the_data_set():
 
 
 def test_methods_and_data_sets_without_a_recipe_are_refused():
-    with pytest.raises(UsageError, match="recipe of ivr is for ut-zappos; it has none for cgqa"):
+    with pytest.raises(UsageError, match="ivr has no published settings for cgqa; choose ut-zappos"):
         published("ivr", "cgqa")
     with pytest.raises(UsageError, match="unknown published recipe 'duplex'"):
         published("duplex", "cgqa")
-    with pytest.raises(UsageError, match="recipe of troika is for mit-states, ut-zappos, cgqa; it has none for shapes"):
+    with pytest.raises(UsageError, match="for shapes; choose mit-states or ut-zappos or cgqa"):
         published("troika", "shapes")

@@ -82,9 +82,9 @@ def test_check_finds_pairs_without_images_and_primitives_only_in_test(tmp_path: 
     assert what.startswith("splits that cannot be evaluated") and issue.problem and issue.count == 4
     assert findings["val pairs without images"].examples == ("red car", "red dog")
     assert findings["test pairs without images"].count == 1
-    assert findings["states that training never shows: new words"].examples == ("old",)
-    assert findings["objects that training never shows: new words"].examples == ("dog",)
-    assert not findings["objects that training never shows: new words"].problem
+    assert findings["states that training never shows (new words)"].examples == ("old",)
+    assert findings["objects that training never shows (new words)"].examples == ("dog",)
+    assert not findings["objects that training never shows (new words)"].problem
 
 
 def test_labels_with_equal_prompts_are_a_problem(tmp_path: Path) -> None:

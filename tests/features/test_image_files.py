@@ -69,7 +69,7 @@ BAD: dict[str, tuple[Callable[[], bytes], str]] = {
     "truncated jpeg": (lambda: saved(noise(300, 300), "JPEG")[:5000], "damaged"),
     "truncated png": (lambda: saved(noise(300, 300), "PNG")[:5000], "damaged"),
     "header alone": (lambda: saved(noise(), "PNG")[:20], "damaged"),
-    "float": (lambda: saved(Image.fromarray(RANDOM.random((9, 9)).astype(np.float32)), "TIFF"), "pixel type"),
+    "float": (lambda: saved(Image.fromarray(RANDOM.random((9, 9)).astype("f4")), "TIFF"), "unsupported pixel type"),
     "bomb": (lambda: bomb(60_000, 60_000), "too large"),
     "smaller bomb": (lambda: bomb(10_000, 10_000), "too large"),
     "false pixels": (lambda: bomb(2_000, 2_000), "damaged"),

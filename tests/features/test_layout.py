@@ -38,7 +38,7 @@ DAMAGE: dict[str, tuple[Callable[[h5py.File], object], str]] = {
     "no statuses": (lambda file: file.pop("status"), "there is no 'status'"),
     "no identity": (lambda file: file.pop("identity"), "there is no 'identity'"),
     "chunks": (store("cls", np.array, chunks=(4, 128), compression="gzip"), "'cls' is not stored as one block"),
-    "two columns of checksums": (store("checksums", lambda x: x.repeat(2, axis=1)), "'checksums' does not fit"),
+    "two columns of checksums": (store("checksums", lambda x: x.repeat(2, axis=1)), "'checksums' has 2 columns"),
 }
 
 

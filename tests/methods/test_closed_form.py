@@ -179,8 +179,8 @@ def test_weights_stay_below_64():
     ("row", "message"),
     [
         ({"inference": ("semantic",), "losses": ("semantic",)}, "no term gaussian"),
-        ({"inference": ("semantic", "gaussian")}, r"losses \['state', 'object'\] are for terms that inference"),
-        ({"losses": ("state", "composition")}, r"losses \['composition'\] are for terms"),
+        ({"inference": ("semantic", "gaussian")}, r"losses \['state', 'object'\] train no term of inference"),
+        ({"losses": ("state", "composition")}, r"losses \['composition'\] train no term"),
         ({**ALONE, "losses": ("semantic",)}, r"losses \['semantic'\]"),
         ({"weights": (1.0,)}, "weights has 1 numbers; expected 3"),
         ({"weights": (1.0, -1.0, 1.0)}, "weights: input should be greater than or equal to 0"),

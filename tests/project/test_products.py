@@ -168,7 +168,7 @@ def test_runs_of_another_data_set_are_refused(params: Params) -> None:
     [
         (lambda r: r["run"].update(products=["csp"]), "run.products: csp combines no runs; list it under run.methods"),
         (lambda r: r["run"].update(methods=["csp", "closed_form", "tuned"]), "tuned combines runs; list it"),
-        (lambda r: r["run"].update(methods=["csp"]), "both combines closed_form; add it to run.methods"),
+        (lambda r: r["run"].update(methods=["csp"]), "both needs closed_form; add closed_form to run.methods"),
         (lambda r: r["methods"]["both"].update(of=["csp", "tuned"]), "both.of: tuned combines runs itself"),
         (lambda r: r["methods"]["both"].update(of=["csp", "cps"]), "methods.both.of: 'cps'"),
         (lambda r: r["methods"]["both"].update(members=[]), "both.members: training fills it in"),

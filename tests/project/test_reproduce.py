@@ -91,7 +91,7 @@ def test_missing_images_and_rows_are_refused(benchmark: Path, command: Command, 
     monkeypatch.chdir(benchmark)
     assert command("reproduce", "mit-states").refused("`duplex data download mit-states`")
     monkeypatch.chdir(benchmark / "data")
-    assert command("reproduce").refused("ablations/params.yaml, which has the paper's rows")
+    assert command("reproduce").refused("ablations/params.yaml, which lists the paper's table rows")
 
 
 def test_too_little_space_is_refused_before_extraction(
@@ -163,7 +163,7 @@ def test_the_plan_of_published_recipes(zappos: Path, command: Command):
     assert "about" in lines["hours"] and "of csp, troika, cluspro on this device" in lines["hours"]
     assert lines["rows"].endswith("3 × seeds 0, 1, 2, 3, 4: csp, troika, cluspro") and "not run" not in plan.out
     assert command("reproduce", "ut-zappos", "--methods", "cds", "--dry-run").refused("no publication gives")
-    assert command("reproduce", "shapes", "--methods", "troika").refused("it has none for shapes")
+    assert command("reproduce", "shapes", "--methods", "troika").refused("no published settings for shapes")
 
 
 @pytest.mark.slow

@@ -282,7 +282,7 @@ CHANGED: dict[str, tuple[Change, str]] = {
     "a state too large": (lambda _, t: t["state_of"].__setitem__(0, 10**6), "state_of has numbers that are not in"),
     "nothing feasible": (lambda _, t: t["feasible"].fill_(False), "excludes every candidate"),
     "bias": (lambda header, _: header["calibration"].update(bias=1e30), "less than or equal to 1000000"),
-    "width x": (lambda header, _: header["encoder"].update(dim="x"), "has the width"),
+    "width x": (lambda header, _: header["encoder"].update(dim="x"), "encoder width 'x' is invalid"),
 }
 
 

@@ -184,7 +184,7 @@ def test_suspects_need_features_and_the_place_of_a_models_images(fitted, drawn, 
     with pytest.raises(UsageError, match="no image of model has been encoded; `duplex fit` encodes them"):
         rank_suspects(open_labelled(str(fitted[0])))
     shutil.copytree(fitted[0], tmp_path / "moved")
-    with pytest.raises(UsageError, match=r"moved\.cache/source\.json.*give their folder"):
+    with pytest.raises(UsageError, match=r"moved\.cache/source\.json.*give the images' folder"):
         open_labelled(str(tmp_path / "moved"))
 
 

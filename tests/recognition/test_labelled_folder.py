@@ -64,7 +64,7 @@ def test_few_contents_with_two_labels_are_left_out(tmp_path):
 
 def test_images_that_are_nowhere_are_named(tmp_path, drawn):
     (drawn.parent / "t.csv").write_text("image,state,object\nred\\star\\0.png,red,star\n")
-    with pytest.raises(UsageError, match=r"none of its 1 images exists below .*, such as 'red\\\\star\\\\0.png'"):
+    with pytest.raises(UsageError, match=r"none of its 1 images, such as 'red\\\\star\\\\0.png', exists below "):
         fit.fit_folder(drawn.parent / "t.csv", tmp_path / "out", say=lambda _: None)
 
 

@@ -81,7 +81,7 @@ def test_an_open_world_run_is_the_default_only_if_there_is_no_other(project, tmp
     from duplex.project.runs import best_run
 
     paths = ArtifactPaths(tmp_path)
-    with pytest.raises(UsageError, match=r"has no trained run calibrated for any world; .* or name one with --run"):
+    with pytest.raises(UsageError, match=r"no trained run that is calibrated for any world; .* or name one with --run"):
         best_run(paths=paths, hint="name one with --run")
     for method, world in (("open", "open"), ("closed", "closed")):
         run = paths.run("own", method, 0)
@@ -156,7 +156,7 @@ def with_encoder(key: str, value: str) -> Callable[[dict, dict], None]:
     [
         (lambda tensors, _: tensors["codebook.rows"][0].add_(1), "is damaged"),
         (with_encoder("name", "local-dir:/nowhere"), "/nowhere"),
-        (with_encoder("weights", "0" * 64), "was trained on features of weights '0000"),
+        (with_encoder("weights", "0" * 64), "was trained with the weights '0000"),
     ],
 )
 def test_a_model_that_cannot_be_used_is_reported(project, tmp_path, change, message):

@@ -112,7 +112,7 @@ def test_a_model_from_a_folder_has_the_settings_of_load(tuned, tmp_path):
     assert {path.name: path.read_bytes() for path in copy.iterdir()} == {
         path.name: path.read_bytes() for path in folder.iterdir()
     }
-    with pytest.raises(UsageError, match="added compositions are no part of a model"):
+    with pytest.raises(UsageError, match="added compositions cannot be saved with a model"):
         again.with_compositions("striped heart").save_pretrained(tmp_path / "more")
     with pytest.raises(UsageError, match="Repo id must"):
         duplex.Recognizer.from_pretrained("a b/c", device="cpu")
