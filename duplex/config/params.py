@@ -591,7 +591,7 @@ def remove_dataset(name: str) -> None:
     record, files = read_yaml(PARAMS_FILE), dataset_files(PARAMS_FILE)
     require(name, load_params().datasets, "data set")
     if name in record.get("datasets", {}):
-        raise UsageError(f"{name} is an entry of `datasets:` in {PARAMS_FILE}; delete it there, and its other uses")
+        raise UsageError(f"{name} stands under `datasets:` in {PARAMS_FILE}; delete that entry by hand instead")
     left = [other for other in record["run"]["datasets"] if other != name]
     if not left:
         raise UsageError(f"{PARAMS_FILE}: run.datasets lists only {name}; add another data set there first")

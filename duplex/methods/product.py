@@ -49,7 +49,7 @@ class ProductMethod(Method[ProductOptions]):
         super().__init__(context, options)
         if not context.members:
             raise UsageError(
-                f"a product combines finished runs of {', '.join(options.of)}; list it in run.products of params.yaml"
+                f"a product combines finished runs ({', '.join(options.of)}); list it in run.products, not run.methods"
             )
         self._members = context.members  # no submodules: their tensors are in their own checkpoints
         for member in self._members:

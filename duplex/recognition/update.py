@@ -159,7 +159,7 @@ def _encoded(recognizer: Recognizer, paths: list[Path]) -> Inputs:
     for statuses, inputs in encoded:
         for offset in np.flatnonzero(statuses >= FIRST_BAD):
             reason = status_reason(statuses[offset])
-            raise UsageError(f"{paths[place + offset]} cannot be used: {reason}; remove it and run the command again")
+            raise UsageError(f"{paths[place + offset]} cannot be used: {reason}; omit it and run the command again")
         parts.append(inputs)
         place += len(statuses)
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}

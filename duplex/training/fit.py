@@ -227,7 +227,7 @@ def _project_dataset(name: str, device: str | None) -> Dataset:
         raise UsageError(f"the current folder has no params.yaml with a data set {name!r}; image files need `encoder=`")
     params, paths = load_params(), ArtifactPaths(ArtifactPaths.root.resolve())
     if name not in params.datasets and Path(name).exists():
-        raise UsageError(f"{name} is no data set of params.yaml; image files need `encoder=`")
+        raise UsageError(f"params.yaml has no data set {name}; to load these image files, give `encoder=`")
     data = open_data(params, name, paths)
     if device is not None:
         data = replace(data, device=_checked_device(device))
