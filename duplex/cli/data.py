@@ -438,7 +438,7 @@ def suspects(
         typer.echo(f"{row['rank']:>5}  {label:<28} rather {better:<28} {row['image']}")
     log(
         f"wrote {csv} and suspects.html with {len(table)} images and {len(copied_pairs(table))} pairs of near-copies; "
-        f"correct the columns state and object, delete the other lines, then run `duplex relabel {source} {csv}`"
+        f"correct the columns state and object where they are wrong, then run `duplex relabel {source} {csv}`"
     )
 
 

@@ -186,7 +186,7 @@ def update(
 
 
 FORMATS = ("table", "jsonl", "csv", "label-studio")
-COLUMNS = ("image", "rank", "state", "object", "score", "probability", "error")
+COLUMNS = ("image", "rank", "state", "object", "score", "probability", "seen", "in_distribution", "error")
 SOME_UNREADABLE = 3  # exit code
 MODEL = "Folder of a run or an export, or hf-hub:OWNER/NAME; default: the run with the best AUC."
 World = Annotated[str | None, Option(help="World of candidates: closed or open; default: closed if the model has it.")]
@@ -330,10 +330,10 @@ def _write(rows: Iterable[tuple[str, Answer | UnreadableImage]], target: TextIO,
         elif form == "table":
             target.write(f"{escape_unprintable(image)}  {_summary(record)}\n")
         elif "error" in record:
-            lines.writerow([image, "", "", "", "", "", record["error"]])
+            lines.writerow([image, *[""] * 7, record["error"]])
         else:
             for rank, guess in enumerate(record["top"], 1):
-                lines.writerow([image, rank, *(guess[key] for key in COLUMNS[2:6]), ""])
+                lines.writerow([image, rank, *(guess[key] for key in COLUMNS[2:7]), record["in_distribution"], ""])
         target.flush()
     target.write("]\n" if form == "label-studio" else "")
     return unreadable

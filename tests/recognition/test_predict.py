@@ -105,8 +105,8 @@ def test_bad_files_get_a_line_and_exit_code_3(project, command, tmp_path):
     assert (json.loads(done.out), done.code) == ({"image": "absent.png", "error": "missing"}, 3)
     with out.open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert [row["rank"] for row in rows] == ["1", "2", ""]
-    assert rows[2]["error"] == "not an image"
+    assert [(row["rank"], row["error"]) for row in rows] == [("1", ""), ("2", ""), ("", "not an image")]
+    assert rows[0]["seen"] and rows[0]["in_distribution"] and not rows[2]["seen"]
     assert not list(tmp_path.glob("*.partial"))
 
 
