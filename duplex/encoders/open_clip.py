@@ -211,9 +211,9 @@ def _tags(name: str) -> str:
 
 
 def convert_weights(archive: Path, folder: Path, name: str, tag: str | None = None) -> EncoderSource:
-    """Convert a weights file or TorchScript archive to a folder for `local-dir:FOLDER`, and load it once as a check.
+    """Convert weights of architecture `name` to a folder for the encoder `local-dir:FOLDER`, and check that it loads.
 
-    tag: published weights with the same image preprocessing; for a TorchScript archive, None stands for "openai".
+    tag: published weights with the same image preprocessing; may be None for TorchScript archives: then "openai".
     """
     architecture = open_clip.get_model_config(name)
     if architecture is None or ":" in name:

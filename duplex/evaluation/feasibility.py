@@ -46,8 +46,8 @@ class CrossFitGain:
 def auc_points_by_pair(components: AucComponents, pair: Ints, pairs: int) -> Floats:
     """The contribution of each unseen pair to AUC [P]: the points that its images win against images of seen pairs.
 
-    An image wins 2 points against another if some bias makes both right, 1 point for a tie. Points are whole numbers,
-    so sums are exact: `AUC = points.sum() / (2 N_s N_u)` for N_s images of seen, N_u of unseen pairs.
+    An image wins 2 points against another if some bias makes the answers for both right, 1 if their margins are equal.
+    Whole points have exact sums: `AUC = points.sum() / (2 N_s N_u)` for N_s images of seen, N_u of unseen pairs.
     `pair`: for each image of an unseen pair, the index of its pair [N_u].
     """
     won = np.rint(2 * components.seen.size * components.unseen)  # [N_u] 2 N_s V01_j

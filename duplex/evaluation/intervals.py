@@ -212,7 +212,7 @@ def area_under_curve(seen: Floats, unseen: Floats) -> float:
 
 @dataclass(frozen=True)
 class SplitComparison:
-    """Two methods compared over several splits of a data set: the difference in each metric that is defined."""
+    """Two methods compared over several splits: the second minus the first, in each metric defined on all splits."""
 
     difference: dict[str, Difference]  # mean over splits
     by_split: list[dict[str, float]]  # difference of each metric on each split

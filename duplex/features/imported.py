@@ -126,7 +126,7 @@ class FeatureFile:
 
 
 def equal_feature_keys(path: Path | None, source: SourceOptions) -> Callable[[Sequence[str]], list[str]] | None:
-    """Function from images to keys; images with equal features in the file `path` share a key. None without a file."""
+    """Function: images of `source` -> keys, the same for equal features in the file `path`; None without a file."""
     if path is None:
         return None
 

@@ -135,7 +135,7 @@ class Ade(WordMethod[AdeOptions]):
 
 
 def partners(same: Tensor, other: Tensor) -> Tensor:
-    """Index [B] of each image's partner: the next one with equal `same`, preferably with another `other`, or itself."""
+    """Index [B] of each image's partner: the next with its label in `same`, preferably not in `other`; else itself."""
     equal = same[:, None] == same
     different, exists = next_partner_in_batch(equal & (other[:, None] != other))
     nearest, _ = next_partner_in_batch(equal)

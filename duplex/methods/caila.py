@@ -89,7 +89,7 @@ class ConceptAdapters(nn.Module):
 
 
 class Caila(TextMethod[CailaOptions]):
-    """CAILA: adapters of features or of towers' blocks, trained on real and, by default, on artificial images."""
+    """CAILA trains small networks (adapters) per concept, on images and, with `shift`, sums of two images' features."""
 
     is_seen: Tensor
 

@@ -73,7 +73,7 @@ class Clear(ThreePaths[ClearOptions]):
         return (*super().prepare(candidates), self.queries())
 
     def reasoned_logits(self, inputs: Inputs, texts: Any, candidates: CompositionIndex) -> list[Tensor]:
-        """Logits of compositions [B, C], states [B, M] and objects [B, N]; reasoners add to the last two."""
+        """Logits of compositions [B, C] by their path, of states [B, M] and objects [B, N] by path plus reasoner."""
         t, (q_s, q_o) = Prototypes(*texts[:3]), texts[3]
         c, s, o = self.path_logits(self.paths.adapt(inputs["cls"]), t, candidates)
         patches = None if self.project is None else self.project(inputs["patch"].to(c.dtype)) + self.types[1]

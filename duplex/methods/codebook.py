@@ -37,7 +37,7 @@ class Codebook(nn.Module):
 
     The state dict holds only the K stored prototypes `rows [K, d]` and their compositions `known [K]`.
 
-    unseen: how prototypes of compositions without training images begin: "compose" (from means) or "random".
+    unseen: initial prototypes of compositions without training images: "compose" (of mean features) or "random".
     random_seen: whether to store random prototypes of the training compositions when the codebook is made.
     anchored: whether to keep the initial prototypes, as `initial`, so that every refinement can start from them.
     """

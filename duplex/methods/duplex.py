@@ -289,11 +289,11 @@ def refine(
 ) -> RefinedPrototypes:
     """Move the prototypes of a batch's candidates towards the mean of their messages (Algorithm 1).
 
-    nodes: features, factors and posteriors of the batch's images.
-    compositions: the images' labels [B].
+    nodes: features, factors and posteriors of the batch's images, whose labels are `compositions` [B].
     candidates: the compositions whose prototypes may be refined.
-    fusion: makes counterfactuals from factors; None: they are z_i + z_j - (mean of z over the batch), of unit length.
-    momentum: weight lambda of the old prototypes (if the codebook is anchored, of the initial ones).
+    fusion: makes counterfactuals from factors; None: two images' features added, less the batch's mean, normalised.
+    momentum: weight lambda of the old prototypes; for an anchored codebook, of the initial ones.
+    reading: options for what the paper's text leaves open.
     """
     n = len(codebook.labels.objects)
     states, objects = compositions // n, compositions % n

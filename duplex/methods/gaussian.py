@@ -230,13 +230,13 @@ def compose(effects: AdditiveEffects, interactions: Interactions | None, states:
 
 
 class NormalEquations:
-    """Normal equations `H beta = r` of a ridge regression; `beta` stacks the mean, state effects, object effects.
+    """Normal equations `H beta = r` that fit pairs' mean features by `beta`: a mean, state effects, object effects.
 
-    If the weights of pairs are written as an `M x N` table `w` (0 for pairs without images; `w 1`: its sums by state),
+    If `w` is the `M x N` table of pairs' weights (0 without images), and `w 1`, `1 w` its sums by state and by object,
 
-        H = [[sum w, w 1, 1 w], [., diag(w 1) + ridge, w], [., ., diag(1 w) + ridge]]
+        H = [[sum w, w 1, 1 w], [., diag(w 1) + ridge, w], [., ., diag(1 w) + ridge]]    (symmetric)
 
-    v: variance of the interactions; a pair with n images has the weight `1 / (v + 1 / n)`.
+    v: variance of pairs' deviations from these sums (interactions); n images give a pair the weight `1 / (v + 1 / n)`.
     ridge: penalty on the effects, not on the mean: the number of images at which an effect is shrunk by half.
     kernels: similarities of words; if given, `beta` also holds the interactions' coefficients G.
     tau: variance of G; its inverse is the ridge on G.

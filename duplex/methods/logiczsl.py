@@ -66,7 +66,7 @@ def parse_rules(lines: Sequence[str], labels: LabelSpace) -> tuple[RuleTables, R
 
 
 def exclusion_rules(labels: LabelSpace) -> tuple[RuleTables, RuleTables]:
-    """Rules from seen pairs: states with a common object exclude each other, and so do objects with a common state."""
+    """Rules for states, then for objects: two states seen with the same object exclude each other; objects likewise."""
     seen = torch.as_tensor(labels.seen).reshape(len(labels.states), len(labels.objects)).float()
     rules = []
     for table in (seen, seen.T):

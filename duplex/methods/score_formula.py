@@ -82,7 +82,7 @@ def weighted_term(t: Mapping[str, Any], name: str, log_p: Any, xp: Any) -> Any:
 
 
 def product_member_tensors(t: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The tensors of each member of a product, under the members' own names; an empty list for other models."""
+    """Split a product's tensors into a dict per member, named as in the member's own model; [] for other models."""
     count = len(t["members.weights"]) if "members.weights" in t else 0
     own = [f"members.{place}." for place in range(count)]
     shared = {name: t[name] for name in ("state_of", "object_of") if name in t}

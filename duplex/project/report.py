@@ -288,7 +288,7 @@ def _maps(dataset: str, path: Path) -> ReportPart:
 
 
 def maps_stage(params: Params, dataset: str, paths: ArtifactPaths = ArtifactPaths()) -> None:
-    """Write a CSV file with the t-SNE coordinates of one run's maps; no rows if no run has visual prototypes."""
+    """Write a CSV file of t-SNE coordinates for the run that `run_shown_in_maps` chooses; no rows if it finds none."""
     chosen = run_shown_in_maps(params, dataset, paths)
     table = pd.DataFrame(columns=COLUMNS)
     if chosen is not None:

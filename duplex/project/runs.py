@@ -68,7 +68,7 @@ def best_run(
 
 
 def folder_difference(params: Params, run: Path, paths: ArtifactPaths) -> str:
-    """How a run differs from params.yaml, in words; "" if it does not, or if it does not belong to the project."""
+    """Why the run in a folder is outdated (`run_difference`); "" if it is not, or does not belong to the project."""
     root, folder = paths.root.resolve(), run.resolve()
     parts = folder.relative_to(root).parts if root in folder.parents else ()
     if len(parts) != 3:

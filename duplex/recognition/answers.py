@@ -119,7 +119,7 @@ def _rounded(shares: Mapping[str, float], limit: int | None) -> dict[str, float]
 
 @dataclass(frozen=True)
 class Candidates:
-    """The `C` compositions that answers are chosen from, and everything that scores them."""
+    """The `C` compositions that answers are chosen from, with their scorer, calibration and novelty detector."""
 
     states: tuple[str, ...]  # names
     objects: tuple[str, ...]

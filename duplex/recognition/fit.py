@@ -257,10 +257,10 @@ def save_pixel_digests(cache: Path, pixels: Mapping[str, str]) -> None:
 def distinct_images(
     description: SourceOptions, source: Path, known_pixels: Mapping[str, str] = MappingProxyType({})
 ) -> DistinctImages:
-    """Read the labelled images of a folder or table without copies; also returns notes on what was left out.
+    """Read labelled images of a folder or table, one of each set of copies; also returns notes on what was left out.
 
-    Files are copies if their bytes or their pixels are equal. Images whose copies have another label are all left out;
-    more than one in a hundred raise `UsageError`.
+    Files with equal bytes or pixels are copies (`known_pixels`: known digests of pixels, by sha256 of the file). Copies
+    with different labels are all left out; if they are more than 1 % of all images, this raises `UsageError`.
     """
     root = description.root
     if description.table is None:

@@ -220,7 +220,7 @@ def counts_of(statistics: Tree | None) -> Tree | None:
 
 
 def benchmark_of(counts: Tree | None) -> str | None:
-    """The paper's benchmark with exactly these counts; None if no benchmark has them."""
+    """The paper's benchmark with these `counts` (made by `counts_of`); None if none has them or `counts` is None."""
     known = {name: each["counts"] for name, each in read_benchmarks().items() if "archives" in each}
     return next((str(name) for name, each in known.items() if each == counts), None)
 

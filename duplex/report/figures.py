@@ -144,7 +144,7 @@ def lambda_figures(data: DatasetResults, places: Sequence[Tree]) -> list[Figure]
 
 @dataclass(frozen=True)
 class Scene:
-    """What t-SNE maps show: test images, before and after training, and prototypes, visual ones also at the start."""
+    """Points of t-SNE maps: test images, visual prototypes (both before and after training), semantic prototypes."""
 
     labels: LabelSpace
     compositions: Ints  # [n] compositions of the test images

@@ -409,11 +409,11 @@ def choose_depths(
 ) -> Schedule:
     """Choose the numbers of fine-tuned blocks and the learning rates that a search tries within `budget` seconds.
 
-    The largest number of blocks, at most `depth`, has priority. If there is time for more, all smaller numbers are
-    tried too, or else the smallest one; several learning rates are tried with the smallest number only. The predicted
-    time includes the final fit, to all images, with the largest number. Without time for one block, the schedule is
-    empty.
+    Of the numbers `DEPTHS` up to `depth`, the largest that fits the budget is always tried; if none fits, the schedule
+    is empty. If time remains, all smaller ones are tried as well or, if it is too short for all, only the smallest.
+    Time left then goes to more learning rates for the smallest. Predicted times include a final fit with the largest.
 
+    cost: number of blocks -> measured seconds per image.
     epoch_seconds: duration of an epoch without fine-tuned blocks.
     """
     costs = {blocks: cost(blocks) for blocks in DEPTHS if blocks <= depth}

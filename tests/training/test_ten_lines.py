@@ -286,7 +286,7 @@ def test_a_data_set_that_is_not_there_is_one_line(project, tmp_path):
         duplex.load_dataset("own", encoder="tiny")
     with inside(project.folder), pytest.raises(UsageError, match="unknown data set 'owl'"):
         duplex.load_dataset("owl")
-    with inside(project.folder), pytest.raises(UsageError, match="image files need `encoder=`"):
+    with inside(project.folder), pytest.raises(UsageError, match="to load these image files, give `encoder=`"):
         duplex.load_dataset("pictures")
     with inside(project.folder), pytest.raises(UsageError, match="weights, cache: only for image files"):
         duplex.load_dataset("own", weights="openai", cache="cache")
