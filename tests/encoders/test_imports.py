@@ -35,12 +35,12 @@ def test_worker_processes_prepare_images(tmp_path) -> None:
         import torch
         from PIL import Image
         from torch.utils.data import DataLoader
-        from duplex.encoders.open_clip import ImageTransform
+        from duplex.encoders.open_clip import ResizeAndCrop
         from duplex.features.encode import ImageRows
         from pathlib import Path
         if __name__ == "__main__":
             Image.new("RGB", (9, 9), "red").save({str(tmp_path / "a.png")!r})
-            transform = ImageTransform(dict(size=8, mode="RGB", mean=(0,)*3, std=(1,)*3, interpolation="bicubic",
+            transform = ResizeAndCrop(dict(size=8, mode="RGB", mean=(0,)*3, std=(1,)*3, interpolation="bicubic",
                                               resize_mode="shortest", fill_color=0))
             images = ImageRows(["a.png"], Path({str(tmp_path)!r}), transform)
             for method in ("fork", "spawn"):

@@ -328,7 +328,7 @@ def test_an_export_does_not_replace_a_model(model, tmp_path):
 @pytest.mark.parametrize(
     ("case", "expected"),
     [
-        ("run", "only models of `duplex fit` can be updated"),
+        ("run", "run `duplex fit` with all images instead"),
         ("unreadable", "cannot be used"),
         ("words", "does not know the words rusty"),
     ],
