@@ -58,7 +58,7 @@ def extract(
 
 @cache.command()
 def info(path: CachePath, as_json: AsJson = False) -> None:
-    """Print a feature cache's settings, its number of images, and how many are unreadable for which reason."""
+    """Print a feature cache's settings, its number of images, and the number of unreadable ones by reason."""
     from duplex.features.inspect import inspect
 
     _print_record(inspect(path), as_json)

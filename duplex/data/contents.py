@@ -204,7 +204,7 @@ def split_at_random(frame: pd.DataFrame, options: SplitOptions, place: object = 
 def split_by_content(
     frame: pd.DataFrame, contents: Sequence[str], options: SplitOptions, place: object = "the data set"
 ) -> SplitResult:
-    """Assign rows to splits as `split_at_random` does, but keep images with equal keys in `contents` in one split.
+    """Split rows at random, but keep copies, images with equal keys in `contents`, in the same split.
 
     If equal images have different pairs, all go to the split of the held-out pair, or to training if no pair is held
     out. They stay apart if a seen pair would lose its last training image, or if pairs are held out in two splits.

@@ -211,7 +211,7 @@ def _tags(name: str) -> str:
 
 
 def convert_weights(archive: Path, folder: Path, name: str, tag: str | None = None) -> EncoderSource:
-    """Convert weights of architecture `name` to a folder for the encoder `local-dir:FOLDER`, and check that it loads.
+    """Write weights of open_clip's architecture `name` to a folder that can be an encoder, and check that it loads.
 
     tag: published weights with the same image preprocessing; may be None for TorchScript archives: then "openai".
     """

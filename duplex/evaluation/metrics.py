@@ -239,7 +239,7 @@ def sampled_bias_metrics(
 
 
 def sampled_from_margins(margins: Margins) -> Metrics:
-    """The metrics of `sampled_bias_metrics` for top-1, computed from margins, without the scores.
+    """Top-1 metrics of the published sweep over sampled biases, computed from margins instead of scores.
 
     The results differ where scores are equal or nearly equal in single precision.
     """

@@ -119,7 +119,7 @@ class Ade(WordMethod[AdeOptions]):
 
     @staticmethod
     def map_distance(attend: ConceptAttention, z: Tensor, tokens: Tensor, partner: Tensor) -> Tensor:
-        """Mean distance between an image's attention map over its partner's tokens and its partner's over its own."""
+        """Mean distance between the attention maps of an image and its partner, each over the other's tokens."""
         return distance(attend.weights(z, tokens[partner]), attend.weights(z[partner], tokens))
 
     def score(self, inputs: Inputs, candidates: CompositionIndex, prepared: Prototypes) -> Tensor:

@@ -89,7 +89,7 @@ class ConceptAdapters(nn.Module):
 
 
 class Caila(TextMethod[CailaOptions]):
-    """CAILA trains small networks (adapters) per concept, on images and, with `shift`, sums of two images' features."""
+    """CAILA: adapters (small trained networks) for states, objects and pairs; `shift` also trains on mixed images."""
 
     is_seen: Tensor
 

@@ -168,7 +168,7 @@ def read_metrics_of(params: Params, dataset: str, paths: ArtifactPaths) -> tuple
 
 
 def read_results(params: Params, summary: Tree, paths: ArtifactPaths) -> Results:
-    """Read everything that the report shows about the runs; `summary` is what `average_runs` returned."""
+    """Read all results that the report shows; `summary` has the runs' means over seeds (from `average_runs`)."""
     ablations = stored_numbers(paths.ablations) or {}
     datasets = [
         DatasetResults(

@@ -257,7 +257,7 @@ def save_pixel_digests(cache: Path, pixels: Mapping[str, str]) -> None:
 def distinct_images(
     description: SourceOptions, source: Path, known_pixels: Mapping[str, str] = MappingProxyType({})
 ) -> DistinctImages:
-    """Read labelled images of a folder or table, one of each set of copies; also returns notes on what was left out.
+    """Read the labelled images of a folder or table, each only once; also returns notes on copies left out.
 
     Files with equal bytes or pixels are copies (`known_pixels`: known digests of pixels, by sha256 of the file). Copies
     with different labels are all left out; if they are more than 1 % of all images, this raises `UsageError`.

@@ -268,6 +268,6 @@ def mean_curve(seeds: Sequence[Margins], points: int = POINTS, rounds: int = ROU
 
 
 def unseen_at(seen: Floats, unseen: Floats, grid: Floats) -> Floats:
-    """For each value of `grid`: best unseen accuracy of a curve's points with at least that seen accuracy; or 0."""
+    """For each value of `grid`, the curve's best unseen accuracy where seen accuracy is at least that value (or 0)."""
     last = seen.size - np.searchsorted(seen[::-1], grid - 1e-12, side="left") - 1
     return np.where(last >= 0, unseen[last], 0.0)

@@ -1,4 +1,4 @@
-"""The file format of all models, and checkpoints: a trained method's tensors and a `TrainingRecord` of its training.
+"""Model files of all kinds; one kind is a checkpoint: a trained method's tensors and its `TrainingRecord`.
 
 A model file has tensors in safetensors and, under the metadata key `duplex`, a JSON header: `format` (the version),
 `holds` (the kind of file), `tensors` (sha256 of their names, types, shapes and values), the fields of its kind, and
