@@ -1,7 +1,9 @@
 """Shards on a Ray cluster of this machine, with an actor that is killed."""
 
+import fcntl
 import os
 import signal
+import struct
 import threading
 import time
 from pathlib import Path
@@ -32,6 +34,15 @@ def cluster():
     ray.shutdown()
 
 
+def lock_holder(lock: Path) -> int:
+    """Number of the process that holds a record lock on the file, by the fields of `struct flock`."""
+    with lock.open("r+b") as file:
+        asked = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        kind, *_, holder = struct.unpack("hhqqi4x", fcntl.fcntl(file, fcntl.F_GETLK, asked))
+    assert kind != fcntl.F_UNLCK
+    return holder
+
+
 def kill_once(out: Path, killed: list[int]) -> None:
     """Kill the process that holds the shard's lock, once some of its rows are done."""
     lock, deadline = out.with_name(out.name + ".lock.partial"), time.monotonic() + 120
@@ -40,7 +51,7 @@ def kill_once(out: Path, killed: list[int]) -> None:
             cache = PartialCache(out)
             cache.close()
             if 0 < (cache.statuses != PENDING).sum() < len(cache.statuses):
-                killed.append(int(lock.read_text()))
+                killed.append(lock_holder(lock))
                 os.kill(killed[0], signal.SIGKILL)
                 return
         except (OSError, KeyError, ValueError):
