@@ -20,12 +20,12 @@ RESERVED = (
 
 
 def log_folder(log: str, dataset: str, method: str, seed: int) -> Path:
-    """Folder of a run's training log: `LOG/DATASET/METHOD/SEED`, outside `artifacts/`; LOG is the option `log`."""
+    """Folder of a run's training log: `LOG/DATASET/METHOD/SEED`; `log` is the logger's name, such as `tensorboard`."""
     return Path(log) / dataset / method / str(seed)
 
 
 class RunPaths:
-    """Paths of the files of one run: a method trained on a data set with a seed."""
+    """Paths of the files in a run's folder `root`; a run is a method trained on a data set with a seed."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -39,7 +39,7 @@ class RunPaths:
         self.unfinished_training = root / "training.partial"  # state from which interrupted training continues
 
     def stamp(self, stage: str) -> Path:
-        """Path of a stamp: what the run's stage `train` or `evaluate` was computed from (duplex/project/stamps.py)."""
+        """Path of the stamp, a JSON file that records what the stage `train` or `evaluate` was computed from."""
         return self.root / f"{stage}.stamp.json"
 
 
@@ -60,7 +60,7 @@ class ArtifactPaths:
         self.trials = root / "trials.partial"  # folder of the trials of `duplex tune`
 
     def of_reproduction(self, dataset: str) -> ArtifactPaths:
-        """These paths for `duplex reproduce`: its report for `dataset`, with all tables, is in a separate folder."""
+        """Copy of these paths for `duplex reproduce`, with report, plots and tables in `reproduced/DATASET`."""
         paths, folder = ArtifactPaths(self.root), self.root / "reproduced" / dataset
         paths.report = folder
         paths.plots = folder / "plots"
@@ -78,7 +78,7 @@ class ArtifactPaths:
         return self.root / dataset / "labels.json"
 
     def stamp(self, dataset: str, stage: str) -> Path:
-        """Path of a stamp: what the stage `prepare` or `extract` was computed from (duplex/project/stamps.py)."""
+        """Path of the stamp, a JSON file that records what the stage `prepare` or `extract` was computed from."""
         return self.root / dataset / f"{stage}.stamp.json"
 
     def statistics(self, dataset: str) -> Path:
@@ -99,7 +99,7 @@ class ArtifactPaths:
         return self.root / "trained" / dataset / f"{method}-{seed}.json"
 
     def inventory(self, dataset: str) -> Path:
-        """Path of a folder with two files: hashes of a data set's files, and which run the report's t-SNE maps show."""
+        """Path of a folder that records hashes of a data set's files and the run shown in the report's t-SNE maps."""
         return self.root / "inventory" / dataset
 
     def maps(self, dataset: str) -> Path:

@@ -70,7 +70,7 @@ class LabelSpace:
 
     @classmethod
     def from_pairs(cls, pairs: Mapping[str, Iterable[tuple[str, str]]]) -> LabelSpace:
-        """Make a label space from `pairs`: split (train, val, test) -> (state, object) names. Names are sorted."""
+        """Make a label space from the (state, object) names of each split (train, val, test); names are sorted."""
         listed = {require(split, SPLITS, "split"): list(rows) for split, rows in pairs.items()}
         columns = {split: tuple(zip(*listed.get(split, ()), strict=True)) or ((), ()) for split in SPLITS}
         states = sorted(set().union(*(column[0] for column in columns.values())))
@@ -92,7 +92,7 @@ class LabelSpace:
         return checked_numbers(compositions, self.size, "compositions") % len(self.objects)
 
     def composition(self, states: ArrayLike, objects: ArrayLike) -> Ints:
-        """The numbers `m N + n` of compositions, from the indices `states` (m) and `objects` (n)."""
+        """Composition numbers `m * N + n` from indices of states (m) and of objects (n, out of N)."""
         m = checked_numbers(states, len(self.states), "states")
         n = checked_numbers(objects, len(self.objects), "objects")
         return m * len(self.objects) + n
@@ -105,7 +105,7 @@ class LabelSpace:
         return m * len(self.objects) + n
 
     def partial_index(self, states: Sequence[str], objects: Sequence[str]) -> Ints:
-        """Like `index`, but a name in `states` or `objects` may be "": -1 - m is state m, -1 - M - n object n alone."""
+        """Like `index`, but one name may be "" (missing): the number is -1 - m (state m) or -1 - M - n (object n)."""
         columns = []
         for index, names, kind in ((self._state_index, states, "state"), (self._object_index, objects, "object")):
             column = np.full(len(names), -1, dtype=np.int64)
@@ -141,7 +141,7 @@ class LabelSpace:
 
     @property
     def trained_words(self) -> tuple[Bools, Bools]:
-        """Masks of the states [M] and of the objects [N] that seen compositions have; the others are new words."""
+        """Two masks: the states [M] and the objects [N] that occur in seen compositions."""
         train = self.pairs["train"]
         states = np.isin(np.arange(len(self.states)), train // len(self.objects))
         return states, np.isin(np.arange(len(self.objects)), train % len(self.objects))
@@ -149,8 +149,8 @@ class LabelSpace:
     def candidates(self, world: str, split: str) -> Ints:
         """The sorted candidates: the compositions that an answer is chosen from (the Duplex paper's `C_tgt`).
 
-        In the open world these are all compositions. In the closed world they are the seen compositions and those that
-        `split` lists; for "train", those that any split lists, because training may update all their prototypes.
+        In the open world, these are all compositions. In the closed world, they are the seen compositions and those of
+        `split`; for "train", the compositions of all splits, because training may update all of their prototypes.
         """
         require(world, WORLDS, "world")
         require(split, SPLITS, "split")
@@ -166,13 +166,13 @@ class LabelSpace:
         return hash((self.states, self.objects))
 
     def to_dict(self) -> dict[str, Any]:
-        """The names of states and objects and the pairs of each split as a dictionary that JSON can store."""
+        """The names of states and objects and each split's composition numbers, as a dict that JSON can store."""
         pairs = {split: rows.tolist() for split, rows in self.pairs.items()}
         return {"states": list(self.states), "objects": list(self.objects), "pairs": pairs}
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> LabelSpace:
-        """Make the label space that `to_dict` turned into `record`."""
+        """Make a label space from `record`, a result of `to_dict`."""
         pairs = {split: np.array(rows, dtype=np.int64) for split, rows in record["pairs"].items()}
         return cls(tuple(record["states"]), tuple(record["objects"]), pairs)
 
@@ -201,7 +201,7 @@ def _look_up(index: Mapping[str, int], names: Iterable[str], kind: str) -> Ints:
 
 
 def checked_numbers(values: ArrayLike, size: int, noun: str) -> Ints:
-    """`values` as int64; raises `UsageError` for a mask, and unless all are integers from 0 to `size - 1`."""
+    """`values` as int64; raises `UsageError`, which calls them `noun`, unless all are integers from 0 to `size - 1`."""
     array = np.asarray(values)
     if array.size and (array.dtype.kind not in "iu" or array.min() < 0 or array.max() >= size):
         raise UsageError(f"{noun} is {shown(values)}; expected whole numbers from 0 to {size - 1}")
@@ -210,7 +210,7 @@ def checked_numbers(values: ArrayLike, size: int, noun: str) -> Ints:
 
 @dataclass(frozen=True)
 class CandidateSet:
-    """The compositions that an answer is chosen from: the sorted array `listed`, or all if it is None."""
+    """The compositions that an answer is chosen from: the sorted array `listed`, or all `size` ones if it is None."""
 
     size: int
     listed: Ints | None
@@ -227,7 +227,7 @@ class CandidateSet:
         return np.arange(self.size, dtype=np.int64) if self.listed is None else self.listed
 
     def at(self, positions: Ints) -> Ints:
-        """The composition numbers of the candidates at `positions`; candidates are sorted by that number."""
+        """The composition numbers of the candidates at `positions` in the sorted list of candidates."""
         return positions if self.listed is None else self.listed[positions]
 
     def contains(self, compositions: Ints) -> Bools:
@@ -248,7 +248,7 @@ def contains_sorted(listed: Ints, compositions: Ints) -> Bools:
 
 @dataclass(frozen=True)
 class FrequencyGroups:
-    """Frequency groups of `size` compositions: `seen[i]` is in `GROUPS[group[i]]`, those not in `seen` in "unseen"."""
+    """Frequency groups of `size` compositions: `seen[i]` belongs to `GROUPS[group[i]]`, all others to "unseen"."""
 
     size: int  # number of all compositions
     seen: Ints  # [K] seen compositions, sorted
@@ -262,7 +262,7 @@ class FrequencyGroups:
 
     @property
     def sizes(self) -> Ints:
-        """Number of compositions in each group of `GROUPS`, which are by number of training images."""
+        """Number of compositions in each group of `GROUPS`: head, medium, tail and unseen."""
         sizes = np.bincount(self.group, minlength=len(GROUPS))
         sizes[GROUPS.index("unseen")] += self.size - len(self.seen)
         return sizes

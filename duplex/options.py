@@ -26,7 +26,7 @@ OptionsType = TypeVar("OptionsType", bound="Options")
 
 @cache
 def type_hints(cls: Any, include_extras: bool = False) -> dict[str, Any]:
-    """The types of a class's fields; kept in memory, as evaluating them takes longer than checking values."""
+    """The types of a class's fields, by name, with `Annotated` if `include_extras`; cached for speed."""
     return get_type_hints(cls, include_extras=include_extras)
 
 
@@ -94,7 +94,7 @@ class Options:
 
     @classmethod
     def describe_types(cls) -> dict[str, str]:
-        """What each option may be set to, such as `learned | fixed`; nested options have names like `group.option`."""
+        """Map each option's name (`group.option` if nested) to its allowed values, such as `learned | fixed`."""
         described: dict[str, str] = {}
         hints = type_hints(cls)  # type: ignore[arg-type]  # mypy looks at the hash of an instance
         for name in (field.name for field in fields(cls)):
@@ -151,10 +151,10 @@ NO_TABLE = ("dict_type", "model_type", "dataclass_type")
 
 
 def describe_error(error: ValidationError, table: Any = None) -> tuple[str, str]:
-    """Where one fault in a pydantic error is, and its message: the first unknown key, else the first fault.
+    """Place and message of one fault in a pydantic error: the first unknown key or, if all are known, the first fault.
 
-    The place is a path of keys such as `run.seeds`. If a key is unknown, the message lists the keys that are known,
-    which are looked up in `table`, the class that was validated.
+    The place is a path of keys such as `run.seeds`. For an unknown key, the message lists the known keys of `table`,
+    the class that was validated.
     """
     faults = error.errors(include_url=False)
     fault = next((each for each in faults if each["type"] in UNKNOWN_KEY), faults[0])
@@ -197,7 +197,7 @@ class TrainingOptions(Options):
     sgd_momentum: Rate = 0.9  # momentum of the optimiser sgd
     weight_decay: Rate = 0.0  # of the optimiser
     eps: Positive = 1e-8  # of the optimisers adam and adamw, added to the root of the mean squared gradient
-    word_dropout: Rate = 0.0  # share of elements of learned vectors of states and objects that a step sets to zero
+    word_dropout: Rate = 0.0  # share of the elements of learned state and object vectors set to zero in a step
     clip: Positive | None = None  # largest norm of all gradients together; larger ones are scaled down; null: no limit
     schedule: Literal["step", "cosine", "constant"] = "step"  # how the learning rate changes from epoch to epoch
     decay: Annotated[float, Field(gt=0, le=1)] = 0.5  # learning rate factor every `decay_every` epochs (schedule: step)
@@ -245,9 +245,9 @@ class FinetuneOptions(Options):
 
     blocks: int | Literal["all"]  # number of the image tower's last blocks to fine-tune
     adapter: str = (
-        "bottleneck"  # trained in them: bottleneck | parallel | lora | full | concepts | experts, or a plug-in's
+        "bottleneck"  # what is trained: bottleneck | parallel | lora | full | concepts | experts, or a plug-in's
     )
-    text: str | None = None  # what is trained in the text tower's blocks, of the same names; null: nothing
+    text: str | None = None  # what is trained in the text tower's blocks, with the names of `adapter`; null: nothing
     width: Count | None = None  # hidden units of a bottleneck (null: 64; concepts: channels / 4), rank (null: 8)
     dropout: Rate = 0.1  # inside a bottleneck
     learning_rate: LearningRate | None = None  # of the fine-tuned blocks; null: the learning rate of training
@@ -268,7 +268,7 @@ class FinetuneOptions(Options):
 
     @property
     def adapters(self) -> tuple[str, ...]:
-        """Names of the adapter classes that train in the image tower and, with `text`, in the text tower."""
+        """Names of the adapters trained in the image tower and, if `text` is set, in the text tower."""
         return (self.adapter,) if self.text is None else (self.adapter, self.text)
 
     @property
@@ -322,7 +322,7 @@ Kind = Literal["shapes", "standard", "table", "folder"]  # drawn, the benchmarks
 
 @dataclass(frozen=True)
 class SplitOptions(Options):
-    """Shares of pairs, and of the seen pairs' images, that a random split holds out; val and test sum to below 1."""
+    """Shares of pairs, and of seen pairs' images, held out by a random split; val and test sum to less than 1."""
 
     seed: Seed = 0  # of the random choice
     val_unseen: Share = 0.15  # share of the pairs that are unseen, with images in validation only
@@ -355,5 +355,5 @@ class SourceOptions(Options):
 
     @property
     def recorded_root(self) -> str | None:
-        """The image folder that a feature cache records; None for `shapes`, whose images are equal everywhere."""
+        """The image folder that a feature cache records; None for `shapes`, drawn alike on every machine."""
         return None if self.kind == "shapes" else self.root.as_posix()

@@ -48,7 +48,7 @@ BLOCK = 1 << 24  # number of scores computed at a time
 
 @dataclass(frozen=True)
 class EstimatorOptions(Options):
-    """Checks the values of all parameters of `CompositionClassifier` but `candidates`."""
+    """Checked parameters of `CompositionClassifier`: all except `candidates`."""
 
     ridge: Positive
     shrinkage: Positive | None
@@ -74,8 +74,8 @@ class CompositionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
     closed_form_: ClosedForm | None
     width_: int  # number of columns of labels, 1 or 2
     names_: list[Array]  # sorted states and objects; a single column of labels gets one dummy object
-    statistics_: ClassStatistics  # of the features less `origin_`
-    origin_: Floats  # mean of the first images [d], subtracted against cancellation in the moment
+    statistics_: ClassStatistics  # of the features minus `origin_`
+    origin_: Floats  # mean feature [d] of the images added first, subtracted from all features for accuracy
 
     def __init__(
         self,
@@ -171,7 +171,7 @@ class CompositionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         return self._by_blocks(X, lambda scores: scores.log_softmax(-1))
 
     def predict(self, X: Any) -> Array:
-        """State and object [n, 2] of the likeliest pair for each row of `X`; [n] if `fit` had a `y` with one column."""
+        """State and object [n, 2] of the likeliest pair for each row of `X`; [n] if `y` in `fit` had one dimension."""
         best = self._by_blocks(X, lambda scores: scores.argmax(-1))
         labels: Array = self.candidates_[best]
         return labels[:, 0] if self.single_column_ else labels

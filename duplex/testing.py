@@ -97,7 +97,7 @@ def _tower() -> TextTower:
 
 
 def small_context() -> MethodContext:
-    """The arguments with which a method is built for a small test task: labels, shapes, text tower, word vectors."""
+    """The context to build a method with in a small test: labels, input shapes, text tower and word vectors."""
     labels = small_labels()
     tower = _tower()
     inputs = {"cls": (tower.dim,), "patch": (PATCHES, WIDTH)}

@@ -1,4 +1,4 @@
-"""The `duplex` command, and what its modules share: options, params.yaml, printing of JSON and of issues.
+"""The `duplex` command, and code that its modules share to define options, load params.yaml and print results.
 
 Each module adds commands to `app`; heavy imports happen inside commands only, which keeps `--help` fast.
 """
@@ -72,7 +72,7 @@ def dataset_option(text: str) -> Any:
 
 
 def seed_option(text: str, *names: str) -> Any:
-    """A typer option for a seed, called `--seed` or `-s` by default."""
+    """A typer option for a seed, called `--seed` or `-s` unless `names` are given; `text` is its help."""
     return Option(*(names or ("--seed", "-s")), min=0, max=LARGEST_SEED, help=text)
 
 
@@ -92,7 +92,7 @@ def log(text: str) -> None:
 
 
 def issue_lines(name: str, issues: Iterable[DataIssue], notes: dict[str, int], differences: Iterable[str]) -> str:
-    """Lines of text on a data set's faults; `notes`: reason -> number of the source's lines that were left out."""
+    """A data set's issues, `notes` (reason -> number of rows left out) and `differences` as text, one per line."""
     lines = [f"{'problem' if issue.problem else 'remark'}: {issue}" for issue in issues]
     lines += [f"note: {note}: {count:,}" for note, count in notes.items()]
     lines += [f"differs from the published table: {line}" for line in differences]

@@ -1,6 +1,6 @@
 """`duplex data`: list, count, check and download data sets; add, split and remove the user's own.
 
-`duplex suspects` and `duplex relabel` find and correct wrong labels, also of a folder without a project.
+`duplex suspects` and `duplex relabel` find and correct wrong labels, also of images outside a project.
 *Suspects* are images whose labels are likely wrong.
 """
 

@@ -251,7 +251,7 @@ def load_model(
     *,
     hint: str = "give a model with --model",
 ) -> Recognizer:
-    """Load a model (default: the project's best run) with extra candidate pairs from `add` and from a CSV file."""
+    """Load `model` (None: the best run); adds the pairs in `add` and in the CSV `compositions` to its candidates."""
     from duplex.labels import WORLDS
     from duplex.recognition.answers import read_compositions
     from duplex.recognition.recognizer import Recognizer

@@ -335,7 +335,7 @@ def tune(
 
 
 def parse_grid(texts: Sequence[str]) -> dict[str, list[Any]]:
-    """Read texts such as `learning_rate=3e-4,1e-3`, with values as in params.yaml; returns each setting's values."""
+    """Read texts such as `learning_rate=3e-4,1e-3`, values in YAML; returns a dict: setting -> list of values."""
     from ruamel.yaml import YAML
     from ruamel.yaml.error import YAMLError
 

@@ -1,7 +1,7 @@
 """Read params.yaml and datasets/NAME.yaml as frozen, typed objects; errors are one line and give the key at fault.
 
-The last functions edit data sets' files and, in params.yaml, only the line `run.datasets`. The edited settings are
-checked as a whole before anything is written.
+`write_dataset`, `write_settings` and `remove_dataset` edit datasets/NAME.yaml and, in params.yaml, only the line
+`run.datasets`. The edited settings are checked as a whole before anything is written.
 
 A data set is an entry under `datasets:`, a file datasets/NAME.yaml with the same keys, or both; a key of the file then
 replaces that of the entry. Its key `methods:` sets options of methods on this data set only.
@@ -108,9 +108,9 @@ class RunParams(ParamsSection):
 
     datasets: tuple[Name, ...] = Field(min_length=1)
     seeds: tuple[Seed, ...] = Field(min_length=1)
-    methods: tuple[Name, ...] = Field(min_length=1)  # entries of `methods:`; once read, those of `products` too
+    methods: tuple[Name, ...] = Field(min_length=1)  # entries of `methods:`; once read, followed by `products`
     products: tuple[Name, ...] = ()  # methods that combine finished runs of `methods`
-    recipes: Literal["ours", "published"] = "ours"  # published: entries of recipes.yaml replace those of `methods`
+    recipes: Literal["ours", "published"] = "ours"  # published: `methods` names entries of recipes.yaml
 
 
 class EncoderParams(ParamsSection):
@@ -147,16 +147,16 @@ class MethodChanges(ParamsSection):
 
 
 class MethodEntry(MethodChanges):
-    """One method under `methods:`, with the settings that it copies from the method in its `extends`."""
+    """One entry under `methods:`, with the settings copied from the entry that its `extends` names."""
 
     kind: str = "duplex"  # a name that `duplex methods` lists, or module:Class
     world: Literal["closed", "open", "both"] = "both"  # both: one model, trained for the closed world, scored in each
-    shown_as: str | None = None  # method whose name this one, its model of another world, has in tables
+    shown_as: str | None = None  # method under whose name tables list this one, for its world; null: its own name
     per_dataset: dict[str, MethodChanges] = {}  # data set -> options, `training` and `finetune`
 
     @property
     def members(self) -> tuple[str, ...]:
-        """The methods whose runs a method of the kind `product` combines, its option `of`; empty for other kinds."""
+        """The methods whose runs this method combines (its option `of`); empty if it combines none."""
         return tuple(self.options.get("of", ()))
 
     @property
@@ -172,7 +172,7 @@ class MethodEntry(MethodChanges):
         return {**self.options, **self._changes(dataset).options}
 
     def kinds_for(self, dataset: str | None) -> list[str]:
-        """The method's kind and, if it builds on another kind, as `flow` does, the kind in its option `base`."""
+        """The method's kind and, if it builds on a method given in its option `base`, that method's kind."""
         base = self.options_for(dataset).get("base")
         return [self.kind, base["kind"]] if isinstance(base, dict) and "kind" in base else [self.kind]
 
@@ -224,11 +224,11 @@ class ExtractionParams(ParamsSection):
 class StreamParams(ParamsSection):
     """Section `evaluation.stream:`. How runs adapt to unlabelled test images that arrive one after the other."""
 
-    adapter: str = "tomcat"  # a name that entry points of `duplex.stream_adapters` have
+    adapter: str = "tomcat"  # name of an entry point in the group `duplex.stream_adapters`
     orders: Count = 5  # random orders of the images, for mean and spread
     seed: Seed = 0  # of the orders
     batch: Count = 1  # images between two steps of the adapter
-    options: dict[str, Any] = {}  # of the adapter; of a list of values, and of options left out, validation chooses
+    options: dict[str, Any] = {}  # of the adapter; validation chooses among listed values, and sets options left out
 
 
 class EvaluationParams(ParamsSection):
@@ -247,7 +247,7 @@ class EvaluationParams(ParamsSection):
 class ReportParams(ParamsSection):
     """Section `report:`. The method whose run the report's examples, retrieval, swaps and maps show."""
 
-    featured: Name | None = None  # method whose run examples, retrieval, swaps and maps show; null: the last with maps
+    featured: Name | None = None  # null: the last of run.methods with visual prototypes
 
 
 class Params(ParamsSection):
@@ -313,7 +313,7 @@ class Params(ParamsSection):
             return TrainingOptions.from_dict({**base.to_dict(), **self.entry(name).training_for(dataset)})
 
     def finetune(self, name: str, dataset: str | None = None) -> FinetuneOptions | AutoFinetune | None:
-        """A method's options under `finetune:`: `AutoFinetune` if validation is to choose; None without the table."""
+        """A method's `finetune:` options: `AutoFinetune` if validation chooses the blocks, None if there are none."""
         record = self.entry(name).finetune_for(dataset)
         with self._located(name, dataset, ".finetune"):
             return finetune_options(record)
@@ -421,7 +421,7 @@ def load_params(path: Path = PARAMS_FILE) -> Params:
 
 @lru_cache
 def published_recipes() -> dict[str, Any]:
-    """The entries of recipes.yaml: published methods with the settings of their publications, by benchmark."""
+    """Read recipes.yaml; returns a dict: published method -> its published settings on each benchmark."""
     return dict(read_yaml(PACKAGE / "config" / "recipes.yaml")["recipes"])
 
 
@@ -431,7 +431,7 @@ def dataset_files(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def parse_params(record: Table, files: Mapping[str, Table], path: Path) -> Params:
-    """Check the contents of params.yaml (`record`) and of data sets' `files`; returns `Params`. Errors name `path`."""
+    """Check the contents of params.yaml (`record`, read from `path`) and of datasets/NAME.yaml (`files`, by name)."""
     datasets = _tables(path, record, "datasets")
     for name, table in files.items():
         datasets[name] = {**datasets.get(name, {}), **table}
@@ -576,7 +576,7 @@ def write_dataset(name: str, entry: Mapping[str, Any], *, run: bool) -> None:
 
 
 def write_settings(params: Params, name: str, dataset: str, settings: Mapping[str, Any]) -> None:
-    """Set a method's (training) options for a data set in datasets/NAME.yaml, keeping the other options there."""
+    """Write `settings`, options of the method `name` or of its training, to datasets/DATASET.yaml; keeps all others."""
     before = params.entry(name).per_dataset.get(dataset, MethodChanges())
     known = {field.name for field in fields(TrainingOptions)}
     training = {**before.training, **{key: value for key, value in settings.items() if key in known}}

@@ -1,1 +1,1 @@
-"""Data sets: images and labels from any source, as one table, the manifest."""
+"""Data sets: images and labels from any source, listed in one table, the manifest."""

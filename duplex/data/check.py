@@ -25,7 +25,7 @@ class DataIssue:
 
     what: str  # description, to be printed after the count
     count: int
-    examples: tuple[str, ...]  # all of them
+    examples: tuple[str, ...]  # all that were found
     problem: bool  # whether results would be wrong or rows would be lost
     fatal: bool = False  # whether the data set cannot be trained or evaluated at all
 
@@ -119,7 +119,7 @@ def content_issues(
     """Find copies of images; returns three issues: copies with one label, copies with two, and copies in two splits.
 
     keys: image -> a key; copies of an image have equal keys, missing and unreadable images have none.
-    nouns: what messages say is equal, in singular and plural, such as "content" and "contents".
+    nouns: word in messages for what copies share, in singular and plural.
     """
     content = pd.Series(keys, dtype=object)
     known = manifest.assign(content=manifest["image"].map(content))

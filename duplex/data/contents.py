@@ -3,7 +3,7 @@
 Two image files are copies if they have the same bytes or the same decoded pixels (`decode_image`). Near-copies are
 images saved or scaled again: their *looks*, the images reduced to 8 x 8 pixels, hardly differ. A split holds some pairs
 out as unseen and divides the images of all other pairs, so that validation and test contain seen and unseen pairs.
-Every state and every object stays in training, unless some are to be new words, which validation and test share.
+Every state and object stays in training, except new words (`SplitOptions`), whose pairs go to validation or test.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def near_copies(looks: NDArray[np.uint8]) -> Ints:
 
 
 def join_copies(keys: Sequence[str], copies: Ints) -> list[str]:
-    """Merge the keys of near-copies, given as pairs of rows `copies` [K, 2]; returns one key per image."""
+    """Give near-copies equal keys; each row of `copies` [K, 2] has two positions in `keys`; returns the new keys."""
     joined = np.array(keys, dtype=object)
     for one, other in copies:
         joined[joined == joined[other]] = joined[one]
@@ -73,7 +73,7 @@ def join_copies(keys: Sequence[str], copies: Ints) -> list[str]:
 
 
 def read_digests(root: Path, images: Sequence[str], known: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
-    """Each image's sha256 ("" if missing), and a dict: sha256 -> text of `read_contents`; `known`: an earlier dict."""
+    """Each image's sha256 ("" if missing), and the texts of `read_contents` by sha256; `known`: earlier such texts."""
     found = read_contents(root, images, known)
     return [file for file, _, _ in found], {file: pixels for file, pixels, _ in found}
 
@@ -109,7 +109,7 @@ def _content(path: Path, known: Mapping[str, str]) -> tuple[str, str, str]:
 
 
 def looks_from_texts(pixels: Iterable[str]) -> NDArray[np.uint8]:
-    """The looks [N, 192], of 8 x 8 pixels, in the texts that `read_contents` returned; zeros for unreadable images."""
+    """Looks [N, 192], images of 8 x 8 RGB pixels, from the texts of `read_contents`; zeros for unreadable images."""
     texts = (text.partition(" ")[2] for text in pixels)
     looks = [base64.b64decode(text) or bytes(3 * SIDE**2) for text in texts]
     return np.frombuffer(b"".join(looks), np.uint8).reshape(len(looks), 3 * SIDE**2)
@@ -132,7 +132,7 @@ def file_digests(root: Path, images: Sequence[str]) -> list[str]:
 
 
 def changed_images(root: Path, images: Mapping[str, str]) -> list[str]:
-    """Paths of the images whose files changed; `images` maps the sha256 that each file had before to its path."""
+    """Paths of the images whose files changed; `images`: earlier sha256 of a file -> path of its image."""
     names = list(images.values())
     after = file_digests(root, names)
     return [name for name, before, now in zip(names, images, after, strict=True) if now != before]
@@ -162,14 +162,14 @@ def join_keys(keys: Sequence[str], others: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class SplitResult:
-    """A split of a data set's rows, and by how many its unseen pairs fall short of the requested number."""
+    """A split of a data set's rows, and how many of the requested unseen pairs it lacks."""
 
     split: pd.Series  # train, val or test for each row, in the rows' order
-    short: int  # number of unseen pairs below the requested one
+    short: int  # number of requested unseen pairs that are lacking
 
 
 def split_at_random(frame: pd.DataFrame, options: SplitOptions, place: object = "the data set") -> SplitResult:
-    """Assign rows to train, val and test at random; their order has no effect. Too few pairs raise `DuplexError`."""
+    """Split rows at random, whatever their order; raises `DuplexError`, naming `place`, if there are too few pairs."""
     rng = np.random.default_rng(options.seed)
     frame = frame.reset_index(drop=True)
     ordered = frame.sort_values(["state", "object", "image"])
@@ -206,8 +206,8 @@ def split_by_content(
 ) -> SplitResult:
     """Split rows at random, but keep copies, images with equal keys in `contents`, in the same split.
 
-    If equal images have different pairs, all go to the split of the held-out pair, or to training if no pair is held
-    out. They stay apart if a seen pair would lose its last training image, or if pairs are held out in two splits.
+    Copies with different pairs all go to the split of the unseen pair, or to training if all of their pairs are seen.
+    They stay apart if a seen pair would lose its last training image, or if two pairs are unseen in different splits.
     """
     columns = ["state", "object", "image"]
     rows = frame[columns].reset_index(drop=True).assign(content=list(contents)).sort_values(columns)

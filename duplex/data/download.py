@@ -183,7 +183,7 @@ def _is_regular(info: zipfile.ZipInfo) -> bool:
 
 
 def download(name: str, root: Path, report: Callable[[str], None]) -> None:
-    """Download and unpack the missing parts of a published data set; `report` is called with lines on the progress."""
+    """Download and unpack the missing parts of a published data set; `report` receives messages on the progress."""
     benchmark = BENCHMARKS[require(name, BENCHMARKS, "benchmark")]
     if benchmark.page:
         raise UsageError(
@@ -245,7 +245,7 @@ TABLE = "table.csv"
 
 
 def local_source(source: str | Path, cache: Path) -> Path:
-    """Absolute path of a source of images; a data set on the Hugging Face hub is downloaded to a table in `cache`."""
+    """Absolute path of `source`; hf-datasets:OWNER/NAME (Hugging Face hub) is downloaded to a table in `cache`."""
     path = expanded_path(source, "source")
     return _hub_table(str(path).removeprefix(HUB), cache) if str(path).startswith(HUB) else path.resolve()
 

@@ -253,7 +253,7 @@ class ImageTree:
         """Yield the path of every image below the root, in a fixed order.
 
         Hidden files and folders, and documents such as .txt and .csv, are ignored. Other files and linked folders are
-        added to `skipped`, as are links that lead out of the root, which raise DuplexError if `refuse_links`.
+        added to `skipped`. A link that leads out of the root raises DuplexError or, without `refuse_links`, is added.
         """
         self.skipped = {}
         yield from self._walk("", refuse_links)

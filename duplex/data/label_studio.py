@@ -22,7 +22,7 @@ CONTROLS = ("state", "object")
 
 
 def read_tasks(path: Path) -> list[list[Any]]:
-    """Read a JSON export; returns [image, state, object, x, y, width, height] per label, four None if it has no box."""
+    """Read a JSON export: [image, state, object, x, y, width, height] per label; the box is in pixels, or all None."""
     try:
         tasks = json.loads(read_text(path))
         return list(chain.from_iterable(_task_rows(task, f"{path}, task {task.get('id')}") for task in tasks))
@@ -63,7 +63,7 @@ def _file_name(address: str) -> str:
 
 
 def pre_annotated(image: str, record: Mapping[str, Any]) -> dict[str, Any]:
-    """A Label Studio task for `image` that suggests the first composition in `record` (an `Answer.to_dict`), if any."""
+    """A Label Studio task for `image` that suggests the first composition, if any, of `record` (`Answer.to_dict()`)."""
     best = record["top"][0] if "top" in record else {}
     common = {"to_name": "image", "type": "choices"}
     result = [{**common, "from_name": name, "value": {"choices": [best[name]]}} for name in CONTROLS if best]

@@ -108,7 +108,7 @@ def draw_missing_images(source: SourceOptions, manifest: pd.DataFrame) -> None:
 
 
 def detect_source(path: Path, split: SplitOptions | None = None, root: Path | None = None) -> SourceOptions:
-    """Tell if `path` is a table, a published data set or a folder; a table's images are in `root` or beside it."""
+    """Source options for `path`: a table (with images in `root` or beside it), a published data set or a folder."""
     split = split or SplitOptions()
     if path.is_file() and is_table(path):
         return SourceOptions("table", root or path.parent, path, split=split)
@@ -212,7 +212,7 @@ def read_pair_lists(root: Path) -> tuple[dict[str, list[Pair]], int]:
 
 
 def read_pair_list(path: Path) -> list[Pair]:
-    """Read a (state, object) from each line that is not blank; raises DuplexError for a line that is not two words."""
+    """Read a (state, object) pair from each non-blank line; raises DuplexError for a line that is not two words."""
     pairs: list[Pair] = []
     for number, line in enumerate(read_lines(path), 1):
         joined = line.count("+") == 1  # as in VAW-CZSL, whose words may have spaces
@@ -291,10 +291,10 @@ SIZES = "sizes"  # key of the digest of a folder's files and their sizes in byte
 
 
 def source_record(source: SourceOptions, earlier: Record | None = None) -> Record:
-    """What a data set was read from: the options of its source, and a digest of its table, lists or file names.
+    """Record of what a data set was read from: its source options, and a digest of its table, lists or file names.
 
     Args:
-        earlier: an earlier result. Its digests are used if the source is not on this machine, for example if only the
+        earlier: an earlier record. Its digests are used if the source is not on this machine, for example if only the
             features were copied here.
     """
     record: Record = TypeAdapter(SourceOptions).dump_python(source, mode="json")

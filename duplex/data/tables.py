@@ -88,7 +88,7 @@ def checked_cells(
 
     Args:
         table: name of the table in messages.
-        place: function that returns what messages call the row with a given number.
+        place: function from a row's number to the row's name in messages.
         paths: whether images are paths below the data root; otherwise they may be any text.
     """
     checked: dict[str, list[str]] = {}
@@ -119,7 +119,7 @@ def checked_cells(
 
 
 def check_labels(labels: Iterable[str], kind: str, place: object) -> None:
-    """Raise DuplexError for labels that are too long, have control characters, or leave no word for a prompt."""
+    """Raise DuplexError, naming `kind` and `place`, for labels that are too long, unprintable or without a word."""
     for label in set(labels):
         if len(label) > LABEL_LIMIT:
             raise DuplexError(
@@ -133,7 +133,7 @@ def check_labels(labels: Iterable[str], kind: str, place: object) -> None:
 
 
 def checked_image_path(image: str, place: object) -> str:
-    """An image path without `.` and empty parts; if it is bad or leaves the data root, DuplexError naming `place`."""
+    """`image` without `.` and empty parts; raises DuplexError, naming `place`, if invalid or outside the data root."""
     if UNFIT.search(image) or len(image) > PATH_LIMIT:
         raise DuplexError(f"{place}: the image path {image[:80]!r} is too long or not printable; rename the file")
     if image.startswith(("/", "\\")) or re.match(r"[A-Za-z]:[\\/]", image):
@@ -184,7 +184,7 @@ def _with_crops(frame: pd.DataFrame, place: Place) -> pd.DataFrame:
 def known_columns(
     header: Sequence[str], place: object, needed: Sequence[str] = NEEDED, optional: Sequence[str] = ()
 ) -> list[str]:
-    """The columns in `header` that are used; raises DuplexError if one is missing, repeated or misspelt."""
+    """The columns to read; raises DuplexError, naming `place`, if one is repeated in `header`, missing or misspelt."""
     optional = (*optional, *(CROP if "image" in needed and set(CROP) <= set(header) else ()))
     columns = [*needed, *(name for name in ("split", *optional) if name in header)]
     for name in columns:
@@ -295,7 +295,7 @@ class LabelledImages:
     labels: LabelSpace
     notes: dict[str, int] = field(default_factory=dict)  # description of rows left out or pairs lacking -> count
     made_split: bool = False  # whether this package made the split
-    contents: tuple[str, ...] | None = None  # key of each row's image content, where the split was made by contents
+    contents: tuple[str, ...] | None = None  # key of each row's image content, if the split keeps copies together
 
 
 def labels_of(manifest: pd.DataFrame) -> LabelSpace:
@@ -374,7 +374,7 @@ def limit_images(frame: pd.DataFrame, options: SplitOptions) -> pd.DataFrame:
 
 
 def resplit(data: LabelledImages, number: int, options: SplitOptions = SplitOptions()) -> LabelledImages:
-    """The data set with a new random split into parts of the same sizes; equal numbers `number` give equal splits.
+    """The data set with a new random split into parts of the same sizes; `number` determines the split.
 
     options: shares of states and objects without training images, and `images_per_pair`; other options are not used.
     """
@@ -393,7 +393,7 @@ def resplit(data: LabelledImages, number: int, options: SplitOptions = SplitOpti
 
 
 def split_options_like(rows: pd.DataFrame, seed: int) -> SplitOptions:
-    """Options with which a new random split has as large validation and test sets as the split column of `rows`."""
+    """Options of a random split whose validation and test sets are as large as in the column `split` of `rows`."""
     if len(complete_rows(rows)) < len(rows):
         raise UsageError("a re-split needs the state and the object of every image, and some training images lack one")
     pairs = pd.Series(list(zip(rows["state"], rows["object"], strict=True)), rows.index)
@@ -457,7 +457,7 @@ def count_dataset(labels: LabelSpace, manifest: pd.DataFrame | None = None) -> D
 
 
 def statistics_text(name: str, stats: DatasetStatistics) -> str:
-    """The counts as a table of text, with the share of images in each frequency group: head, medium, tail, unseen."""
+    """A text table of the counts of the data set `name`, with the share of images in each frequency group."""
     header = ["", "|S|", "|O|", "|S|x|O|", "C_s", "X_s", "val C_s", "C_u", "imgs", "test C_s", "C_u", "imgs"]
     train = stats.splits["train"]
     counts = [stats.states, stats.objects, stats.states * stats.objects, train.seen, train.images]
@@ -483,7 +483,7 @@ def read_benchmarks() -> dict[str, dict[str, Any]]:
 
 
 def published_differences(name: str, stats: DatasetStatistics) -> list[str]:
-    """One line per count that differs from the published count; empty without published counts."""
+    """One line per count that differs from the published one of the data set `name`; empty if none is published."""
     if (benchmark := read_benchmarks().get(name)) is None:
         return []
     published = benchmark["counts"]

@@ -4,7 +4,7 @@
     features = encoder.encode_images(torch.stack([encoder.image_transform(image) for image in images]))
 
 A name `FAMILY:REST` (`timm:resnet18`) or `FAMILY` (`tiny`) selects a family; all other names belong to the family
-`clip`. A plug-in adds a family by a subclass of `EncoderFamily` and an entry point of the group `duplex.encoders`,
+`clip`. A plug-in adds a family with a subclass of `EncoderFamily` and an entry point in the group `duplex.encoders`,
 `my_family = "my_package.my_module:MyFamily"`. The weights `random:SEED` are random numbers and need no download.
 """
 
@@ -61,18 +61,18 @@ class CatalogEntry:
     name: str
     dim: int  # width of the features
     tags: tuple[str, ...]  # published weights
-    on_disk: tuple[str, ...]  # those of the tags that need no download
+    on_disk: tuple[str, ...]  # tags whose weights need no download
 
 
 class EncoderFamily(ABC):
-    """Finds, loads and lists the encoders of one family."""
+    """Base class of encoder families such as CLIP or BLIP: finds, loads and lists the encoders of one family."""
 
     usage = ""  # forms of names that `catalog` does not list, for `duplex encoders list`
     has_text = True  # whether its encoders have a text tower
 
     @abstractmethod
     def find(self, name: str, weights: str | None) -> EncoderSource:
-        """Find an encoder, downloading missing weights; raises UsageError for an unknown name, tag or file."""
+        """Return an encoder's description, downloading missing weights; UsageError for an unknown name, tag or file."""
 
     @abstractmethod
     def load(self, source: EncoderSource, *, towers: str, device: str, precision: str) -> Encoder:
@@ -96,7 +96,7 @@ def family_module(encoder: str) -> str:
 
 
 def family_code_hash(encoder: str) -> str | None:
-    """Hash of the code of an encoder's family if a plug-in defines the family; None if this package does."""
+    """Hash of the code of the plug-in that defines an encoder's family; None if duplex itself defines it."""
     return plugin_hash(family_module(encoder))
 
 
@@ -202,7 +202,7 @@ def _find(name: str, weights: str | None) -> tuple[EncoderFamily, EncoderSource]
 
 
 def missing_weights(name: str, weights: str | None = None) -> MissingWeights | None:
-    """The weights that loading an encoder would download; None if they are on disk or its family cannot tell that."""
+    """The weights that loading an encoder would download; None if they are on disk or its family cannot tell."""
     return find_family(name).missing_weights(name, weights)
 
 
@@ -230,7 +230,7 @@ def resolve_device(device: str) -> str:
 
 @dataclass(frozen=True)
 class EncoderSource:
-    """What an encoder is built from: architecture, preprocessing, and weights from a file or a seed."""
+    """Describes how to build an encoder: architecture, preprocessing, and weights from a file or a seed."""
 
     name: str
     architecture: Config  # with "embed_dim" and "vision_cfg", as in open_clip's model_cfg
@@ -282,7 +282,7 @@ def require_keys(path: Path, config: Any, keys: tuple[str, ...]) -> None:
 
 
 def refuse_other_weights(name: str, weights: str | None, own: str | None = None) -> None:
-    """Raise UsageError if `weights` are given, other than the tag `own`, for an encoder that has weights of its own."""
+    """Raise UsageError unless `weights` is None or the tag `own`: the encoder `name` always has its own weights."""
     if weights not in (None, own):
         raise UsageError(f"encoder {name!r} has its own weights; leave the weights {weights!r} out")
 
@@ -314,7 +314,7 @@ class TextTower(Protocol):
 
     width: int  # of a token embedding
     dim: int  # of a text feature, equal to the encoder's `dim`
-    context_length: int  # most tokens of a prompt, start and end included
+    context_length: int  # maximum number of tokens in a prompt, including start and end
     logit_scale: float  # ln(1/τ) of the pretrained model
 
     @property
@@ -332,13 +332,13 @@ class TextTower(Protocol):
         """Frozen embeddings `[n, width]` of token ids."""
 
     def encode(self, tree: PromptTree, lexicon: Tensor, *, checkpoint: bool = False) -> Tensor:
-        """Features `[P, dim]` of prompts, not normalised; with `checkpoint`, gradients need less memory, more time."""
+        """Features `[P, dim]` of P prompts of `lexicon` rows, not normalised; `checkpoint` saves memory, costs time."""
 
     def encode_plain(self, sequences: Prompts, lexicon: Tensor, *, checkpoint: bool = False) -> Tensor:
-        """The features that `encode` returns, computed for each prompt by itself, without shared prefixes."""
+        """Like `encode`, for prompts given as lists of `lexicon` rows; common prefixes are not shared."""
 
     def encode_blocks(self, sequences: Prompts, lexicon: Tensor, block: int = 4096) -> Tensor:
-        """Features `[P, dim]` of prompts, not normalised, without gradients, `block` prompts at a time."""
+        """Features `[P, dim]` of prompts (`lexicon` rows), not normalised; no gradients, `block` prompts at a time."""
 
 
 def random_seed(weights: str | None) -> int | None:
@@ -356,7 +356,7 @@ def is_random(weights: str | None) -> bool:
 
 
 def hub_file_on_disk(owner: str, names: Sequence[str]) -> Path | None:
-    """Path of the first file in `names` that was downloaded before from a Hugging Face repository; None if none was."""
+    """Path of the first file in `names` on disk from the Hugging Face repository `owner`; None if there is none."""
     for name in names:
         cached = try_to_load_from_cache(owner, name)
         if isinstance(cached, str) and Path(cached).is_file():
@@ -365,7 +365,7 @@ def hub_file_on_disk(owner: str, names: Sequence[str]) -> Path | None:
 
 
 def fetch_from_hub(owner: str, names: Sequence[str], what: str) -> Path:
-    """Path of the first of the files `names` that a Hugging Face repository has; it is downloaded if necessary."""
+    """Path of the first file in `names` that the Hugging Face repository `owner` has, downloaded if necessary."""
     if file := hub_file_on_disk(owner, names):
         return file
     check_reachable(hf_hub_url(owner, names[0]), what)
@@ -380,7 +380,7 @@ def fetch_from_hub(owner: str, names: Sequence[str], what: str) -> Path:
 
 
 def download_error(what: str, error: BaseException) -> DuplexError:
-    """The error to raise after a failed download of `what`."""
+    """The error to raise if `error` prevented the download of the weights of `what`."""
     offline = " (HF_HUB_OFFLINE is set)" if _offline() else ""
     reason = " ".join(str(error).split()) or type(error).__name__
     return DuplexError(

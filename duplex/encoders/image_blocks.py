@@ -31,14 +31,14 @@ class TowerLayout:
     blocks: Callable[[Any], TowerBlocks]  # tower -> its blocks in order; a module between two belongs to the later one
     cells: Callable[[Any, Tensor], Tensor]  # tower, output of the last block -> what the pooling reads
     pool: Callable[[Any, Tensor], Tensor]  # tower, cells -> output of the tower [B, w]
-    branch_outputs: tuple[str, ...] = ()  # modules of a block whose outputs are those of attention and of the MLP
-    branch_inputs: tuple[str, ...] = ()  # modules of a block, layer norms, whose inputs these two read
+    branch_outputs: tuple[str, ...] = ()  # modules of a block that return the outputs of attention and of the MLP
+    branch_inputs: tuple[str, ...] = ()  # a block's layer norms before attention and before the MLP
     tokens: Callable[[Any, Tensor], Tensor] = lambda _, cells: as_tokens(cells)  # tower, cells -> patch tokens
 
 
 @dataclass(frozen=True)
 class LastBlocks:
-    """The last blocks of a tower (not copies); a call maps the input of the first of them to features [B, d]."""
+    """The last blocks of a tower (not copies); a call maps the first block's input to features [B, d]."""
 
     blocks: TowerBlocks
     end: Callable[[Tensor], Tensor]  # output of the last block -> features [B, d]
@@ -68,7 +68,7 @@ def last_blocks(encoder: Any, count: int) -> LastBlocks:
 
 
 class BlockReached(Exception):
-    """Raised to stop an image tower before its first block; its argument is that block's input."""
+    """Raised to stop an image tower before its first block; the exception's argument is that block's input."""
 
 
 class StopBlock(nn.Module):
@@ -77,7 +77,7 @@ class StopBlock(nn.Module):
 
 
 def stem(encoder: Any) -> Callable[[Tensor], Tensor]:
-    """A function that computes the input of the image tower's first block from pixels [B, 3, R, R] uint8."""
+    """Return a function that maps pixels [B, 3, R, R] uint8 to the input of the image tower's first block."""
     first = select_blocks(encoder, block_count(encoder))[0][0]
     [path] = [name for name, module in encoder.visual.named_modules() if module is first]
     tower = _with_part(encoder.visual, path.split("."), StopBlock())
@@ -104,7 +104,7 @@ def _with_part(module: nn.Module, path: Sequence[str], part: nn.Module) -> nn.Mo
 def cached_blocks(encoder: Any, record: Mapping[str, str]) -> int:
     """How many of the image tower's last blocks can be computed from a feature cache.
 
-    All blocks if the cache holds pixels; otherwise the blocks whose inputs it holds. `record` is the cache's identity.
+    All blocks if the cache stores pixels; otherwise, those after the stored inputs. `record`: the cache's settings.
     """
     return block_count(encoder) if "pixels" in record else int(record["block_inputs"])
 
@@ -126,7 +126,7 @@ def capture_block_input(encoder: Any, count: int) -> Iterator[list[Tensor]]:
 
 
 def block_input_shape(encoder: Any, count: int) -> tuple[int, ...]:
-    """Shape of one image's activations where they enter the last `count` blocks: (T, w) or (C, H, W)."""
+    """Shape of one image's input to the last `count` blocks: (tokens, width) or (channels, height, width)."""
     from PIL import Image
 
     with capture_block_input(encoder, count) as inputs:

@@ -60,7 +60,7 @@ OPERATORS = (
 
 
 def operators_torch_lacks() -> list[str]:
-    """Load torchvision's compiled library if it fits torch; returns those of `OPERATORS` that torch still lacks."""
+    """Load torchvision's library if it fits torch; returns the signatures of operators that torch still lacks."""
     for folder in find_spec("torchvision").submodule_search_locations or ():  # type: ignore[union-attr]
         for path in sorted(Path(folder).glob("_C.*")):
             try:
@@ -121,7 +121,7 @@ def open_clip_class(architecture: Config) -> Any:
 
 
 def offline_model_arguments(architecture: Config) -> Config:
-    """Arguments with which the open_clip class builds `architecture` without downloading anything."""
+    """Constructor arguments with which open_clip builds `architecture` without downloading anything."""
     config = copy.deepcopy(architecture)
     config.pop("custom_text", None)
     if "timm_model_name" in config["vision_cfg"]:
@@ -164,7 +164,7 @@ def preprocess_of(name: str, architecture: Config, tag: str) -> Config:
 
 
 def is_torchscript(path: Path) -> bool:
-    """Whether a weights file is a TorchScript archive, which holds code as well as weights; OpenAI's files are."""
+    """Whether a weights file, like OpenAI's, is a TorchScript archive, which holds code as well as weights."""
     if not zipfile.is_zipfile(path):
         return False
     with zipfile.ZipFile(path) as archive:
@@ -211,9 +211,9 @@ def _tags(name: str) -> str:
 
 
 def convert_weights(archive: Path, folder: Path, name: str, tag: str | None = None) -> EncoderSource:
-    """Write weights of open_clip's architecture `name` to a folder that can be an encoder, and check that it loads.
+    """Convert a weights file to an encoder folder and check that it loads; returns the encoder's description.
 
-    tag: published weights with the same image preprocessing; may be None for TorchScript archives: then "openai".
+    name: open_clip architecture. tag: published weights with equal preprocessing; None (TorchScript only): "openai".
     """
     architecture = open_clip.get_model_config(name)
     if architecture is None or ":" in name:
@@ -248,7 +248,7 @@ def convert_weights(archive: Path, folder: Path, name: str, tag: str | None = No
 
 
 def complete_preprocess(options: Config, architecture: Config) -> Config:
-    """Preprocessing `options`, completed in open_clip's form by the architecture's image size and by defaults."""
+    """Complete preprocessing `options` in open_clip's form, with the architecture's image size and defaults."""
     size = architecture["vision_cfg"].get("image_size", 224)
     merged: Config = json.loads(json.dumps(merge_preprocess_dict({**vars(PreprocessCfg())}, {**options, "size": size})))
     return merged
@@ -272,7 +272,7 @@ def initialised_by(seed: int) -> Iterator[None]:
 
 
 def weights_on_disk(published: dict[str, Any]) -> Path | None:
-    """Path of published weights (`published`: their entry in open_clip's table) on disk; None if they are not there."""
+    """Path on disk of published weights (`published`: their entry in open_clip's table); None if not downloaded."""
     url = str(published.get("url", ""))
     if url and (file := DOWNLOADS.expanduser() / url.rsplit("/", 1)[-1]).is_file():
         return file
@@ -433,7 +433,7 @@ class EncoderBase:
         return count, width
 
     def normalise(self, pixels: Tensor) -> Tensor:
-        """Convert uint8 pixels to the image tower's input, computed as open_clip's ToTensor and Normalize do."""
+        """Convert uint8 pixels [B, 3, R, R] to the image tower's input: (pixels / 255 - mean) / standard deviation."""
         if pixels.dtype != torch.uint8 or pixels.ndim != 4 or pixels.shape[1:] != self._pixel_shape:
             found = f"{list(pixels.shape)} {pixels.dtype}".replace("torch.", "")
             expected = f"[B, {', '.join(map(str, self._pixel_shape))}] uint8"

@@ -1,10 +1,10 @@
-"""BLIP and classifiers of timm as frozen encoders.
+"""BLIP and timm's classifiers as frozen encoders.
 
     encoder: {name: "blip:Salesforce/blip-itm-base-coco"}      # a Hugging Face repository, or blip:FOLDER
     encoder: {name: "timm:resnet18", weights: a1_in1k}         # a tag that timm publishes, a file, or random:SEED
 
-Of BLIP (Li et al., 2022; extra `blip`), the two towers of its image-text retrieval model are used; features are their
-projected class tokens. timm's classifiers, without their heads, encode only images; word vectors come from a file.
+BLIP (Li et al., 2022; extra `blip`) is used with both towers of its image-text retrieval model; features are projected
+class tokens. timm's classifiers, without their heads, encode only images; word vectors come from a file.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class BlipEncoder(EncoderBase):
 
 
 class BlipTextTower:
-    """BLIP's text model as a `TextTower`; its attention is not causal, so prompts with a common prefix save no work."""
+    """BLIP's text model as a `TextTower`; its attention is not causal, so common prefixes cannot be shared."""
 
     def __init__(self, model: Any, source: EncoderSource, precision: str) -> None:
         self._model, self._project = model.text_encoder, model.text_proj

@@ -36,7 +36,7 @@ BLOCK = 16  # queries per block, about: larger blocks waste products, smaller on
 
 
 def pad_prompts(sequences: Prompts) -> Ints:
-    """P prompts as one array `[P, L]` of lexicon rows; shorter prompts are filled up with `PAD`."""
+    """Put P prompts (row numbers of token embeddings) into one array `[P, L]`, filled up with -1 (`PAD`)."""
     if isinstance(sequences, np.ndarray):
         rows = sequences.astype(np.int64, copy=False)
     else:
@@ -59,7 +59,7 @@ def check_length(tokens: int, context_length: int) -> None:
 
 @dataclass(frozen=True, eq=False)
 class PromptTree:
-    """Prefix tree of `P` prompts; each of its `T` nodes is a distinct prefix, held as its last token and parent."""
+    """Prefix tree of `P` prompts; each of its `T` nodes is a distinct prefix, stored as its last token and parent."""
 
     rows: Ints  # [T] lexicon row of each node's token
     depths: Ints  # [T] position of each node's token
@@ -108,7 +108,7 @@ class PromptTree:
         return table
 
     def sequences(self) -> Ints:
-        """The prompts as lexicon rows `[P, L]`, padded with -1."""
+        """The prompts `[P, L]` as row numbers of token embeddings, padded with -1."""
         path = self.ancestors[self.ends]
         rows = np.full_like(path, PAD)
         prompt, up = np.nonzero(path >= 0)
@@ -117,7 +117,7 @@ class PromptTree:
 
 
 def tree_blocks(sequences: Prompts, size: int) -> Iterator[tuple[Ints, PromptTree]]:
-    """Sort prompts and cut them into blocks of `size`; yields each block's prompts (indices) and their prefix tree."""
+    """Sort prompts and cut them into blocks of `size`; yields the indices of each block's prompts and their tree."""
     rows = pad_prompts(sequences)
     order = np.lexsort(rows.T[::-1])
     for start in range(0, len(order), size):
@@ -128,7 +128,7 @@ def tree_blocks(sequences: Prompts, size: int) -> Iterator[tuple[Ints, PromptTre
 def attend(states: Tensor, plan: AttentionPlan) -> Tensor:
     """Attention outputs [Q, width] of Q query tokens; each attends to itself and its ancestors in the prefix tree.
 
-    states: query, key and value of each of R tokens [R, 3 * width].
+    states: query, key and value of each of R tokens [R, 3 * width]. plan: the query tokens and their ancestors.
     """
     wide = torch.promote_types(states.dtype, torch.float32)
     output: Tensor = TreeAttention.apply(states.to(wide), plan).to(states.dtype)
@@ -157,7 +157,7 @@ class TreeAttention(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class AttentionInputs:
-    """Queries, keys and values of the blocks of an `AttentionPlan`; `q`, `k` and `v` are views of `rows`."""
+    """Queries, keys and values in the blocks of an `AttentionPlan`, which defines C, H, B, S; all views of `rows`."""
 
     width: int  # e, of one head
     rows: Tensor  # [C*H*B + 2*C*H*S, e]
@@ -174,9 +174,9 @@ class AttentionInputs:
         return cls(width, rows, *(part.view(count * plan.heads, -1, width) for part in parts))
 
     def gradients(self, p: Tensor, grad: Tensor, plan: AttentionPlan) -> Tensor:
-        """Gradients of queries, keys and values; to save memory, they overwrite `self.rows`.
+        """Gradients of queries, keys and values, in the layout of `self.rows`, which they overwrite to save memory.
 
-        With weights `p`, output gradients `do` and score gradients `ds`: `dv_j = Σ_i p_ij do_i`,
+        With weights `p`, output gradients `do` (from `grad`), score gradients `ds`: `dv_j = Σ_i p_ij do_i`,
         `dk_j = Σ_i ds_ij q_i / √e`, `dq_i = Σ_j ds_ij k_j / √e`.
         """
         do = F.embedding(plan.query_of_slot, grad.reshape(-1, self.width))  # [C*H, B, e]
@@ -197,7 +197,7 @@ class AttentionPlan:
 
     `Q` queries are put into `C` blocks of `B` slots, the last `unused_slots` empty; a block's queries share `S` keys.
     The tokens' queries, keys and values `[R, 3 * width]` are cut into `H` heads of width `e`: `[R * 3 * H, e]`. From
-    them, `rows` gathers the blocks; `mask` hides the keys that are neither a query's own nor of its ancestors.
+    them, `rows` gathers the blocks; `mask` hides all keys but those of a query's token and its ancestors.
     """
 
     heads: int
@@ -215,7 +215,7 @@ class TreeLayout:
 
     entry_rows: Tensor  # [E]
     entry_depths: Tensor  # [E]
-    layers: tuple[AttentionPlan, ...]  # the first one's states are entries, the last one's queries the prompts' ends
+    layers: tuple[AttentionPlan, ...]  # the first layer's states: entries; the last layer's queries: prompts' ends
     ends: Tensor  # [P] each prompt's index among the last layer's queries
 
     @classmethod
@@ -235,7 +235,7 @@ class TreeLayout:
 
 @dataclass(frozen=True)
 class QueryBlocks:
-    """Nodes of a prefix tree in blocks of attention queries; a block's keys are all ancestors of its queries."""
+    """Query nodes of a prefix tree, in blocks; a block's keys are its queries and all their ancestors."""
 
     queries: Ints  # [Q] nodes
     keys: Ints  # [C, S] nodes; unused columns repeat the first

@@ -2,7 +2,7 @@
 
 Prompts are encoded as a prefix tree: matrix products run once per distinct prefix, attention runs over the prefix's
 ancestors, and the last layer runs only for the prompts' end tokens (derivation and timings: `docs/text.md`). Templates
-and names, from which prompts are made, are in `duplex/methods/prompts.py`.
+and names of prompts are in `duplex/methods/prompts.py`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class TokenFrame(NamedTuple):
 
 
 class Vocabulary:
-    """A tokenizer and its embedding table `[V, width]`; raises DuplexError for tokens that were not trained (NaN)."""
+    """A tokenizer and its embedding table `[V, width]`; raises DuplexError for untrained tokens (NaN in the table)."""
 
     def __init__(self, table: Tensor, tokenizer: Any = None) -> None:
         self.table = table.detach()
@@ -172,7 +172,7 @@ class ClipTextTower:
         return x @ self.projection if isinstance(self.projection, Tensor) else self.projection(x)
 
     def own_blocks(self) -> LastBlocks:
-        """Replace the blocks by copies, into which adapters may be inserted; also returns these as `LastBlocks`."""
+        """Replace the blocks by copies, so that adapters can be inserted; returns the copies as `LastBlocks`."""
         self.blocks = copy.deepcopy(self.blocks)
         self.is_trained = True
         blocks = [nn.Sequential(block) for block in self.blocks]

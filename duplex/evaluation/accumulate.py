@@ -38,7 +38,7 @@ NO_COLUMN = np.iinfo(np.int64).max
 
 @dataclass(frozen=True)
 class ColumnRun:
-    """Adjacent columns of one group in a block of scores, perhaps reordered; `positions`: those before reordering."""
+    """Adjacent columns of one group (seen, or one bucket of unseen pairs) in a block whose columns may be reordered."""
 
     group: int
     span: slice  # in the ordered block
@@ -56,7 +56,7 @@ class ColumnOrder:
 
     @classmethod
     def of(cls, groups: NDArray[Any]) -> ColumnOrder:
-        """Plan how to read w columns of scores, by group [w]: 0 seen; 1, 2, ... unseen buckets; -1 infeasible."""
+        """Plan how to read w score columns; `groups` [w]: 0 seen; 1, 2, ... unseen buckets; -1 infeasible."""
         cuts = np.flatnonzero(np.diff(groups)) + 1
         positions, order = np.arange(groups.size), None
         if cuts.size >= 2 * np.unique(groups).size:  # groups alternate often: move the columns
@@ -80,7 +80,7 @@ def checked_mask(values: Any, name: str) -> Bools:
 
 
 def column_groups(seen: Bools, bucket: ArrayLike | None, feasible_mask: ArrayLike | None) -> NDArray[Any]:
-    """Group of each candidate [C]: -1 if infeasible, 0 if seen, else 1 + its `bucket` between two thresholds."""
+    """Group of each column [C]: -1 if infeasible, 0 if seen, else 1 + `bucket`, its interval between thresholds."""
     buckets = np.zeros(seen.size, dtype=np.int8) if bucket is None else np.asarray(bucket)
     feasible = None if feasible_mask is None else checked_mask(feasible_mask, "feasible_mask")
     is_whole = buckets.shape == seen.shape and buckets.dtype.kind in "iub" and buckets.min() >= 0
@@ -99,10 +99,10 @@ def column_groups(seen: Bools, bucket: ArrayLike | None, feasible_mask: ArrayLik
 
 
 def best_scores_per_group(block: NDArray[Any], plan: ColumnOrder, label_position: Ints, k: int) -> TopK:
-    """Each label's score [b]; per run of columns, the `k` best other scores [R, b, k] and the place of the best [R, b].
+    """Labels' scores [b] and, per run of columns, the `k` best other scores [R, b, k] and the place of the best [R, b].
 
     A label score is -inf if the label's position is -1. The best scores are in descending order, filled up with -inf.
-    A place is a position in its run; of equal scores, the first counts. NaN counts as the largest: callers will see it.
+    A place is a position in its run; of equal scores, the first counts. NaN counts as the largest, so callers see it.
 
     Args:
         block: scores [b, w], which are not changed.
@@ -156,7 +156,7 @@ def _row_slices(rows: int, width: int, scores: int) -> Iterator[slice]:
 
 
 def topk_per_group_torch(block: Tensor, plan: ColumnOrder, label_position: Ints, k: int) -> TopK:
-    """Does for a torch tensor, on its device, what `best_scores_per_group` does for an array."""
+    """Like `best_scores_per_group`, but for a torch tensor, on the tensor's device."""
     import torch
 
     device = block.device
@@ -197,7 +197,7 @@ class ScoreAccumulator:
         seen: mask of the columns that are seen compositions [C].
         k: the largest k for which top-k accuracy is to be measured.
         feasible_mask: mask of the columns that count [C] (default: all); the others score -inf.
-        bucket: for each unseen column [C], the step (0, 1, ...) in which `cumulative` adds it to the seen (default: 0).
+        bucket: the step (0, 1, ...) in which `cumulative` adds each unseen column [C] to the seen ones (default: 0).
     """
 
     def __init__(
@@ -280,12 +280,12 @@ class ScoreAccumulator:
         return self._plans[first, width]
 
     def competitors(self, buckets: int | None = None) -> TopCompetitors:
-        """Score statistics of all images by seen columns and the unseen ones of the first `buckets` (None: all)."""
+        """Score statistics of all images, for seen columns and unseen ones in the first `buckets` (None: all)."""
         *_, last = islice(self.cumulative(), None if buckets is None else require_whole(buckets, "buckets", 0) + 1)
         return last
 
     def cumulative(self) -> Iterator[TopCompetitors]:
-        """Yield what metrics need of each image: for the seen columns alone, then with one more `bucket` each time.
+        """Yield score statistics of all images: for seen columns alone, then with one more unseen bucket each time.
 
         Raises `DuplexError` if scores of an image are missing or were added twice.
         """
@@ -348,7 +348,7 @@ class TopCompetitors:
     columns: int  # number C of columns
 
     def best_columns(self, bias: float = 0.0) -> Ints:
-        """Each image's predicted column [N]: the best, of equal columns the first; -1 if all score -inf.
+        """Each image's predicted column [N]: the first with the best score; -1 if all score -inf.
 
         bias: is added to the scores of unseen columns.
         """

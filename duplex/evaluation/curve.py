@@ -87,7 +87,7 @@ class Curve:
         return cls(breakpoints, np.where(never_seen, -1, seen_until), unseen_from)
 
     def resampled(self, seen: Ints | slice, unseen: Ints | slice) -> tuple[Floats, Floats]:
-        """Accuracies at each point [P + 1] for some images only, given by the indices `seen` and `unseen`."""
+        """Seen and unseen accuracies at each point [P + 1], on the images with the indices `seen` and `unseen`."""
         points = self.breakpoints.size
         return share_right_until(self.seen_until[seen], points), share_right_from(self.unseen_from[unseen], points)
 
@@ -138,13 +138,13 @@ class Curve:
 
 
 def share_right_until(until: Ints, breakpoints: int) -> Floats:
-    """Share of images that are right at each point 0..P, given the last point `until` at which each is right, or -1."""
+    """Share of images right at each point 0 to P = `breakpoints`; `until`: the last such point of each, or -1."""
     counts = np.bincount(until + 1, minlength=breakpoints + 2)[1:]
     return _share(np.cumsum(counts[::-1])[::-1], until.size)
 
 
 def share_right_from(since: Ints, breakpoints: int) -> Floats:
-    """Share of images that are right at each point 0..P, given the first point at which each is right, or P + 1."""
+    """Share of images right at each point 0 to P = `breakpoints`; `since`: the first such point of each, or P + 1."""
     return _share(np.cumsum(np.bincount(since, minlength=breakpoints + 2)[:-1]), since.size)
 
 

@@ -7,7 +7,7 @@ each step to a lower threshold adds one bucket of compositions to the candidates
 The threshold with the best AUC on validation images is chosen, so its gain on the same images is optimistic: they do
 not show which real pairs outside of validation it excludes. The gain is therefore cross-fitted: the threshold is chosen
 on one half of the unseen pairs and measured on the other, both ways and for many random halves. Leaving out single
-pairs instead would hide the cost: only the least feasible pair could fall below a threshold that the others choose.
+pairs instead would hide the cost: only the least feasible pair could fall below a threshold chosen on the others.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ def auc_points_by_pair(components: AucComponents, pair: Ints, pairs: int) -> Flo
 
     An image wins 2 points against another if some bias makes the answers for both right, 1 if their margins are equal.
     Whole points have exact sums: `AUC = points.sum() / (2 N_s N_u)` for N_s images of seen, N_u of unseen pairs.
-    `pair`: for each image of an unseen pair, the index of its pair [N_u].
+    `pair`: for each image of an unseen pair, the index of its pair [N_u]; `pairs`: the number P of unseen pairs.
     """
     won = np.rint(2 * components.seen.size * components.unseen)  # [N_u] 2 N_s V01_j
     return np.bincount(pair, weights=won, minlength=pairs).astype(np.float64)
 
 
 def random_halvings(pairs: int) -> Bools:
-    """100 random halves of the pairs, as masks [100, pairs]; every call returns the same halves."""
+    """100 random halves of `pairs` pairs, as masks [100, pairs]; every call returns the same halves."""
     rng = np.random.default_rng(0)
     ranks = np.array([rng.permutation(pairs) for _ in range(HALVINGS)])
     return ranks < pairs // 2
@@ -115,12 +115,12 @@ class Threshold:
 
     @property
     def passing_buckets(self) -> int:
-        """The number of buckets (compositions between two thresholds) that reach the chosen threshold."""
+        """The number of buckets (compositions between two thresholds) at or above the chosen threshold."""
         return int(self.candidates.size - np.searchsorted(self.candidates, self.value))
 
 
 def choose_threshold(accumulator: ScoreAccumulator, steps: Floats, k: int = 1) -> Threshold:
-    """The threshold, of the ascending `steps`, with the best *validation* AUC; if several tie, the lowest."""
+    """Choose, from the ascending `steps`, the threshold with the best *validation* AUC; the lowest if several tie."""
     unseen = ~accumulator.seen[accumulator.target]
     _, pair, images = np.unique(accumulator.target[unseen], return_inverse=True, return_counts=True)
     by_cut = []  # with none, one, ... buckets feasible

@@ -34,8 +34,8 @@ NAMES = ("seen", "unseen", "hm", "auc")
 class AucComponents:
     """Each image's part of AUC; the variance of the parts gives the standard error of AUC (DeLong's method).
 
-    The part of a seen pair's image is the share of unseen pairs' images for which some bias makes both images right;
-    the part of an unseen pair's image is such a share of seen pairs' images. Ties count one half.
+    The part of a seen pair's image is the share of unseen pairs' images for which some bias makes both images right.
+    For an unseen pair's image, it is the share of seen pairs' images. Ties count one half.
     """
 
     seen: Floats  # [N_s] V10_i = mean_j (d_i > d_j) + (d_i = d_j) / 2
@@ -118,7 +118,7 @@ class Difference:
 
 
 def compare(first: Margins, second: Margins, rounds: int = ROUNDS, seed: int = 0) -> dict[str, Difference]:
-    """The difference `second - first` in each metric that is defined, for two methods on the same images."""
+    """Metric (seen, unseen, hm, auc; if defined) -> difference `second - first` of two methods on the same images."""
     curves = [Curve.of(margins) for margins in (first, second)]
     ends = np.array([(c.seen_accuracies[0], c.unseen_accuracies[-1], c.harmonic.max()) for c in curves])  # [2, 3]
     draws = bootstrap_metrics([first, second], rounds, seed)
@@ -150,7 +150,7 @@ def _normal_p(value: float, error: float | None) -> float | None:
 def compare_seeds(
     first: Sequence[Margins], second: Sequence[Margins], rounds: int = ROUNDS, seed: int = 0
 ) -> dict[str, Difference]:
-    """Mean difference `second - first` over seeds in each metric that is defined; a method has a `Margins` per seed."""
+    """Metric (if defined) -> mean difference `second - first` over seeds; each method has one `Margins` per seed."""
     if len(first) != len(second) or not first:
         raise UsageError(f"the methods have {len(first)} and {len(second)} runs; compare the same seeds of both")
     if len(first) == 1:
@@ -175,7 +175,7 @@ def difference_intervals(values: Floats, draws: Floats) -> dict[str, Difference]
 
 
 def all_indices(runs: Sequence[Margins]) -> tuple[Ints, Ints, Ints]:
-    """The arguments with which `mean_change` uses all runs, all images of seen pairs and all images of unseen pairs."""
+    """Indices of all runs, all images of seen pairs and all images of unseen pairs, as arguments of `mean_change`."""
     return np.arange(len(runs)), np.arange(runs[0].seen.size), np.arange(runs[0].unseen.size)
 
 
@@ -188,7 +188,7 @@ def resample(runs: Sequence[Margins], rng: np.random.Generator) -> tuple[Ints, I
 def mean_change(curves: Sequence[Sequence[Curve]], runs: Ints, seen: Ints, unseen: Ints) -> Floats:
     """Mean difference in S, U, HM and AUC [4], second method minus first; an index that occurs twice counts twice.
 
-    `curves[method][run]`. runs, seen, unseen: indices of runs and of images of seen and of unseen pairs.
+    curves: `curves[method][run]`. runs, seen, unseen: indices of runs, seen pairs' images and unseen pairs' images.
     """
     drawn, times = np.unique(runs, return_counts=True)
     change = [

@@ -6,10 +6,10 @@ Files store metrics as percentages under the keys of `METRICS`; `NAME_low` and `
 In tables, a dash stands for an undefined number.
 
 The *sampled protocol* computes metrics from about 20 biases, as published tables do: `duplex score --protocol sampled`
-from scores; metrics.json has them, in the group `sampled`, from margins. The biases are those of the evaluator of
+from scores, and the group `sampled` of metrics.json from margins. The biases are those of the evaluator of
 Purushwalkam et al. (2019): of the `n` images of unseen pairs that are right at the bias 1000, the margins
 `max seen score - label's score - 0.0001` are sorted, and every `n // 20`-th is used as a bias. Straight lines join the
-curve's points at these biases and at 1000. Arithmetic has single precision (for float64 scores double), and
+curve's points at these biases and at 1000. Arithmetic has single precision (double for float64 scores), and
 `torch.topk` decides between equal scores.
 """
 
@@ -164,11 +164,11 @@ def group_table(groups: FrequencyGroups, train: Ints, test: Ints, right: Mapping
 def vocabulary_accuracies(
     competitors: TopCompetitors, bias: float, states: Ints, objects: Ints, trained: tuple[Bools, Bools]
 ) -> dict[str, dict[str, float]]:
-    """Accuracies in percent for groups of images, by which words of their labels are new, as in OV-CZSL.
+    """Accuracies in percent for images grouped by which words of their labels are new, as in OV-CZSL.
 
-    The groups, with `*` at what training never showed: AO, seen pairs; (AO)*, unseen pairs of trained words; A*O, AO*
+    In group names, `*` marks what training never showed: AO, seen pairs; (AO)*, unseen pairs of trained words; A*O, AO*
     and A*O*, new states, new objects and both. `states` and `objects` have the accuracies of predicted states and
-    objects, on images with a trained and with a new one. A group without images is left out.
+    objects, for trained and for new ones. A group without images is left out.
 
     bias: is added to the scores of unseen columns; published tables use the bias with the best harmonic mean.
     states, objects: state and object of each column [C].
@@ -239,7 +239,7 @@ def sampled_bias_metrics(
 
 
 def sampled_from_margins(margins: Margins) -> Metrics:
-    """Top-1 metrics of the published sweep over sampled biases, computed from margins instead of scores.
+    """Top-1 metrics like those of `sampled_bias_metrics`, but computed from margins instead of scores.
 
     The results differ where scores are equal or nearly equal in single precision.
     """
@@ -286,7 +286,7 @@ def number(value: float | None, form: str = ".2f") -> str:
 
 
 def interval_of(values: Mapping[str, Any], name: str = "auc") -> tuple[float, float] | None:
-    """The two ends of a metric's 95 % interval; None if one of them is not defined."""
+    """The ends of a metric's 95 % interval, `NAME_low` and `NAME_high` in `values`; None if one is missing."""
     low, high = values.get(f"{name}_low"), values.get(f"{name}_high")
     return None if low is None or high is None else (low, high)
 
@@ -298,7 +298,7 @@ def interval_text(values: Mapping[str, Any], name: str = "auc", form: str = ".1f
 
 
 def estimate_line(name: str, estimate: Mapping[str, Any]) -> str:
-    """A line of text for one metric, such as `auc       12.34   [11.00, 13.70]   p = 0.012`; parts may be missing."""
+    """A line for one metric, such as `auc       12.34   [11.00, 13.70]   p = 0.012`; interval and p may be missing."""
     line = f"{name}{number(estimate['value']):>6}"
     if estimate["interval"] is not None:
         low, high = estimate["interval"]
@@ -318,7 +318,7 @@ def metrics_line(values: Mapping[str, Any]) -> str:
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:
-    """Join rows of cells to lines of text with aligned columns; no text is wrapped or cut."""
+    """Format rows of cells as lines of text with aligned columns; no text is wrapped or cut."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
     return "\n".join(lines)

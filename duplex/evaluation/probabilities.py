@@ -42,7 +42,7 @@ BINS = 15
 
 @checked_dataclass(frozen=True, config=ConfigDict(allow_inf_nan=False))
 class Confidence:
-    """How log probabilities are calibrated: a temperature, log-odds added to unseen pairs, their expected share."""
+    """Calibration of log probabilities: temperature, log-odds added to unseen pairs, expected share of their images."""
 
     temperature: Annotated[float, Field(ge=1e-6, le=1e6)] = 1.0  # T, by which log probabilities are divided
     unseen_log_odds: Annotated[float, Field(ge=-1e3, le=1e3)] = 0.0  # k, log-odds added to unseen pairs
@@ -71,7 +71,7 @@ def fit_probabilities(log_p: Tensor, target: Any, seen: Bools, new_share: float 
     """Fit the temperature and the log-odds of unseen pairs to labelled images, by weighted maximum likelihood.
 
     The log-odds are 0 unless there are images of both seen and unseen pairs. Far from its minimum, the loss of
-    overconfident scores is flat and could stop Newton's method; so the best of several starts counts, with short steps.
+    overconfident scores is flat; so Newton's method starts at the best of several points and takes short steps.
 
     Args:
         log_p: log probabilities of the candidates [N, C], in float64.
@@ -155,7 +155,7 @@ class Reliability:
 
 
 def image_weights(is_seen: Bools, new_share: float) -> Floats:
-    """Weights [N] of images with the sum 1; images of unseen pairs have the sum `new_share` if both kinds occur."""
+    """Weights [N] of images, with sum 1; those of unseen pairs' images add up to `new_share` if both kinds occur."""
     unseen = int((~is_seen).sum())
     if unseen in (0, len(is_seen)):
         return np.full(len(is_seen), 1 / max(1, len(is_seen)))

@@ -57,7 +57,7 @@ class ScoreFile:
 
 
 def require_same_columns(first: ScoreFile, second: ScoreFile) -> None:
-    """Raise `UsageError` unless two files have the same images' labels, candidates and, if given, names of words."""
+    """Raise `UsageError` unless two files have the same labels, seen columns and, if given, states and objects."""
     for name, field in (("target", "target"), ("seen", "seen"), ("state", "states"), ("object", "objects")):
         a, b = getattr(first, field), getattr(second, field)
         if a is not None and b is not None and not np.array_equal(a, b):

@@ -58,13 +58,13 @@ class WantedOutputs:
 
     @classmethod
     def of_record(cls, record: Mapping[str, str], patches: bool, finetuned: bool) -> WantedOutputs:
-        """What to encode for a model: patch tokens and, if `finetuned`, the pixels or block inputs in `record`."""
+        """The outputs a model needs: `patches`; if `finetuned`, also the pixels or block inputs that `record` lists."""
         pixels = finetuned and PIXELS in record
         blocks = int(record["block_inputs"]) if finetuned and not pixels else 0
         return cls(patches, blocks, pixels)
 
     def row_shapes(self, encoder: Encoder) -> dict[str, tuple[int, ...]]:
-        """HDF5 data set -> shape of one image's values, for each of these outputs; found by encoding a blank image."""
+        """Shape of one image's values, by HDF5 data set, for each of these outputs; found by encoding a blank image."""
         if not (self.patches or self.block_inputs or self.pixels):
             return {}
         blank = encoder.image_transform(Image.new("RGB", (8, 8)))[None].to(encoder.device)
@@ -77,7 +77,7 @@ class WantedOutputs:
 
 @dataclass(frozen=True)
 class LaunchedBatch:
-    """A batch of images, from row `start`, whose encoding has been started; the event `done` follows its end."""
+    """A batch of images from row `start` on, whose encoding has started; the CUDA event `done` marks its end."""
 
     start: int
     statuses: Tensor  # [B] encoded, or why not; on the CPU once `done` has happened
@@ -90,7 +90,7 @@ class LaunchedBatch:
     ) -> LaunchedBatch:
         """Start encoding B images, the first of which has the row `start`; on a CPU, this waits for the result.
 
-        pixels: [B, 3, R, R] uint8. decoded: status of each file after decoding [B]. contents: their sha256 [B, 32].
+        pixels: [B, 3, R, R] uint8. decoded: each file's status after decoding [B]. contents: the files' sha256 [B, 32].
         """
         device = encoder.device
         asynchronous = device.type == "cuda"
@@ -137,7 +137,7 @@ def encode_outputs(encoder: Encoder, pixels: Tensor, outputs: WantedOutputs) -> 
 
 
 def pad_batches(batches: Iterable[PixelBatch], multiple: int) -> Iterator[PixelBatch]:
-    """Pad batches with black images to a multiple of `multiple`; features then do not depend on the batch size."""
+    """Pad each batch with black images to a multiple of `multiple`, so that features do not depend on its size."""
     for start, pixels, statuses, contents in batches:
         missing = -len(pixels) % multiple
         yield (
@@ -151,7 +151,7 @@ def pad_batches(batches: Iterable[PixelBatch], multiple: int) -> Iterator[PixelB
 def encode_batches(
     encoder: Encoder, batches: Iterable[PixelBatch], outputs: WantedOutputs
 ) -> Iterator[tuple[int, Statuses, Values]]:
-    """Encode batches in order and yield their results; a GPU starts the next batch before a result is yielded."""
+    """Encode batches in order; yields the first row, statuses and outputs of each. A GPU runs one batch ahead."""
     in_flight = int(encoder.device.type == "cuda")
     pending: list[LaunchedBatch] = []
     for batch in batches:
@@ -193,7 +193,7 @@ class ImageRows(Dataset[tuple[Tensor, int, Tensor]]):
             return self.black, RETRY, UNREAD
 
     def read(self, row: int) -> tuple[Tensor, int, Tensor]:
-        """Read one image; returns pixels, status and content. Raises `MachineFault` if memory or disk fails."""
+        """Read one image; returns pixels, status and sha256. Raises `MachineFault` if memory or disk fails."""
         path = self.root / self.images[row]
         content = UNREAD
         try:

@@ -90,7 +90,7 @@ LISTED_BAD = 5  # bad images that an error lists
 
 @dataclass(frozen=True)
 class ExtractionJob:
-    """What encoding one cache file needs: its path and rows, the image files, the encoder, and the outputs to store."""
+    """Inputs of one extraction: the cache file's path and rows, the images, the encoder, and the outputs to store."""
 
     path: Path
     identity: Identity
@@ -116,7 +116,7 @@ class BadImage:
 
 @dataclass(frozen=True)
 class ExtractionReport:
-    """What an extraction did: number of rows in the cache, how many of them were encoded before, and bad images."""
+    """Result of an extraction: rows in the cache, how many of them were encoded before, seconds, and bad images."""
 
     path: Path
     rows: int
@@ -159,7 +159,7 @@ def extract(
 
     A finished cache with the same settings is kept, an unfinished one is resumed, except for images whose files have
     changed. Images that are found in a cache of the same encoder, an earlier one at `out` or one in `reuse`, are copied
-    from there. Unreadable images keep their row; its status is the reason.
+    from there. Unreadable images keep their row, with the reason as its status.
 
     Args:
         images: paths relative to `root`, in the order of the manifest.
@@ -315,7 +315,7 @@ def _checked_bad_images(statuses: Statuses, job: ExtractionJob) -> list[BadImage
 
 
 def plan_shard(total: int, batch_size: int, shard: tuple[int, int] | None, out: Path) -> tuple[Span, Path]:
-    """Rows and file of the shard (k, n), the k-th of n counted from 0; for None, all rows and the file `out`.
+    """Rows and file of the shard (k, n), part k (from 0) of a cache's n parts; for None, all rows and the file `out`.
 
     Shards begin where batches begin, so their features equal those of an extraction without shards. Raises `UsageError`
     if k is not below n, or if there are more shards than batches.
@@ -358,7 +358,7 @@ def find_shards(out: Path) -> list[Path]:
 
 
 def join_shards(out: Path) -> int:
-    """Join all shards into the cache `out`, byte for byte as without shards; returns the number of rows."""
+    """Join all shards into the cache `out`, identical to one made without shards; returns the number of rows."""
     paths = find_shards(out)
     identity: Identity = {}
     shapes: dict[str, tuple[int, ...]] = {}
@@ -398,7 +398,7 @@ def image_contents(root: Path, images: Sequence[str]) -> Contents:
 
 
 def has_outputs_of(identity: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
-    """Whether a cache with this `identity` could replace one with the identity `wanted`, apart from the images.
+    """Whether a cache with the settings `identity` could replace one with the settings `wanted` for equal images.
 
     The encoder must be the same, and all patch tokens, block inputs and pixels of the wanted cache must be there.
     """
@@ -408,9 +408,9 @@ def has_outputs_of(identity: Mapping[str, str], wanted: Mapping[str, str]) -> bo
 
 
 def rows_by_content(path: Path, wanted: Mapping[str, str], *, bad: bool = False) -> dict[bytes, int]:
-    """File's sha256 -> row, for each encoded image in a cache; with `bad`, also for images without features.
+    """Map each encoded image file's sha256 to its row in a cache; `bad` includes images without features.
 
-    Empty if the cache cannot be read, or does not store all outputs of a cache with the identity `wanted`.
+    Empty if the cache cannot be read, or has another encoder or fewer outputs than the settings `wanted`.
     """
     try:
         with open_cache(path) as file:
@@ -481,7 +481,7 @@ class SharedFeatures:
         return None
 
     def require(self) -> tuple[Path, Ints]:
-        """Like `find`, but raises `DuplexError` if no cache has all images, such as after the folder was emptied."""
+        """Like `find`, but raises `DuplexError` if no cache has all images, for example in an emptied folder."""
         if found := self.find():
             return found
         raise DuplexError(f"{self.folder} no longer has the features of all images; encode them again")
@@ -498,7 +498,7 @@ def encode_shared(
     block_inputs: int = 0,
     max_bad: float = 0.01,
 ) -> tuple[SharedFeatures, list[BadImage]]:
-    """Encode images that no cache in the folder has; returns where all features are, and the images without features.
+    """Encode images that no cache in the folder has; returns a `SharedFeatures` of all, and images without features.
 
     Options are those of `extract`; `digests` has the sha256 of each image file, "" for a missing one. Raises
     `DuplexError` if too many images cannot be read, or if one changed while it was being encoded.
@@ -541,7 +541,7 @@ def encode_shared(
 
 
 def find_cached_features(folder: Path, digests: Sequence[str]) -> Features | None:
-    """CLS features of images, given by sha256, from the cache that has most of them; None if no cache has any."""
+    """CLS features of the images with the sha256 `digests`, from the cache with most of them; None if none has any."""
     best, rows = None, np.full(len(digests), -1)
     for path in sorted(folder.glob("features-*/*.h5"), key=lambda path: -path.stat().st_mtime):
         with open_cache(path) as file:

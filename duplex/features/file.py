@@ -111,7 +111,7 @@ def status_of_reason(reason: str) -> int:
 
 
 def value_names(present: Container[str]) -> list[str]:
-    """Names of a cache's HDF5 data sets that hold features, tokens or pixels, in a fixed order."""
+    """Those names in `present` whose HDF5 data sets hold features, tokens or pixels, in a fixed order."""
     return [name for name in DATASETS if name in present and name not in ("status", CHECKSUMS, CONTENTS)]
 
 
@@ -136,7 +136,7 @@ Checksums = NDArray[np.uint32]
 
 
 def row_checksums(block: NDArray[Any], statuses: Statuses | None = None) -> Checksums:
-    """CRC-32 of each row of an array [B, ...], and of the row's status as well if `statuses` [B] are given."""
+    """CRC-32 [B] of each row of an array [B, ...]; if `statuses` [B] are given, it also covers the row's status."""
     rows = np.ascontiguousarray(block).reshape(len(block), int(np.prod(block.shape[1:]))).view(np.uint8)
     begins = [0] * len(rows) if statuses is None else [zlib.crc32(bytes([status])) for status in statuses]
     return np.array([zlib.crc32(row.data, begin) for row, begin in zip(rows, begins, strict=True)], np.uint32)
@@ -149,14 +149,14 @@ def stored_checksums(file: Any, name: str, rows: Any = slice(None)) -> Checksums
 
 
 def contents_digest(file: Any, rows: NDArray[np.int64] | slice = slice(None)) -> str:
-    """A sha256 that changes if, in `rows` of an open cache, a CLS feature or an image's readability changes."""
+    """Digest (sha256) of the CLS features and statuses in `rows` of an open cache, from their checksums."""
     return hashlib.sha256(stored_checksums(file, "cls")[rows].tobytes()).hexdigest()
 
 
 def read_rows(file: Any, name: str, rows: Any = slice(None)) -> NDArray[Any]:
-    """Read rows (a slice or ascending numbers) of the HDF5 data set `name`; rows still to be encoded are not checked.
+    """Read rows (a slice or ascending numbers) of the HDF5 data set `name` in an open cache.
 
-    Raises `DamagedCache` if a row does not match its checksum.
+    Raises `DamagedCache` if a row does not match its checksum; pending rows are not checked.
     """
     values: NDArray[Any] = file[name][rows]
     statuses: Statuses = file["status"][rows]
@@ -174,7 +174,7 @@ def verify_checksums(file: Any) -> None:
 
 
 def refuse_wrong(name: str, rows: NDArray[np.int64], wrong: NDArray[np.bool_]) -> None:
-    """Raise `DamagedCache` if the mask `wrong` [B] marks any of the row numbers `rows` [B]; it names the first one."""
+    """Raise `DamagedCache` for the first of the row numbers `rows` [B] that the mask `wrong` [B] marks, if any."""
     if wrong.any():
         raise DamagedCache(f"row {rows[wrong.argmax()]} of {name!r} does not match its checksum")
 
@@ -203,7 +203,7 @@ DISPLAY_NAMES = {  # in messages, compared in this order: what others follow fro
 def check_identity(stored: Mapping[str, str], expect: Mapping[str, str | None], path: Path) -> None:
     """Raise `DuplexError`, which names the first difference, unless a cache was made with the expected settings.
 
-    Versions of libraries may differ. Of imported features only manifest and width are compared, as the rest is unknown.
+    Library versions may differ. For imported features, only manifest and width are compared, as the rest is unknown.
     If a cache records no folder of images, folders are not compared. If None is expected, the setting must be absent.
     """
     imported = stored.get("encoder") == IMPORTED
@@ -224,7 +224,7 @@ def cache_identity(
     root: str | None = None,
     pixels: bool = False,
 ) -> Identity:
-    """All settings that a cache's bytes depend on, except those at their defaults; `root`: the images' folder."""
+    """The settings that a cache's bytes depend on, by name, except default ones; `root`: the images' folder."""
     options = {
         ROOT: root,
         "tokens": tokens if tokens != "none" else None,
@@ -235,7 +235,7 @@ def cache_identity(
 
 
 def first_difference(stored: Mapping[str, str], expect: Mapping[str, str]) -> str | None:
-    """The first setting in which two identities differ, as messages name it; None if they are equal.
+    """The name, for messages, of the first setting in which two caches differ; None if they are equal.
 
     Folders of images are compared only if both caches record one.
     """
@@ -248,7 +248,7 @@ def first_difference(stored: Mapping[str, str], expect: Mapping[str, str]) -> st
 
 
 def repair_hint(path: Path) -> str:
-    """Text to end an error message with: the command that writes a cache or shard again."""
+    """Last part of an error message: the command that writes the cache or shard `path` again."""
     command = extract_command(path)
     if shard := SHARD.fullmatch(path.name):
         whole = path.with_name(shard["stem"] + (shard["suffix"] or ""))
@@ -299,7 +299,7 @@ def refuse_foreign(path: Path) -> None:
 
 @contextmanager
 def open_cache(path: Path) -> Iterator[Any]:
-    """Context manager: open a finished cache or shard; raises `DuplexError` for a wrong layout or row."""
+    """Context manager: open a finished cache or shard; `DuplexError` if missing, damaged or of another version."""
     require_cache_file(path)
     try:
         file = h5py.File(path, "r", locking="best-effort")
@@ -455,7 +455,7 @@ class PartialCache:
         dim: int,
         token_shapes: Mapping[str, tuple[int, ...]] | None = None,
     ) -> PartialCache:
-        """Create an unfinished cache for features of width `dim`; `token_shapes` has the shape of an image's tokens."""
+        """Create an unfinished cache for features of width `dim`; `token_shapes`: data set -> shape for one image."""
         with report_write_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
         shapes = cache_shapes(dim, token_shapes)

@@ -3,7 +3,7 @@
     numpy.save("X.npy", features)                                # [rows, width], rows in the order of the data set
     numpy.savez("X.npz", features=features, images=names)        # in any order: rows are found by name
 
-A file must fit its data set and the encoder that the user says has computed it.
+A file must fit its data set and the encoder that, according to the user, computed it.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class FeatureFile:
         """The row of each image in the file, found by name; in a file without image names, the rows in order.
 
         Raises UsageError if an image is missing. A file without names must have one row per image, and the images must
-        be `ordered`, as the lines of a table are.
+        have a fixed order (`ordered`), as in a table.
         """
         if self.names is None and not ordered:
             raise UsageError(
@@ -104,7 +104,7 @@ class FeatureFile:
         return np.array([place[image] for image in images], dtype=np.int64)
 
     def unusable(self, rows: Ints) -> NDArray[np.bool_]:
-        """Mask of the n `rows` that have NaN, infinity or only zeros; UsageError for numbers too large for float16."""
+        """Mask [n] of the `rows` [n] with NaN, infinity or only zeros; UsageError for numbers too large for float16."""
         bad = np.empty(len(rows), dtype=bool)
         for start in range(0, len(rows), CHUNK):
             block = np.asarray(self.values[rows[start : start + CHUNK]])
@@ -126,7 +126,7 @@ class FeatureFile:
 
 
 def equal_feature_keys(path: Path | None, source: SourceOptions) -> Callable[[Sequence[str]], list[str]] | None:
-    """Function: images of `source` -> keys, the same for equal features in the file `path`; None without a file."""
+    """A function that maps images of `source` to keys, equal for equal features in the file `path`; None without it."""
     if path is None:
         return None
 
@@ -160,7 +160,7 @@ def _checked_names(path: Path, names: NDArray[Any], rows: int) -> tuple[str, ...
 def import_features(
     source: Path, rows: int, manifest_sha256: str, out: Path, images: Sequence[str] | None = None, max_bad: float = 1.0
 ) -> Identity:
-    """Write the feature cache `out` from a user's .npy or .npz file of features.
+    """Write the feature cache `out` of `rows` images from a user's .npy or .npz file of features.
 
     Images whose features are zero or not finite count as unreadable. Rows of a file with names are matched to `images`.
     Returns the cache's identity, which records the file and the manifest but no encoder, as that is unknown.
@@ -208,9 +208,9 @@ def check_features(
 ) -> Iterator[DataIssue]:
     """Check a user's file of image features; yields issues about rows that are unusable, equal, or without an image.
 
-    Raises UsageError unless the file fits the data set and the encoder (IMPORTED: an unknown one, with which any width
-    fits). Without image names in the file, the data set must be a table (`is_table`), whose order is fixed. A larger
-    share of unusable rows than `max_bad` is fatal.
+    Raises UsageError unless the file fits the data set and the encoder (IMPORTED: an unknown one, for which any width
+    fits). If the file has no image names, the data set must be a table (`is_table`), as its order is fixed. Unusable
+    rows are a fatal issue if their share exceeds `max_bad`.
     """
     file = FeatureFile.open(path)
     images = data.manifest["image"].tolist()

@@ -1,4 +1,4 @@
-"""Read tokens from a feature cache, and join features with labels to the examples that are trained and evaluated on.
+"""Read tokens from a feature cache, and join features and labels into examples for training and evaluation.
 
 *Tokens* here are patch tokens, block inputs or pixels; fine-tuned blocks are computed from the last two. Tokens that do
 not fit into memory stay on disk: MIT-States at ViT-L/14 has 53,753 x 256 x 1,024 x 2 B = 28 GB. A method then gets
@@ -79,7 +79,7 @@ class MappedRows:
         return self._rows.shape
 
     def read(self, rows: Ints) -> NDArray[Any]:
-        """Copy rows; raises `DamagedCache` if a row, at its first reading, does not match its checksum."""
+        """Read rows from disk; raises `DamagedCache` if a row does not match its checksum when first read."""
         values = self._rows.take(rows, axis=0)
         self._mapped.madvise(mmap.MADV_DONTNEED)  # the system caches the pages, not this process
         unread = self._unread[rows]
@@ -102,7 +102,7 @@ class MappedRows:
 
 @dataclass(frozen=True, eq=False)
 class DiskTokens:
-    """Tokens of n images that stay on disk; indexing with a slice or positions, as in a tensor, reads some of them.
+    """Tokens of n images that stay on disk; indexing by a slice or by positions, as in a tensor, reads only those.
 
     The file stays open until the last object made from it is deleted; it stays readable even if it is replaced.
     """

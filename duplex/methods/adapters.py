@@ -1,4 +1,4 @@
-"""Adapters: what fine-tuning trains in the blocks of a tower. Each is a plug-in of the group `duplex.adapters`.
+"""Adapters, which fine-tuning trains in a tower's blocks. Each is a plug-in of the group `duplex.adapters`.
 
     bottleneck:  y <- y + Up(dropout(relu(Down(y))))          y: output of attention, MLP or convolutional block
     parallel:    y <- y + 0.1 Up(dropout(relu(Down(x))))      x: what enters the layer norm before attention or MLP
@@ -7,11 +7,11 @@
     concepts:    y <- y + Up_k(quickgelu(Down_k(y)))          k: state, object or composition; the blocks run for each k
     experts:     y <- y + B_0 A_0 h + sum_i G_i B_i A_i h     y: output of the MLP; h: its input, after the layer norm
 
-Each token has its own `G`: the softmax of the two largest of eight numbers `R h`; the other six experts get zero. This
-is EVA's mixture of experts (arXiv 2506.20986), read in summaries by others, which leave the ranks open.
+Each token has its own `G`: the softmax of the two largest of eight numbers `R h`, R a matrix; the other six experts get
+zero. This is EVA's mixture of experts (arXiv 2506.20986), known from others' summaries, which do not give the ranks.
 
-`Up` and `B` start at zero, except in `concepts`, the adapters of CAILA's published code (Zheng et al., 2024). There, an
-image's compositions begin at the middle block, as the tokens of state and object together, with a mixture of adapters:
+`Up` and `B` start at zero, except in `concepts`, the adapters of CAILA's published code (Zheng et al., 2024). There,
+from an image's middle block on, tokens of state and object also run together, for compositions, with mixed adapters:
 
     y <- y + (Up_c(mean of z_k) + Up_s(z_s) + Up_o(z_o)) / 3,   z_k = quickgelu(Down_k(y))
 
@@ -51,7 +51,7 @@ class BlockAdapters(nn.ModuleList):
     blocks: the blocks to fine-tune, whose own parameters are frozen.
     cut: names the modules of a transformer block at which its attention and its MLP begin and end.
     channels: number of output channels of each block.
-    options: the options `finetune:`.
+    options: the settings under `finetune:`.
     """
 
     def __init__(self, blocks: TowerBlocks, cut: LastBlocks, channels: list[int], options: FinetuneOptions) -> None:
@@ -60,7 +60,7 @@ class BlockAdapters(nn.ModuleList):
     def attach(
         self, blocks: TowerBlocks, cut: LastBlocks, channels: list[int], options: FinetuneOptions
     ) -> list[nn.Module]:
-        """Insert trainable modules into the blocks, or unfreeze these; returns the modules that are trained."""
+        """Insert trainable modules into the blocks, or unfreeze the blocks; returns the trained modules."""
         raise NotImplementedError
 
     def outputs(self, x: Tensor, blocks: TowerBlocks, run: Run) -> list[Tensor]:
@@ -149,7 +149,7 @@ class AllWeights(BlockAdapters):
 
 
 class RoutedExperts(nn.Module):
-    """EVA's low-rank experts of a block: one serves all tokens, and a router picks two of eight for each token."""
+    """EVA's low-rank experts of a block: one for all tokens, and two of eight that a router picks for each token."""
 
     def __init__(self, channels: int, rank: int) -> None:
         super().__init__()
@@ -207,7 +207,7 @@ class ConceptBottleneck(nn.Module):
 
 
 class ConceptBottlenecks(BlockAdapters):
-    """Bottlenecks of states, objects and compositions; blocks run once for each (images' compositions: later half)."""
+    """Trains separate bottlenecks for states, objects and compositions; the blocks run once for each of the three."""
 
     passes: tuple[TowerBlocks, TowerBlocks, TowerBlocks]  # blocks of compositions, states and objects
 

@@ -1,4 +1,4 @@
-"""ADE: attention modules separate state from object; in training, images also attend to images that share one of them.
+"""ADE: attention separates state from object; in training, an image also attends to images with its state or object.
 
 Hao et al., "Learning Attention as Disentangler for Compositional Zero-Shot Learning", CVPR 2023.
 
@@ -43,8 +43,8 @@ class AdeOptions(WordOptions):
 class ConceptAttention(nn.Module):
     """Attention of an image's CLS feature to patch tokens; returns unit vectors [B, e] and attention weights [B, T].
 
-    With tokens y_t and the query q, `v = sum_t a_t (V y_t + b_v)`, `a = softmax_t (K y_t + b_k) . q / sqrt(e)`. To save
-    products of K and V with tokens, `v` is computed as `V (sum_t a_t y_t) + b_v`, since weights sum to 1, and
+    With tokens y_t and query q, `v = sum_t a_t (V y_t + b_v)`, `a = softmax_t (K y_t + b_k) . q / sqrt(e)`; K and V are
+    trained. To save products with tokens, `v` is computed as `V (sum_t a_t y_t) + b_v`, since weights sum to 1, and
     `(K y_t + b_k) . q` as `y_t . K^T q + b_k . q`.
     """
 
@@ -105,10 +105,10 @@ class Ade(WordMethod[AdeOptions]):
     def cross_losses(
         self, attend: ConceptAttention, z: Tensor, tokens: Tensor, partner: Tensor, target: Tensor, words: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Let images and partners attend to each other; returns a sum of cross-entropies and the distance of maps.
+        """Losses if images and partners attend to each other: summed cross-entropies, distance of attention maps.
 
         partner: index of each image's partner in the batch [B].
-        target: the state (or object) that both images share [B], a row of `words`.
+        target: row in `words` of the state (or object) that an image and its partner share [B].
         words: embedded states (or objects) [M, e].
         """
         v, to_partner = attend(z, tokens[partner])
@@ -135,7 +135,7 @@ class Ade(WordMethod[AdeOptions]):
 
 
 def partners(same: Tensor, other: Tensor) -> Tensor:
-    """Index [B] of each image's partner: the next with its label in `same`, preferably not in `other`; else itself."""
+    """Index [B] of each image's partner: the next image equal in `same`, if possible not in `other`; or itself."""
     equal = same[:, None] == same
     different, exists = next_partner_in_batch(equal & (other[:, None] != other))
     nearest, _ = next_partner_in_batch(equal)

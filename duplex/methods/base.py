@@ -212,7 +212,7 @@ class Method(nn.Module, Generic[OptionsT]):
 
     @classmethod
     def needs(cls, options: Any) -> frozenset[str]:
-        """Names of what a method with `options` requires: `cls`, `patch`, `text` (tower) or `words` (vectors)."""
+        """What a method with `options` requires, among `cls`, `patch` (tokens), `text` (tower), `words` (vectors)."""
         return frozenset(cls.required_inputs)
 
     @classmethod
@@ -234,7 +234,7 @@ class Method(nn.Module, Generic[OptionsT]):
     def shared(self) -> tuple[Any, ...]:
         """Compute what all batches of an optimiser step share, such as encoded prompts; returns a tuple of values.
 
-        Gradients with respect to its tensors are summed over the batches and propagated to the parameters only once.
+        Gradients with respect to these values are summed over the batches and propagated to the parameters once.
         """
         return ()
 
@@ -264,7 +264,7 @@ class Method(nn.Module, Generic[OptionsT]):
         """
 
     def chosen_options(self) -> dict[str, Any]:
-        """Option name -> the value that `tune` chose, for a later training without validation images."""
+        """The values that `tune` chose, by option name, to train later without validation images."""
         return {}
 
     @torch.no_grad()
@@ -281,7 +281,7 @@ class Method(nn.Module, Generic[OptionsT]):
         return torch.no_grad()(lambda inputs: torch.stack([term for _, term in terms(inputs)]).sum(0))
 
     def score_terms(self, candidates: Ints) -> ScoreTerms | None:
-        """A function that yields each summand of the `candidates`' scores with its name; None if scores are no sums."""
+        """A function from inputs to (name, summand) pairs of `candidates`' scores; None if scores are not sums."""
         return None
 
     def probabilities(self, scores: Tensor) -> Tensor:
@@ -293,7 +293,7 @@ class Method(nn.Module, Generic[OptionsT]):
         return None
 
     def portable(self, candidates: Ints) -> dict[str, Tensor] | None:
-        """The tensors from which an exported model computes `candidates`' scores; None if it cannot be exported."""
+        """Named tensors from which an export computes `candidates`' scores; None if the method has no export."""
         return None
 
     def inspectable(self) -> Inspectable:
@@ -310,8 +310,8 @@ class AdaptedRun:
     """The trained method that a stream adapter adapts, with its candidates and training images."""
 
     method: Method[Any]
-    candidates: Ints  # compositions that are scored, rising [C]
-    feasible: Bools  # [C]; the others cannot win
+    candidates: Ints  # compositions that are scored, ascending [C]
+    feasible: Bools  # whether each candidate can win [C]
     train: Batch
     scorer: Scorer  # inputs -> scores [B, C] of the trained method
 

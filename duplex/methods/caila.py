@@ -13,9 +13,9 @@ Zheng et al., "CAILA: Concept-Aware Intra-Layer Adapters for Compositional Zero-
 * L_s, L_o, L_c: cross-entropies of states, objects and compositions
 * L_shift: cross-entropy of artificial images, an image's z^s plus the next image's z^o, if their composition is seen
 
-In the paper, adapters are part of every encoder layer; here, they follow the final features, unless `adapter: blocks`
-takes z and t of each concept from towers with the fine-tuning adapters `concepts` instead. It learns tau, one for each
-concept. In the paper, artificial images replace a tenth of the images; here, they have a loss of their own.
+In the paper, adapters are part of every encoder layer; here, they follow the final features. With `adapter: blocks`, z
+and t of each concept come from towers fine-tuned with the adapters `concepts` instead, and each concept has a trained
+tau. In the paper, artificial images replace a tenth of the images; here, they have a loss of their own.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ PRIMITIVE_SCALE = 20  # of states and objects relative to compositions, in the p
 
 @dataclass(frozen=True)
 class CailaOptions(TextOptions):
-    adapter: Literal["feature", "blocks"] = "feature"  # on features, or those of `finetune` in the towers' blocks
+    adapter: Literal["feature", "blocks"] = "feature"  # after the features, or in the towers' blocks (`finetune`)
     width: Count = 64  # hidden units of each adapter
     dropout: Rate = 0.1  # inside each adapter
     scale: Positive = 0.1  # weight a of the adapters' outputs

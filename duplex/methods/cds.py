@@ -39,7 +39,7 @@ class CdsOptions(ThreePathOptions):
 
 
 class Cds(ThreePaths[CdsOptions]):
-    """CDS-CZSL: scores by prompts of pairs, states and objects, which are higher for states specific to the object."""
+    """CDS-CZSL: scores by prompts of pairs, states and objects, raised for states that are specific to the object."""
 
     more_specific: Tensor
     less_specific: Tensor

@@ -44,7 +44,7 @@ class NodeFeatures(NamedTuple):
 
 
 class CompositionGraph(nn.Module):
-    """Edges among states, objects and compositions, for averages over neighbours; it has no trained layers.
+    """Graph of states, objects and compositions that averages features over neighbours; nothing is trained.
 
     weights: of the messages that compositions send [C]; 1, unless Co-CGE sets them in the open world.
     """
@@ -58,7 +58,7 @@ class CompositionGraph(nn.Module):
         self.register_buffer("weights", torch.ones(len(compositions)))
 
     def means(self, x: NodeFeatures) -> NodeFeatures:
-        """Mean of each node and its neighbours; for states and objects, `weights` weigh a composition's edges."""
+        """Mean features of nodes and their neighbours; for states and objects, `weights` weigh compositions' edges."""
         m, n = self.columns.states, self.columns.objects
         w = self.weights[:, None]
         states = self._primitive_means(x.states, m, w * (x.objects.index_select(0, n) + x.compositions), self.sizes[0])
@@ -72,13 +72,13 @@ class CompositionGraph(nn.Module):
 
     @staticmethod
     def composition_means(x: NodeFeatures, rows: Tensor, columns: CompositionIndex) -> Tensor:
-        """Mean of three features of each composition in `columns` [C, w]: its own, in `rows`, and its words' in `x`."""
+        """For C compositions, the mean [C, w] of its features (`rows`) and its state's and object's (in `x`)."""
         both = x.states.index_select(0, columns.states) + x.objects.index_select(0, columns.objects)
         return (rows + both) / 3
 
 
 class GraphNetwork(nn.Module):
-    """Graph network: `layers` convolutions, from `inside` to `out` channels; `forward` lists all layers' features."""
+    """Graph network of `layers` convolutions, `inside` to `out` channels; a call returns all layers' features."""
 
     def __init__(self, graph: CompositionGraph, inside: int, width: int, out: int, layers: int, rate: float) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""CLEAR: reasoners add an abstract state and an abstract object, read from likely words and patches, to three paths.
+"""CLEAR: three paths, and networks (reasoners) that read an abstract state and object from likely words and patches.
 
 Li, Zhao, Su, "From Model Patterns to Abstract Semantics in CZSL", preprint, 2026.
 
@@ -82,7 +82,7 @@ class Clear(ThreePaths[ClearOptions]):
         return [c, s + self.paths.logits(abstract_s, t.states), o + self.paths.logits(abstract_o, t.objects)]
 
     def abstract(self, blocks: Any, q: Tensor, logits: Tensor, words: Tensor, patches: Tensor | None) -> Tensor:
-        """Feature [B, d] that `q` reads, by cross-attention `blocks`, from the likeliest `words` and from patches."""
+        """Feature [B, d] that query `q` reads, by `blocks`, from `patches` and `words` with the largest `logits`."""
         likely = logits.topk(max(1, math.ceil(self.options.ratio * len(words)))).indices
         y = words[likely] + self.types[0]
         y = y if patches is None else torch.cat([y, patches], 1)

@@ -102,7 +102,7 @@ def covariance_norm(x: Tensor, y: Tensor) -> Tensor:
 
 
 def initial_clusters(z: Tensor, groups: Tensor, rows: Tensor) -> Tensor:
-    """Prototypes [G, K, d]: K evenly spaced features `z` [n, d] of each group; an empty group keeps those of `rows`."""
+    """Prototypes [G, K, d]: K of each group's features `z` [n, d], evenly spaced; `rows` has those of empty groups."""
     prototypes = rows.clone()
     for group in groups.unique().tolist():
         members = (groups == group).nonzero()[:, 0]
@@ -123,7 +123,7 @@ def assign_clusters(z: Tensor, groups: Tensor, rows: Tensor) -> Tensor:
 
 
 def balanced_assignment(similarity: Tensor, groups: Tensor, count: int) -> Tensor:
-    """Shares [B, K] in which images belong to their group's K prototypes (Sinkhorn-Knopp), for `count` groups."""
+    """Shares [B, K] of each image in its group's K prototypes (Sinkhorn-Knopp); `count`: number of groups."""
     log = similarity / SHARPNESS
     for _ in range(ROUNDS):
         masses = log.new_zeros(count, log.shape[1]).index_add(0, groups, log.exp())
@@ -135,7 +135,7 @@ def balanced_assignment(similarity: Tensor, groups: Tensor, count: int) -> Tenso
 def updated_clusters(rows: Tensor, z: Tensor, groups: Tensor, cluster: Tensor, momentum: float) -> Tensor:
     """New prototypes [G, K, d]: `rows` moved towards the mean features `z` of the images assigned to them.
 
-    cluster: number of each image's prototype in its group, a state or object [B].
+    cluster: number, 0 to K - 1, of each image's prototype in its group [B].
     momentum: weight of the old prototypes.
     """
     count, clusters, dim = rows.shape

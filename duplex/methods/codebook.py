@@ -79,7 +79,7 @@ class Codebook(nn.Module):
 
     @torch.no_grad()
     def start(self, z: Tensor, compositions: Tensor, *, seen: bool) -> None:
-        """Compute means of features `z` [n, d] by state, by object, of all; with `seen`, prototypes of seen pairs."""
+        """Compute means of features `z` [n, d] per state, per object and overall; if `seen`, also per seen pair."""
         if self.unseen == "compose":
             n = len(self.labels.objects)
             self.mean_s.copy_(group_means(z, compositions // n, len(self.labels.states)))
@@ -178,7 +178,7 @@ class Codebook(nn.Module):
 
     @torch.no_grad()
     def inverse_lengths(self) -> Tensor:
-        """The factors [M, N] that scale a composed prototype, a state's plus an object's vector, to unit length."""
+        """Factors [M, N] that scale composed prototypes, a state's plus an object's vector, to unit length."""
         if self._inverse is None:  # in double precision, because terms may cancel
             a, b = (self.mean_s - self.mean_all).double(), self.mean_o.double()
             squares = torch.addmm((a * a).sum(1)[:, None] + (b * b).sum(1), a, b.T, alpha=2)

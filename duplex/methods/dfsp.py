@@ -74,7 +74,7 @@ class Dfsp(TextMethod[DfspOptions]):
         return frozenset({"cls", "text"} if options.fusion == "none" else {"cls", "text", "patch"})
 
     def decompose(self, t: Tensor) -> Prototypes:
-        """Text features `t` [C, d] of seen compositions, their means per state [M, d], and their means per object."""
+        """Seen compositions' text features `t` [C, d] with their means per state [M, d] and per object [N, d]."""
         return Prototypes(t, *self.train_candidates.means(t, len(self.labels.states), len(self.labels.objects)))
 
     def shared(self) -> Prototypes:

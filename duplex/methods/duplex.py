@@ -128,7 +128,7 @@ def _blocks(pairs: int, like: Tensor) -> Iterator[slice]:
 
 @dataclass(frozen=True)
 class MessageNodes:
-    """What the messages of a batch are computed from: image features, factors, their posteriors, and labels."""
+    """Inputs of a batch's messages: image features, factors, posteriors of states and objects, and labels."""
 
     z: Tensor  # composition features z^c [B, d]
     z_s: Tensor  # state factors [B, d]
@@ -144,22 +144,22 @@ class BatchCandidates:
     """The candidates whose state and object both occur in a batch; their prototypes are refined.
 
     `C_cand = (S(B) x O(B)) & C_tgt` (Eq. 12-13): S(B) and O(B) are the batch's states and objects. `i`, `j` list pairs
-    of images for which i's state with j's object is a candidate, and `cell` the place of this candidate. All comes
+    of images for which i's state with j's object is a candidate; `cell` lists the candidates' indices. All are computed
     from labels in the host's memory, so that nothing waits for the device.
     """
 
-    compositions: Ints  # the candidates as m * N + n, rising [C]
-    states: Tensor  # S(B), rising [S]
-    objects: Tensor  # O(B), rising [O]
-    state_of: Tensor  # place of each image's state in S(B) [B]
-    object_of: Tensor  # place of each image's object in O(B) [B]
-    partners_s: Tensor  # |O_cand(m)| of each state, at least 1 [S]
-    partners_o: Tensor  # |S_cand(n)| of each object, at least 1 [O]
-    row: Tensor  # place of each candidate's state in S(B) [C]
-    column: Tensor  # place of its object in O(B) [C]
+    compositions: Ints  # the candidates as m * N + n, ascending [C]
+    states: Tensor  # S(B), ascending [S]
+    objects: Tensor  # O(B), ascending [O]
+    state_of: Tensor  # index of each image's state in S(B) [B]
+    object_of: Tensor  # index of each image's object in O(B) [B]
+    partners_s: Tensor  # number of candidates with each state, at least 1 [S]
+    partners_o: Tensor  # number of candidates with each object, at least 1 [O]
+    row: Tensor  # index of each candidate's state in S(B) [C]
+    column: Tensor  # index of each candidate's object in O(B) [C]
     i: Tensor  # pairs of images (i, j) whose label (m_i, n_j) is a candidate [P]
     j: Tensor
-    cell: Tensor  # the place of that candidate [P]
+    cell: Tensor  # index of that candidate [P]
 
     @classmethod
     def of(
@@ -204,7 +204,7 @@ def mean_messages(
     messages: tuple[Message, ...],
     reading: Reading = Reading(),
 ) -> tuple[Tensor, Tensor]:
-    """Mean [C, d] of each candidate's messages, weighted by posteriors (Eq. 15-16); mask [C] of those with messages."""
+    """Mean message [C, d] of each candidate, weighted by posteriors (Eq. 15-16); mask [C] of candidates with any."""
     (total, weight), *others = [message_sums(kind, nodes, candidates, fusion, reading) for kind in messages]
     if reading.normalise == "by_kind":
         total, weight = _mean_of_kind(total, weight)
@@ -215,7 +215,7 @@ def mean_messages(
 
 
 def _mean_of_kind(total: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Each candidate's weighted mean of one kind of messages, and the weight 1; both are 0 if it gets no message."""
+    """Each candidate's weighted mean of one kind of messages, and 1; both 0 for a candidate without messages."""
     reached = (weight.detach() > LEAST_WEIGHT).to(weight.dtype)
     return reached * total / weight.clamp(min=LEAST_WEIGHT), reached
 
@@ -291,7 +291,7 @@ def refine(
 
     nodes: features, factors and posteriors of the batch's images, whose labels are `compositions` [B].
     candidates: the compositions whose prototypes may be refined.
-    fusion: makes counterfactuals from factors; None: two images' features added, less the batch's mean, normalised.
+    fusion: computes counterfactuals from factors; None: they are `normalise(z_i + z_j - mean(z))` of features z.
     momentum: weight lambda of the old prototypes; for an anchored codebook, of the initial ones.
     reading: options for what the paper's text leaves open.
     """
@@ -317,7 +317,7 @@ class DuplexOptions(PathOptions):
     # local graph and write-back (Eq. 12-19)
     graph: bool = True  # whether the local graph refines prototypes in training
     messages: tuple[Message, ...] = ("state", "object", "counterfactual")  # sources of messages
-    fusion: Literal["learned", "linear", "additive"] = "learned"  # counterfactuals: Eq. 11, without relu, or added
+    fusion: Literal["learned", "linear", "additive"] = "learned"  # counterfactuals: Eq. 11, without its relu, or sums
     momentum: Share = 0.9  # lambda, the weight of a prototype's old value per refinement
     blend: Literal["recursive", "anchored"] = "recursive"  # whether the old value is the current or the initial one
     renormalise: bool = True  # whether refined prototypes get unit length
@@ -327,7 +327,7 @@ class DuplexOptions(PathOptions):
     losses: tuple[Literal["state", "object", "semantic", "visual"], ...] = ("state", "object", "semantic", "visual")
     inference: tuple[Literal["visual", "semantic", "factors"], ...] = ("visual", "semantic", "factors")
 
-    reading: Reading = option_field(default_factory=Reading)  # of what the paper leaves open (`duplex methods duplex`)
+    reading: Reading = option_field(default_factory=Reading)  # what the paper leaves open (`duplex methods duplex`)
 
     def rules(self) -> Iterable[tuple[object, str]]:
         yield from super().rules()
@@ -466,7 +466,7 @@ class Duplex(PathSumMethod[DuplexOptions]):
         return terms
 
     def _terms_of_all(self, candidates: Ints) -> ScoreTerms:
-        """Score terms with the softmax over all compositions, of which the candidates' columns are returned."""
+        """Score terms of the candidates, with the softmax over all compositions."""
         every, columns = self.score_terms(np.arange(self.labels.size)), torch.as_tensor(candidates, device=self.device)
         return lambda inputs: ((name, term.index_select(1, columns)) for name, term in every(inputs))
 

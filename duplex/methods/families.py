@@ -79,7 +79,7 @@ TextOptionsT = TypeVar("TextOptionsT", bound=TextOptions)
 class TextMethod(SeenMethod[TextOptionsT], Generic[TextOptionsT]):
     """Base class of methods that compare image features with encoded prompts, at CLIP's temperature `tau = 1 / scale`.
 
-    By default, the score is the softmax of the candidates' logits or, as the option `score` says, the logit itself.
+    Unless a subclass differs, the score is the softmax of the candidates' logits or, with `score: logit`, the logit.
     """
 
     required_inputs: ClassVar[tuple[str, ...]] = ("cls", "text")
@@ -205,7 +205,7 @@ class EmbeddingHead(WordMethod[WordOptionsT], Generic[WordOptionsT]):
         return torch.where(torch.as_tensor(self.labels.seen), 0.0, INITIAL_MARGIN * self.scale)
 
     def raise_margins(self, rho: Tensor, epoch: int) -> None:
-        """Set margins to feasibility `rho` [M * N] (seen: 0) times a factor that grows for `margin_epochs` epochs."""
+        """Set margins to feasibility `rho` [M * N], 0 for seen pairs, times a factor that rises with `epoch`."""
         assert self.margins is not None
         options: Any = self.options
         alpha = options.margin * min(1.0, epoch / options.margin_epochs)
@@ -329,7 +329,7 @@ class CrossBlock(nn.Module):
 
 
 def score_in_chunks(score: Callable[[Tensor, Tensor], Tensor], z: Tensor, tokens: Tensor, width: int) -> Tensor:
-    """Apply `score` to chunks of images and join the scores [B, C]; `width`: how many numbers an image needs."""
+    """Apply `score` to chunks of images and join the scores [B, C]; `width`: numbers in memory per image."""
     step = max(1, CHUNK // max(width, 1))
     return torch.cat([score(a, b) for a, b in zip(z.split(step), tokens.split(step), strict=True)])
 
@@ -337,8 +337,8 @@ def score_in_chunks(score: Callable[[Tensor, Tensor], Tensor], z: Tensor, tokens
 def next_partner_in_batch(allowed: Tensor) -> tuple[Tensor, Tensor]:
     """For each image of a batch, find the next one that may be its partner; returns indices and a mask [B] each.
 
-    The search goes on from the last image to the first. The mask marks images that have a partner; the others get
-    their own index. `allowed` [B, B]: whether the image of the column may be the partner of the image of the row.
+    After the last image, the search continues with the first. The mask marks images that have a partner; the
+    others get their own index. `allowed` [B, B]: whether the column's image may be the partner of the row's image.
     """
     count = len(allowed)
     place = torch.arange(count, device=allowed.device)

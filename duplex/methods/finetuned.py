@@ -1,9 +1,9 @@
 """Fine-tune an image tower's last blocks, and all blocks of the text tower, together with any method.
 
-The blocks compute the method's CLS features from the cache: from the activations that enter them, or from pixels, on
-which the frozen layers before the first block then run, too. What is trained in the blocks is a plug-in
-(`duplex.methods.adapters`). Batch norms keep their pretrained statistics. Adapters act on each token, so the prefix
-tree of prompts stays exact with adapters in the text tower.
+The blocks compute the method's CLS features from their cached inputs or from cached pixels, for which the frozen layers
+before the first block run, too. Plug-ins (`duplex.methods.adapters`) determine what is trained in the blocks. Batch
+norms keep their pretrained statistics. Adapters in the text tower act on each token alone, so prompts that begin with
+the same tokens still share the encoding of this beginning.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def finetuned_blocks_factory(
 ) -> Callable[[], FinetunedBlocks]:
     """A function that builds the blocks to fine-tune, with float32 weights, for the image tower of an encoder.
 
-    encoder: identity of the encoder, as checkpoints store it.
+    encoder: the encoder's `name`, `tag`, `precision` and so on, as checkpoints store them.
     """
     tower = load_encoder(encoder["name"], encoder["tag"] or None, towers="image", device=device)
     count = cached_blocks(tower, encoder)
@@ -49,7 +49,7 @@ def finetuned_blocks_factory(
 
 
 class FinetunedBlocks(nn.Module):
-    """Trainable copies of an image tower's last blocks: maps tokens or feature maps to inputs of a method.
+    """Trainable copies of an image tower's last blocks, which compute a method's inputs from block inputs.
 
     The state dict, and so a checkpoint, holds only trained parameters; frozen weights stay on the tower's device.
 

@@ -1,4 +1,4 @@
-"""FlowComposer: flows move an image's state and object factors to their prompts, and together its whole feature.
+"""FlowComposer: flows move an image's state and object factors to their prompts; combined, they move its feature.
 
 He, Li, Chen, "FlowComposer: Composable Flows for Compositional Zero-Shot Learning", CVPR 2026. Its formulas were read
 on the project page and in third parties' notes, not in the paper.
@@ -46,7 +46,7 @@ HOOKS = (  # methods of `Method` in which the base alone has a part
 
 @dataclass(frozen=True)
 class FlowOptions(Options):
-    base: Mapping[str, Any] = field(default_factory=lambda: {"kind": "prompts"})  # kind with three paths, its options
+    base: Mapping[str, Any] = field(default_factory=lambda: {"kind": "prompts"})  # a three-path kind and its options
     leaked: bool = True  # whether flows also start at the features of the other two paths
     joint: bool = True  # whether the flows' losses train the base, too
     step: Positive = 0.1  # length of the move along both directions
@@ -93,13 +93,13 @@ class Flow(Method[FlowOptions]):
         return z, *self.base.paths.factors(z)
 
     def composed(self, z_s: Tensor, z_o: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Unit directions d_s, d_o [B, d] in which both flows leave the factors, and their coefficients a, b [B, 2]."""
+        """Unit directions d_s, d_o [B, d] of the flows at the factors, and the directions' coefficients a, b [B, 2]."""
         start = z_s.new_zeros(len(z_s), 1)
         d_s, d_o = unit(self.state(torch.cat([z_s, start], -1))), unit(self.object(torch.cat([z_o, start], -1)))
         return d_s, d_o, self.composer(torch.cat([d_s, d_o], -1).detach())
 
     def target_coefficients(self, d_s: Tensor, d_o: Tensor, move: Tensor) -> Tensor:
-        """Coefficients [B, 2] with which `d_s` and `d_o` add up to nearly `move` [B, d], by ridge regression."""
+        """Coefficients a, b [B, 2] for which a d_s + b d_o is nearly `move` [B, d], by ridge regression."""
         own, both = 1 + self.options.ridge, (d_s * d_o).sum(-1)
         p, q = (d_s * move).sum(-1), (d_o * move).sum(-1)
         determinant = (own * own - both * both).clamp(min=torch.finfo(both.dtype).eps)

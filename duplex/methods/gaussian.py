@@ -82,7 +82,7 @@ class ClassStatistics:
         return cls(states, objects, pairs, place.bincount(minlength=len(pairs)).double(), sums, z.T @ z)
 
     def relabelled(self, states: Tensor, objects: Tensor, shape: tuple[int, int]) -> ClassStatistics:
-        """These statistics for more words; `states`, `objects`: old words' new indices; `shape`: numbers of both."""
+        """These statistics with more words; `states`, `objects`: old words' new indices; `shape`: new (M, N)."""
         pairs = states[self.state_of] * shape[1] + objects[self.object_of]
         return ClassStatistics(*shape, pairs, self.counts, self.sums, self.moment)
 
@@ -219,7 +219,7 @@ class Interactions(LowRankWordSimilarities):
         return self.pair_factors(states, objects) @ self.core.flatten(0, 1)
 
     def scores_before_objects(self, x: Tensor) -> Tensor:
-        """Part [B, M, s] of the products of features x [B, d] with all `gamma_mn`; `@ objects.T` completes them."""
+        """Tensor [B, M, s] that `@ objects.T` turns into products of features `x` [B, d] with all `gamma_mn`."""
         return self.states @ (x @ self.core.flatten(0, 1).T).view(len(x), *self.core.shape[:2])
 
 
@@ -262,7 +262,7 @@ class NormalEquations:
             self.log_prior = phi.shape[1] * math.log(tau)
 
     def gather(self, rows: Tensor) -> Tensor:
-        """Sums of the pairs' `rows` [P, d] over all pairs, per state, and per object, stacked to [1 + M + N, d]."""
+        """Sums of `rows` [P, d], one per pair: over all, by state and by object; stacked to [1 + M + N, d]."""
         m, n = self.seen.shape
         by_s = rows.new_zeros(m, rows.shape[1]).index_add_(0, self.seen.states, rows)
         by_o = rows.new_zeros(n, rows.shape[1]).index_add_(0, self.seen.objects, rows)
@@ -280,13 +280,13 @@ class NormalEquations:
         return h
 
     def solve(self) -> tuple[AdditiveEffects, Tensor]:
-        """Effects, 0 for words without images, and the interactions' coefficients G [r s, d]; r, s: kernels' ranks."""
+        """Fitted effects, 0 for words without images, and interaction coefficients G [r s, d]; r, s: kernels' ranks."""
         beta = torch.cholesky_inverse(torch.linalg.cholesky(self.matrix)) @ self.right
         m, n = self.seen.shape
         return AdditiveEffects(beta[0], beta[1 : 1 + m], beta[1 + m : 1 + m + n]), beta[1 + m + n :]
 
     def log_likelihood(self) -> float:
-        """Marginal log-likelihood of the pairs' mean features (`beta` is integrated out), up to a constant.
+        """Marginal log-likelihood of the pairs' mean features x_c (`beta` is integrated out), up to a constant.
 
         -1/2 [ sum_c w_c |x_c|^2 - r . H^-1 r  +  d (log|H| - sum_c log w_c + log_prior) ]
         """
@@ -298,7 +298,7 @@ class NormalEquations:
 
 
 def interaction_variance(seen: PairMeans, ridge: float) -> float:
-    """The likeliest variance of interactions (what is left of pairs' means after states and objects) on a grid."""
+    """The likeliest variance, on a grid, of interactions (pairs' means minus effects of states and objects)."""
 
     def height(exponent: float) -> float:
         return NormalEquations(seen, 10.0**exponent, ridge).log_likelihood()
@@ -314,7 +314,7 @@ def interaction_variance(seen: PairMeans, ridge: float) -> float:
 
 
 def choose_variances(seen: PairMeans, kernels: LowRankWordSimilarities, ridge: float) -> tuple[float, float]:
-    """The likeliest variances `v` and `tau` of `NormalEquations` for the most frequent pairs, found by climbing."""
+    """The likeliest `v` and `tau` of `NormalEquations` for the most frequent pairs, found by hill climbing."""
     often = seen.counts.argsort(descending=True, stable=True)[:PAIRS]
     some = PairMeans(seen.states[often], seen.objects[often], seen.counts[often], seen.means[often], seen.shape)
 
@@ -352,7 +352,7 @@ class FitSettings:
 
 
 class MovableTensors:
-    """Base of dataclasses of tensors, or of further such dataclasses: `to` copies one to another dtype and device."""
+    """Base of dataclasses that contain tensors, or other such dataclasses; `to` changes dtype and device."""
 
     def to(self: Part, dtype: torch.dtype, device: torch.device | str | None = None) -> Part:
         """Copy with all tensors moved to `device`, and floating-point tensors converted to `dtype`."""

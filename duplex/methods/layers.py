@@ -113,7 +113,7 @@ class Fusion(nn.Module):
         self.state, self.object = _matrix(dim, rank), _matrix(dim, rank)
 
     def project(self, z_s: Tensor, z_o: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute `M_s z^s` and `M_o z^o` [B, d], which every fusion of these factors can use."""
+        """Compute `M_s z^s` and `M_o z^o` [B, d], from which all pairs of these factors can be fused."""
         return self.state(z_s), self.object(z_o)
 
     def forward(self, z_s: Tensor, z_o: Tensor) -> Tensor:
@@ -147,7 +147,7 @@ class CompositionIndex(nn.Module):
         return torch.searchsorted(self.compositions, compositions)
 
     def means(self, rows: Tensor, states: int, objects: int) -> tuple[Tensor, Tensor]:
-        """Mean of `rows` [C, ...] per state [M, ...] and per object [N, ...]; zeros for words of no composition."""
+        """Mean of `rows` [C, ...] per state [M, ...] and per object [N, ...]; 0 for words without a composition."""
         return mean_over(rows, self.states, states), mean_over(rows, self.objects, objects)
 
 

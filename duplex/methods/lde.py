@@ -13,7 +13,7 @@ CVPR 2025 (GDE).
 
 Nothing is trained. `space` is `linear` (LDE; sums are not normalised) or `sphere` (GDE). With `source: text`, as in
 LDE, u_c are text features of all M*N compositions. With `source: images`, they are training images' features, weighted
-so that every seen composition counts the same, as in GDE without its weights by CLIP's scores.
+so that every seen composition counts the same: GDE without its weights from CLIP's scores.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Lde(TextMethod[LdeOptions]):
         self.decompose(unit(train.cls), train.compositions, 1 / counts[inverse].to(self.centre))
 
     def decompose(self, u: Tensor, compositions: Tensor, weights: Tensor) -> None:
-        """Compute the ideal words from unit features `u` [n, d] with `compositions` and `weights` [n]; store them.
+        """Compute and store the ideal words of unit features `u` [n, d] of `compositions` [n], with `weights` [n].
 
         A state or object without features gets zeros.
         """

@@ -55,7 +55,7 @@ class PlidOptions(TextOptions):
     templates: Templates = TEMPLATES  # words before the names in the descriptions
     margin: bool = True  # whether the losses have margins m from the covariance
     mix: Annotated[float, Field(gt=0, lt=1)] = 0.1  # mean of b, the weight of primitives' logits
-    smoothing: Share = 0.0  # weight of a pair's label that the seen pairs with its state or object alone share
+    smoothing: Share = 0.0  # target weight of all seen pairs with only the label's state or only its object
     primitives: NonNegative = 0.1  # weight w of the primitives' losses
     width: Count = 768  # hidden units of each disentangler
     template: Template = TEMPLATE  # words whose tokens initialise the learned context
@@ -101,7 +101,7 @@ class Plid(TextMethod[PlidOptions]):
         return torch.stack([each.encode(compositions).compositions for each in prompts], dim=1)
 
     def shared(self) -> tuple[Tensor, ...]:
-        """Six tensors: mean text features of compositions, states, objects, and the `sample_deviations` from them."""
+        """Six tensors: mean text features of compositions, states and objects, then `sample_deviations` of each."""
         t = self.prompts(self.labels.pairs["train"], self.checkpointing).compositions  # [C, d]
         described = self.described.to(t)  # [C, D, d]
         means = [self.enrich(t, described)]

@@ -10,17 +10,17 @@ state_of, object_of [C]                     the state and the object of each can
 context.{composition,state,object} [K, width], words.{states,objects}    learned prompts, for words added later
 mean.{states,objects,all}                   means of the seen pairs' visual prototypes, for words added later
 
-Tensors of other score terms, such as the closed form (gaussian.py), which may come alone:
+Tensors of other score terms, such as the closed form (gaussian.py); a model may have only these:
 
 likelihood.{whitening [d, d], rows [C, d], offset [C]}  g_c(z) = (z W - mu) . h_c + offset_c
 primitives.{states,objects}.{weight,offset}             p_g(s|x), p_g(o|x), if the score needs them
 effects.{mean,states,objects}, interactions.{states,objects,core}        prototypes of further compositions
 weights.{semantic,factors,gaussian,gaussian_factors}    weights of the score's summands
 classifier.{states,objects}.{weight,offset}             p(s|x), p(o|x) by logistic regressions
-classifier.pairs.{weight [d, C],offset [C]}             p(c|x) of the candidates by one; offset -1e30 if unseen
-product                                     present if terms multiply: the score is a sum of logarithms
+classifier.pairs.{weight [d, C],offset [C]}             p(c|x) by logistic regression; offset -1e30 if unseen
+product                                     present if the score is a sum of log probabilities
 members.K.*, members.weights                tensors of each model of a product, and the weights of their logarithms
-blocks.*                                    fine-tuned blocks of the image tower, whose features the score takes
+blocks.*                                    fine-tuned blocks of the image tower, which compute the features
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ KINDS = ("states", "objects")
 
 
 def portable_paths(paths: Paths, candidates: Ints, names: Collection[str]) -> dict[str, Tensor]:
-    """The tensors of adapter, disentanglers and prompts that score terms `names` and words added later need."""
+    """Named tensors of adapter, disentanglers and prompts, for score terms `names` and words added later."""
     prototypes, device = paths.encode(candidates, names), paths.negatives.device
     tensors = candidate_primitives(paths.prompts.labels, candidates, device)
     tensors["scale"] = torch.tensor(paths.scale, device=device)

@@ -35,7 +35,7 @@ from duplex.options import Count
 
 @dataclass(frozen=True)
 class PromptOptions(PathOptions):
-    """Options of `kind: prompts`: terms of loss and score, sampled classes, EVA's maxima; and the prompts' own."""
+    """Options of `kind: prompts`: those of prompts, loss and score terms, sampled classes, and EVA's maxima."""
 
     losses: tuple[Literal["state", "object", "semantic"], ...] = ("state", "object", "semantic")  # loss terms
     inference: tuple[Literal["semantic", "factors"], ...] = ("semantic", "factors")  # score terms

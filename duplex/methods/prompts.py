@@ -24,7 +24,7 @@ TEMPLATE = "a photo of"
 
 
 class Prototypes(NamedTuple):
-    """Semantic prototypes, which are text features or embedded words: of compositions, all states, all objects."""
+    """Semantic prototypes (text features or embedded words) of compositions, of all states and of all objects."""
 
     compositions: Tensor  # t^c [C, d]
     states: Tensor  # t^s [M, d]; empty without the state path
@@ -104,7 +104,7 @@ class Prompts(nn.Module):
         return torch.cat([self.frozen_rows, self.dropped(self.learned_rows)])
 
     def dropped(self, rows: Tensor) -> Tensor:
-        """The learned vectors `rows`; in training with dropout (`word_dropout`) of the last ones, those of names."""
+        """The learned vectors `rows`; in training, with dropout (`word_dropout`) on the last ones, those of names."""
         if not (self.word_dropout and self.training and torch.is_grad_enabled()):
             return rows
         names = len(self.name_rows)
@@ -124,7 +124,7 @@ class Prompts(nn.Module):
         return np.take_along_axis(body, np.argsort(body < 0, axis=1, kind="stable"), axis=1)  # padding comes last
 
     def all_sequences(self, compositions: Ints) -> list[tuple[TextTower, Ints]]:
-        """Pairs of a text tower and the prompts that it encodes: one pair, unless each path has its own tower."""
+        """List of (text tower, prompts that it encodes); one entry, unless each path has a tower of its own."""
         m, n = self.labels.state_of(compositions), self.labels.object_of(compositions)
         states = len(self.labels.states)
         blocks = {"composition": self.sequences("composition", [m, n + states])}

@@ -110,7 +110,7 @@ def _checked_options(kind: str, value: type[Method[Any]]) -> type[Method[Any]]:
 
 
 def plugin_code_hash(kind: str) -> str | None:
-    """Hash of the code of a plug-in's kind, as it was when imported; None for a kind of this package."""
+    """Hash of the code that defines a plug-in's kind, at its import; None for a kind of this package."""
     return _code[find_method(kind)]
 
 
@@ -144,7 +144,7 @@ def make_method(kind: str, options: Options, context: MethodContext) -> Method[A
 
 
 def describe_method(kind: str) -> dict[str, Any]:
-    """What `duplex methods` shows of a kind, as a dict; it has a key `error` if the kind cannot be loaded."""
+    """A kind's source, needs and options, for `duplex methods`; with a key `error` if it cannot be loaded."""
     source = method_entry_point(kind)
     record: dict[str, Any] = {"kind": kind, "source": provider(source), "module": module_of(source)}
     try:

@@ -11,12 +11,12 @@ Bank", CVPR 2026. Its formulas were read in notes by others, not in the paper.
 
 * V: unit features of an image, CLS and mapped patch tokens;  t: prompts;  tau: CLIP's temperature
 * q: learned query;  B: blocks of cross-attention and MLP, at first B(x, y) = x
-* b_ck: memory, those training images' u that have the K lowest entropies of p_u among all with the largest p_u at c.
-  Free places of it, and all of an unseen composition, hold t_c
+* b_ck: memory of c. Of the training images with the largest p_u at c, it has u of the K with the lowest entropy of p_u;
+  free places of c, and all of an unseen c, hold t_c
 
 Not said in the notes: alpha, beta, gamma, K, N, and that no gradient of KL reaches p. The paper trains low-rank updates
-of the image encoder; here, a linear map and an adapter change its tokens. It fills the memory batch by batch, and goes
-on with test images; here, it is filled anew after each epoch, so that all of it is by the same weights.
+of the image encoder; here, a linear map and an adapter change its tokens. The paper fills the memory batch by batch,
+and with test images, too; here, it is filled anew after each epoch, so that the same weights compute all of it.
 """
 
 from __future__ import annotations

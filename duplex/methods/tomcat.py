@@ -11,11 +11,11 @@ with formulas as in the authors' code. For each image:
 * z, t_c: unit features of image and prompt;  p: the trained method's probabilities;  kappa: CLIP's inverse temperature
 * dt_c, dv_c: offsets, the only parameters, at first zero; AdamW makes a step after the scores of each batch
 * v_c: mean of a queue, which keeps the K features whose predictions have the lowest entropies. An image enters the
-  queue of the largest l_c (without the last summand, which only compositions with a queue have)
+  queue of the c with the largest l_c (without the last summand, for which c must have a queue)
 * i, j: compositions whose queue was entered by an image of the stream
 
-With `warm`, each queue begins with a feature that is the first to leave: a mean over training images; for unseen
-compositions, composed of such means. WARM-CAT (arXiv 2602.23114; only its abstract was read) learns a map instead.
+With `warm`, each queue begins with the composition's mean training feature or, if it is unseen, a composed prototype;
+this feature is the first to leave. WARM-CAT (arXiv 2602.23114; only its abstract was read) learns a map instead.
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ LEAST = 1e-38  # probability
 class TomcatOptions(Options):
     """Options of the stream adapter `tomcat` (see the module's formulas); defaults: the authors' code for C-GQA."""
 
-    learning_rate: NonNegative = 6.25e-6
-    alpha: NonNegative = 0.5
-    beta: NonNegative = 10.0
-    theta: NonNegative = 2.0
-    contrast: NonNegative = 1.75  # lambda
-    weight_decay: NonNegative = 1e-4
-    queue: Count = 3  # K
+    learning_rate: NonNegative = 6.25e-6  # of the offsets
+    alpha: NonNegative = 0.5  # weight of the similarities to image prototypes
+    beta: NonNegative = 10.0  # sharpness of these similarities
+    theta: NonNegative = 2.0  # slope of w and u
+    contrast: NonNegative = 1.75  # lambda, weight of the cross-entropies
+    weight_decay: NonNegative = 1e-4  # of the offsets
+    queue: Count = 3  # K, features of a queue
     warm: bool = False  # whether queues begin with training features
 
 
 class Tomcat(StreamAdapter):
-    """Stream adapter that moves prompts and image prototypes by learned offsets, so that predictions become surer."""
+    """Stream adapter that moves prompts and image prototypes by learned offsets to make predictions more certain."""
 
     Options = TomcatOptions
     grid: ClassVar[Mapping[str, tuple[Any, ...]]] = {

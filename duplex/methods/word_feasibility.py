@@ -2,8 +2,8 @@
 
     f(s, o) = 1/2 [max cos(o, o') over o' != o seen with s + max cos(s, s') over s' != s seen with o]
 
-A composition is the more feasible the more similar its object is to one seen with its state, and its state to one seen
-with its object (CompCos, Mancini et al., CVPR 2021). If there is none, the maximum counts as -1.
+A composition is more feasible if its object is more similar to one seen with its state, and its state to one seen with
+its object (CompCos, Mancini et al., CVPR 2021). If there is none, the maximum counts as -1.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Encode images on a Ray cluster in shards (parts of a feature cache); its actors also execute sweeps.
+"""Encode images on a Ray cluster in shards (parts of a feature cache), or execute the runs of a sweep there.
 
-Each GPU has one actor; without GPUs, actors use CPU slots. If an actor dies, Ray restarts it: a shard is then resumed,
-a run of a sweep is reported as failed. All nodes must see the same files at the same paths.
+Each GPU has one actor (worker process); without GPUs, actors use CPU slots. If an actor dies, Ray restarts it: a shard
+is then resumed, a run of a sweep is reported as failed. All nodes must see the same files at the same paths.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def extract_on_ray(
     fresh: bool = False,
     **options: Any,
 ) -> list[ExtractionReport]:
-    """Encode images, relative to `root`, into shards of the cache `out`; `options` are those of `extract`."""
+    """Encode images (paths below `root`) into shards of the cache `out`; `options` are those of `extract`."""
     encoder_identity(entry.name, entry.weights, precision=entry.precision)  # reports a bad encoder before Ray starts
     ray = connect()
     options |= {"root": root.resolve(), "out": out.resolve()}

@@ -105,7 +105,7 @@ def read_all_metrics(
 def average_runs(params: Params, runs: Mapping[tuple[str, str], Sequence[Tree]], paths: ArtifactPaths) -> Tree:
     """Average the metrics over seeds; adds each method's `settings`: kind, options, encoder, counts of its data set.
 
-    A method with `shown_as: NAME` is entered under NAME; the settings of one with `world: open` are `settings_open`.
+    A method with `shown_as: NAME` is entered under NAME; with `world: open`, its settings are named `settings_open`.
     """
     summary: Tree = aggregate(runs)
     changed = configured_options(params)
@@ -144,10 +144,10 @@ def warn_of_outdated(params: Params, paths: ArtifactPaths) -> None:
 
 
 def read_metrics_of(params: Params, dataset: str, paths: ArtifactPaths) -> tuple[dict[str, list[Tree]], list[str]]:
-    """Read each seed's metrics by method; also returns the names of runs without metrics.
+    """Read a data set's metrics; returns each method's metrics, one per seed, and names of runs without metrics.
 
-    A method with `shown_as: NAME` gives NAME the metrics of the worlds in its option `world`. If METHOD was evaluated
-    as it adapted to the test images too, those metrics are listed as METHOD+stream.
+    With `shown_as: NAME`, a method's metrics in the worlds of its option `world` are listed under NAME. If METHOD was
+    also evaluated while it adapted to the test images, the metrics are listed as METHOD+stream.
     """
     by_method: dict[str, dict[int, Tree]] = {}
     missing = []
@@ -192,7 +192,7 @@ def read_results(params: Params, summary: Tree, paths: ArtifactPaths) -> Results
 
 
 def configured_options(params: Params) -> dict[tuple[str, str], dict[str, Any]]:
-    """(data set, method) -> kind, world and the options set in the files, also those of `training` and `finetune`."""
+    """Kind, world and options that the YAML files set, with `training` and `finetune`, by (data set, method)."""
     table = {}
     for dataset, method in product(params.run.datasets, params.run.methods):
         entry = params.entry(method)
@@ -236,7 +236,7 @@ def auc_by_epoch_table(results: Results) -> pd.DataFrame:
 
 
 def image_parts(params: Params, dataset: str, paths: ArtifactPaths) -> tuple[list[ReportPart], dict[str, object]]:
-    """Parts of the report with one run's examples, errors, nearest images and maps; and the JSON files they cite."""
+    """Report parts with a run's examples, errors, nearest images and maps; and the JSON files they cite, by name."""
     chosen = featured_run(params, dataset, paths)
     files = paths.run(dataset, *chosen)
     root = params.dataset(dataset).source.root

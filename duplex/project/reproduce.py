@@ -1,8 +1,8 @@
-"""`duplex reproduce`: train and evaluate the rows of the paper's tables for a data set, and write the page of claims.
+"""`duplex reproduce`: train and evaluate the methods in the paper's tables on a data set, and write the page of claims.
 
-Rows are methods of the project in the folder `ablations`; report/claims.yaml tells which ones a data set needs. With
-`--methods`, they are other publications' methods, by their recipes, in the main project. The work is done by the
-stages of the pipeline, and their stamps tell what is left, so the same command resumes an interrupted one.
+They are methods of the project in the folder `ablations`; report/claims.yaml lists those that a data set needs. With
+`--methods`, methods of other publications are trained with their published options in the main project. The pipeline's
+stages do the work and record what is done, so the same command continues after an interruption.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ LONG = 20.0  # seconds; what takes longer is timed once
 
 @dataclass(frozen=True)
 class Plan:
-    """What `duplex reproduce` will run for a data set, and what it needs for that, as texts by topic."""
+    """What `duplex reproduce` will run for a data set, and the disk space and hours that it needs."""
 
     params: Params  # with patch tokens if a row needs them
     dataset: str
-    rows: tuple[str, ...]
+    rows: tuple[str, ...]  # names of methods
     runs: list[SweptRun]
-    left: list[SweptRun]  # to train or evaluate
-    topics: dict[str, str]
+    left: list[SweptRun]  # the runs still to train or evaluate
+    topics: dict[str, str]  # topic, such as `disk` -> text
     problem: str = ""  # why the data set cannot be extracted on this machine
 
     @property
@@ -73,7 +73,7 @@ class Plan:
 
 
 def published_params(dataset: str, methods: Sequence[str], seeds: Sequence[int]) -> Params:
-    """The settings of params.yaml with the published recipes of `methods`, and with pixels cached if one needs them."""
+    """params.yaml for a data set with the published options of `methods`; pixels are cached if one fine-tunes."""
     record = read_yaml(PARAMS_FILE)
     run = {"datasets": [dataset], "methods": list(methods), "seeds": list(seeds), "recipes": "published"}
     params = parse_params({**record, "run": run, "report": {}}, dataset_files(PARAMS_FILE), PARAMS_FILE)
@@ -151,7 +151,7 @@ def _stale(params: Params, dataset: str, stage: str, paths: ArtifactPaths) -> st
 
 
 def methods_in_paper(params: Params, dataset: str, data: LabelledImages) -> tuple[list[str], list[str]]:
-    """Methods of params.yaml that are rows of the paper's tables for a data set, and names of rows without a method.
+    """Methods of params.yaml that are in the paper's tables for a data set, and names of rows without a method.
 
     For a data set that is not in the paper, the rows of all tables count. If the paper has results with the data set's
     encoder, only rows with this encoder count.
@@ -189,7 +189,7 @@ def _claimed_runs(benchmark: str | None, backbone: str | None) -> Iterator[list[
 
 
 def reproduce(plan: Plan, jobs: int | None, paths: ArtifactPaths = ArtifactPaths()) -> tuple[SweepResult, Path]:
-    """Do the work that `plan` lists; returns the outcome of the runs, and the path of the page."""
+    """Do the work that `plan` lists; returns the outcome of the runs and the report's path."""
     params = plan.params
     if plan.problem:
         raise DuplexError(plan.problem)

@@ -41,7 +41,7 @@ def best_run(
 ) -> RunPaths:
     """The run with the best validation AUC among runs calibrated for `world`; None: closed if possible, else any.
 
-    hint: the error's advice if there is no run. params: runs that do not match these are skipped, with a note.
+    hint: advice for the error if there is no run. params: runs that do not match them are skipped with a note.
     """
     root = paths.root
     outdated = False
@@ -68,7 +68,7 @@ def best_run(
 
 
 def folder_difference(params: Params, run: Path, paths: ArtifactPaths) -> str:
-    """Why the run in a folder is outdated (`run_difference`); "" if it is not, or does not belong to the project."""
+    """Why the run in a folder is outdated (`run_difference`); "" if it is current or not of this project."""
     root, folder = paths.root.resolve(), run.resolve()
     parts = folder.relative_to(root).parts if root in folder.parents else ()
     if len(parts) != 3:
@@ -83,7 +83,7 @@ def folder_difference(params: Params, run: Path, paths: ArtifactPaths) -> str:
 
 
 def featured_run(params: Params, dataset: str, paths: ArtifactPaths) -> tuple[str, int]:
-    """Method and seed of the report's examples: as in its t-SNE maps, else the last method and first seed of `run:`."""
+    """Method and seed of the report's examples: those of its maps, else the last method and first seed of `run:`."""
     return run_shown_in_maps(params, dataset, paths) or (params.run.methods[-1], params.run.seeds[0])
 
 
@@ -106,9 +106,9 @@ def run_shown_in_maps(params: Params, dataset: str, paths: ArtifactPaths) -> tup
 
 
 def inventory_stage(params: Params, dataset: str, paths: ArtifactPaths = ArtifactPaths()) -> None:
-    """Write `files.json` (sha256 of the files of a data set and its runs), and `featured.json`, the run the maps show.
+    """Write `files.json` (sha256 of the files of a data set and its runs) and `featured.json` (the run in the maps).
 
-    The stages of report and maps depend on these files, because DVC cannot let a stage depend on all runs of a matrix.
+    The stages `report` and `maps` depend on these files, because a DVC stage cannot depend on all runs of a matrix.
     """
     folder = paths.manifest(dataset).parent
     files = sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.endswith(IGNORED))
@@ -146,7 +146,7 @@ def model_card_facts(run: Path, *, name: str | None, licence: str, repository: s
 def training_neighbours(
     params: Params, dataset: str, paths: ArtifactPaths = ArtifactPaths(), *, check: Callable[[Features], None]
 ) -> NeighbourIndex:
-    """A data set's readable training images with features; `check` gets these, to raise an error if they do not fit."""
+    """Index of a data set's readable training images; `check` may raise an error for features that do not fit."""
     manifest = read_manifest(paths.manifest(dataset))
     features = read_features(paths.features(dataset), expect={"manifest": sha256(paths.manifest(dataset))})
     check(features)
@@ -163,7 +163,7 @@ class LoadedRun:
     root: Path  # folder of the images
 
     def retrieval_context(self) -> RetrievalContext:
-        """The method and its test images as input for searches of nearest images."""
+        """The method and its test images, as input for nearest-image searches."""
         test = self.inputs.examples["test"]
         images = self.inputs.manifest["image"].to_numpy()[test.rows].tolist()
         thumbnails = thumbnails_under(self.root)
@@ -194,7 +194,7 @@ def load_featured_run(
 
 
 def load_run_or_default(params: Params, dataset: str, method: str | None, seed: int | None) -> LoadedRun:
-    """Load a run and its test images; `method` or `seed` may be None: then it is that of the report's examples."""
+    """Load a run and its test images; None for `method` or `seed` means that of the report's examples."""
     params.dataset(dataset)
     paths = ArtifactPaths()
     best = featured_run(params, dataset, paths)
@@ -203,7 +203,7 @@ def load_run_or_default(params: Params, dataset: str, method: str | None, seed: 
 
 
 def find_pair(labels: LabelSpace, text: str) -> int:
-    """The composition, seen or unseen, that a text such as "striped heart" means; UsageError if there is none."""
+    """The number of the composition that a text such as "striped heart" means; UsageError if there is none."""
     wanted = prompt_name(text)
     for number, (state, thing) in enumerate(product(labels.states, labels.objects)):
         if wanted == prompt_name(f"{state} {thing}"):

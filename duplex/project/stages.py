@@ -82,7 +82,7 @@ def images_remedy(dataset: str, root: Path) -> str:
 def extract(
     params: Params, dataset: str, paths: ArtifactPaths = ArtifactPaths(), *, out: Path | None = None, **options: Any
 ) -> ExtractionReport:
-    """Encode images, or import features, to a data set's cache or `out`; `options` are those of `features.extract`."""
+    """Encode images, or import features, into `out` or the data set's cache; `options`: those of `features.extract`."""
     features = params.dataset(dataset).features
     is_whole = options.get("shard") is None
     stamp = stamps.stamp(params, dataset, "extract", paths=paths) if out is None and is_whole else None

@@ -52,7 +52,7 @@ def settings(
 ) -> Stamp:
     """The part of a stamp that `plan` writes: the values of params.yaml that a stage uses, and a hash of its code.
 
-    Only options set in params.yaml are included; the hash of the code covers their defaults.
+    Only options set in params.yaml are included; the hash of the code covers all defaults.
 
     stage: prepare, extract, inventory or maps of a data set; train or evaluate of a method, with any seed.
     """
@@ -225,7 +225,7 @@ def run_difference(
 
 
 def require_current_run(params: Params, dataset: str, method: str, seed: int, paths: ArtifactPaths) -> None:
-    """Raise `DuplexError`, with the command that trains it again, if a run is outdated."""
+    """Raise `DuplexError` if a run is outdated; the message says how to train it again."""
     if found := run_difference(params, dataset, method, seed, paths):
         folder = paths.run(dataset, method, seed).root
         raise DuplexError(
@@ -239,7 +239,7 @@ def data_difference(
 ) -> str:
     """Why a data set must be prepared or extracted again, and by which command; "" if it need not be.
 
-    Files without a stamp, which no stage wrote, are taken as they are.
+    Files without a stamp, which no stage wrote, count as up to date.
     """
     for stage in stages:
         found = difference(paths.stamp(dataset, stage), stamp(params, dataset, stage, paths=paths))

@@ -1,7 +1,7 @@
-"""Evaluate a trained run that adapts to the unlabelled test images, in several random orders (`evaluation.stream`).
+"""Evaluate a run while an adapter adapts it to the unlabelled test images, in random orders (`evaluation.stream`).
 
 For each order, one pass over the images collects their scores; the curve is then computed as for any method, so the
-bias on unseen pairs has no part in adapting. The adapter's options are chosen on the validation images, as a stream in
+bias on unseen pairs does not affect adapting. The adapter's options are chosen on a stream of the validation images in
 the closed world; the bias and the feasibility threshold are those of the run.
 """
 
@@ -33,8 +33,8 @@ from duplex.training.inputs import RunInputs
 class StreamScorer(scoring.SplitScorer):
     """A scoring task that passes the images, in the given `order`, to an adapter's method `scores`."""
 
-    order: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))  # places of the images
-    batch: int = 1
+    order: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))  # [N] image indices, first image first
+    batch: int = 1  # images per batch
 
     def blocks(self, inputs: Inputs) -> Iterator[tuple[Any, Tensor]]:
         batches, read = torch.from_numpy(self.order).split(self.batch), []
@@ -64,7 +64,7 @@ class AdaptableRun:
     def evaluated(
         self, options: Options, calibration: scoring.Calibration, world: World, split: str, order: int = 0
     ) -> run.WorldResult:
-        """Adapt to a split's images in random order number `order`; pairs infeasible by `calibration` take no part."""
+        """Evaluate while adapting to `split` in random order number `order`; infeasible pairs are left out."""
         plain = scoring.SplitScorer.of(self.method, self.inputs.labels.candidates(world, split))
         candidates, train = plain.candidates.compositions, self.inputs.examples["train"]
         mask = scoring.feasible_compositions(self.method, self.inputs.words, calibration)
@@ -77,7 +77,7 @@ class AdaptableRun:
         return run.evaluate_world(self.method, self.inputs, self.settings, world, calibration, split, task)
 
     def chosen_options(self) -> tuple[Options, float]:
-        """The options with the best validation AUC, and this AUC; options are tried one after the other."""
+        """The options with the best validation AUC, and this AUC; options are varied one at a time."""
         kind = find_stream_adapter(self.params.adapter)
         given = {name: value if isinstance(value, list) else [value] for name, value in self.params.options.items()}
         values = {**kind.grid, **given}
@@ -95,7 +95,7 @@ class AdaptableRun:
 def evaluate_stream(
     stream: AdaptableRun, plain: Mapping[World, run.WorldResult], calibrations: Mapping[str, scoring.Calibration]
 ) -> tuple[dict[str, Any], list[pd.DataFrame]]:
-    """The metrics `stream` of a run that adapts to its test images, and each world's predictions in the first order.
+    """Evaluate an adapting run on test images; returns its metrics, and predictions in the first order by world.
 
     plain: the results without adapting, by world.
     """

@@ -80,7 +80,7 @@ class LabelledSource:
 def open_labelled(
     name: str, images: Path | None = None, params: Params | None = None, stages: Iterable[str] = DATA_STAGES
 ) -> LabelledSource:
-    """Open labelled images of a data set (`stages` must be up to date), folder, table (files in `images`) or model."""
+    """Open the images of a data set (`stages` must be up to date), a folder, a table (files in `images`) or a model."""
     place, encoder = Path(name), ""
     if params is not None and (name in params.datasets or not place.exists()):
         root = params.dataset(name).source.root
@@ -110,7 +110,7 @@ class LabelMargins:
 
 
 def margins(features: NDArray[Any], labels: Ints, *, folds: int = FOLDS, seed: int = 0) -> LabelMargins:
-    """Score of each label minus the best other's: cosines to class means of the other folds; 0 if these lack either."""
+    """Margins of `labels`, with cosines to label means of the other folds as scores; 0 if a label has no such mean."""
     if len(features) < 2 * folds:
         raise UsageError(f"{len(features)} images are too few to check labels; expected at least {2 * folds}")
     classes, label = np.unique(labels, return_inverse=True)
@@ -136,7 +136,7 @@ def margins(features: NDArray[Any], labels: Ints, *, folds: int = FOLDS, seed: i
 
 
 def rank_suspects(source: LabelledSource) -> pd.DataFrame:
-    """A table of the encoded images, likeliest wrong labels first, with near-copies and distances to other images."""
+    """A table of the encoded images, most suspicious labels first, with near-copies and distances to other images."""
     files, pixels = read_digests(source.root, source.table["image"].tolist(), {})
     cache = source.features(files)
     complete = source.table.index.isin(complete_rows(source.table).index)
@@ -156,7 +156,7 @@ def rank_suspects(source: LabelledSource) -> pd.DataFrame:
 def label_margins(
     features: NDArray[Any], compositions: Ints, labels: LabelSpace, seed: int = 0
 ) -> dict[str, LabelMargins]:
-    """Margin of each image's `composition`, `state` and `object` over the best other, from unit features [n, d]."""
+    """Margins of images with unit features [n, d], by kind of label: `composition`, `state` and `object`."""
     kinds = {"state": labels.state_of(compositions), "object": labels.object_of(compositions)}
     return {name: margins(features, kind, seed=seed) for name, kind in {"composition": compositions, **kinds}.items()}
 
@@ -177,7 +177,7 @@ def _copies(table: pd.DataFrame, looks: NDArray[np.uint8]) -> list[str]:
 
 
 def rank_by_margins(table: pd.DataFrame, labels: LabelSpace, margins_by_kind: dict[str, LabelMargins]) -> pd.DataFrame:
-    """Sort by the sum of margins, each divided by its standard deviation; adds ranks, margins and likelier labels.
+    """Sort a table by the sum of margins, each divided by its standard deviation; adds ranks, margins, better labels.
 
     Labels are listed twice: the user edits one copy; `old_state` and `old_object` show which labels changed.
     """
@@ -225,7 +225,7 @@ def write_suspects_page(path: Path, title: str, ranked: pd.DataFrame, root: Path
 
 
 def copied_pairs(ranked: pd.DataFrame) -> list[tuple[str, ...]]:
-    """Two image names for each pair of near-copies: first those with two labels, then those in two splits."""
+    """The two image names of each near-copy pair: pairs with two labels first, then pairs in two splits."""
     rows = ranked.set_index("image")
     pairs = {tuple(sorted(pair)) for pair in rows["copy_of"][rows["copy_of"] != ""].items()}
     names = [name for name in (*OLD.values(), "split") if name in rows]
@@ -234,7 +234,7 @@ def copied_pairs(ranked: pd.DataFrame) -> list[tuple[str, ...]]:
 
 @dataclass(frozen=True)
 class RelabelledTable:
-    """A source's table with labels corrected; number `changed`, `new` words, images skipped since `outdated`."""
+    """A source's table with corrected labels, and what the corrections changed, added and left out."""
 
     manifest: pd.DataFrame
     changed: int  # number of images whose label changed

@@ -1,7 +1,7 @@
-"""Train and evaluate many runs in parallel, in processes that load inputs once; files are those of `dvc repro`.
+"""Train and evaluate many runs in parallel, in processes that load inputs once; writes the files of `dvc repro`.
 
-Only runs whose stamps are missing or differ are executed. Complete runs are committed to DVC, so that `dvc repro` does
-not repeat them. An interrupted sweep resumes after the last whole epoch.
+Only runs that are missing or outdated are executed. Complete runs are committed to DVC, so that `dvc repro` does not
+repeat them. An interrupted sweep resumes after the last whole epoch.
 
 `tune` searches for settings of methods by validation AUC; test images are never scored. Each combination of settings
 and seed is a trial, kept in `artifacts/trials.partial`, so a repeated or larger search trains only what is missing.
@@ -112,7 +112,7 @@ class SweptRun:
         return f"{self.dataset} {self.method} {self.seed}"
 
     def stage(self, name: str) -> str:
-        """Name in dvc.yaml of this run's stage `name`; if its method combines other runs, it is always `product`."""
+        """This run's stage in dvc.yaml, `NAME@DATASET-METHOD-SEED`; NAME is `name` or, for a product, `product`."""
         return f"{'product' if self.combines else name}@{self.dataset}-{self.method}-{self.seed}"
 
     def difference(self, params: Params, paths: ArtifactPaths, *stages: str) -> str:
@@ -141,7 +141,7 @@ class TaskRunner:
 
     params: Params
     paths: ArtifactPaths
-    threads: int  # number of CPU threads for `threads: auto`: the number that a process of its own would use
+    threads: int  # CPU threads for `threads: auto`: as many as outside of a sweep
     load: LoadInputs = field(default_factory=LastDatasetLoader)
 
     def execute(self, trial: Task) -> Outcome:
@@ -171,19 +171,19 @@ class SweepResult:
     """Result of a sweep: how many runs were complete, executed or committed to DVC, and which ones failed."""
 
     runs: int
-    complete: int = 0  # runs of which nothing was missing
+    complete: int = 0  # runs that were up to date
     executed: int = 0  # runs trained or evaluated by this sweep
     committed: int = 0  # runs committed to DVC, those of interrupted sweeps included
     outside_pipeline: int = 0  # runs that are not in `run:`, which DVC does not track
     seconds: float = 0.0
     failed: dict[str, str] = field(default_factory=dict)  # run -> error message
-    not_committed: str | None = None  # why no run was committed; None: those to be committed were
+    not_committed: str | None = None  # why no run was committed; None: no problem
 
 
 def grid(
     params: Params, datasets: Sequence[str] | None, methods: Sequence[str] | None, seeds: Sequence[int] | None
 ) -> list[SweptRun]:
-    """Runs for all combinations of data sets, methods and seeds; for None, all of them under `run:` in params.yaml."""
+    """Runs for all combinations of data sets, methods and seeds; None means all under `run:` in params.yaml."""
     datasets, methods = datasets or params.run.datasets, methods or params.run.methods
     seeds = seeds or params.run.seeds
     for thing, values in (("data set", datasets), ("method", methods), ("seed", seeds)):
@@ -295,7 +295,7 @@ def _with_progress(label: str, engine: Execute, tasks: Sequence[Task]) -> Iterat
 
 
 def commit_targets(runs: Sequence[SweptRun], changed: Collection[str]) -> list[str]:
-    """The targets of `dvc commit` for `runs`: groups such as `train`; single stages if others of a group have changed.
+    """Targets of `dvc commit` for `runs`: groups such as `train`, or single stages if a group has other changed ones.
 
     changed: names of the changed stages, those of `runs` included.
     """
@@ -308,7 +308,7 @@ def commit_targets(runs: Sequence[SweptRun], changed: Collection[str]) -> list[s
 def trial_executor(
     params: Params, wanted: Collection[Threads], jobs: int | None, engine: Engine, paths: ArtifactPaths
 ) -> Execute:
-    """A function that executes tasks, here or on Ray; `wanted`: numbers of CPU threads that tasks use."""
+    """A function that executes tasks, here or on Ray; `wanted`: the tasks' options `threads`."""
     threads = max((torch.get_num_threads() if count == "auto" else count for count in wanted), default=1)
     executor = TaskRunner(params, paths, torch.get_num_threads())
     if engine == "ray":
@@ -435,7 +435,7 @@ def tune(
     paths: ArtifactPaths = ArtifactPaths(),
     engine: Engine = "local",
 ) -> list[TuningRow]:
-    """Train with every combination of `choices` (setting -> values) and every seed; returns a row per combination."""
+    """Train each method with all combinations of `choices` (setting -> values), per seed; a row per combination."""
     for thing, values in (("method", methods), ("seed", seeds), *choices.items()):
         if not values:
             raise UsageError(f"there is no {thing} to try; give at least one")

@@ -36,7 +36,7 @@ def train_stage(
     out: RunPaths | None = None,
     load: LoadInputs = load_inputs,
 ) -> TrainingResult:
-    """Train a method on a data set with a seed, as params.yaml says; writes its best epoch by validation to `out`.
+    """Train a method on a data set with a seed, as params.yaml says; writes the best epoch to `out`.
 
     By default, `out` is the run's own folder. Interrupted training continues after its last whole epoch.
     """
@@ -87,7 +87,7 @@ def with_member_paths(
     paths: ArtifactPaths,
     folder: Path,
 ) -> MethodSpec:
-    """A copy of `spec` that refers to the finished runs to combine, by paths relative to `folder`, the new run's."""
+    """A copy of a product's `spec` with the finished runs to combine, by paths relative to its `folder`."""
     if spec.finetune is not None:
         raise UsageError(f"{spec.name} trains nothing, so it cannot fine-tune the encoder; remove `finetune`")
     members = []

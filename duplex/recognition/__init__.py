@@ -1,4 +1,4 @@
-"""Use trained models: recognise images, fit folders, update, export, and serve over HTTP."""
+"""Recognise images with trained models; fit, update, export and serve models."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 class Limits:
     """Limits of the HTTP server for one request, and for the number of connections."""
 
-    bytes: int = 32 * 2**20
+    bytes: int = 32 * 2**20  # of the request
     pixels: int = 40_000_000  # per image
     images: int = 32
     seconds: float = 20.0  # for the body to arrive and be answered

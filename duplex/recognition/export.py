@@ -1,4 +1,4 @@
-"""Write a trained model as a folder that works without this package, and what `duplex fit` adds to it.
+"""Write a trained model as a folder that works without this package, and the files that `duplex fit` adds.
 
 model.safetensors         tensors, labels, encoder and calibration: a model file of the kind `export`
 README.md                 the model card
@@ -189,7 +189,7 @@ def read_fit(folder: Path) -> dict[str, Any]:
 
 
 def fitted_digests(record: Mapping[str, Any]) -> dict[str, str]:
-    """The images that a model was fitted or updated with: sha256 of each file -> digest of its pixels."""
+    """Images that a model was fitted or updated with, by its fit.json: file sha256 -> digest of pixels."""
     return {file: pixels for part in (record, *record.get("updates", [])) for file, pixels in part["contents"].items()}
 
 
@@ -212,7 +212,7 @@ def sole_model_writer(folder: Path, instead: str) -> AbstractContextManager[None
 
 
 def refuse_lost_updates(folder: Path, contents: Mapping[str, str]) -> None:
-    """Raise `UsageError` if `contents` (sha256 -> digest of pixels) lacks images that updated the model at `folder`."""
+    """Raise `UsageError` if `contents` (sha256 -> digest of pixels) lacks images added to the model at `folder`."""
     try:
         updates = read_fit(folder).get("updates", [])
     except UsageError:  # not a model, or one that cannot be updated
@@ -329,7 +329,7 @@ def exported_tensors(trained: TrainedModel, world: World) -> dict[str, Tensor]:
 
 
 def refuse_existing_model(out: Path, *, force: bool) -> None:
-    """Like `refuse_existing`, for a model's folder; with `force`, still refuses a folder with other files in it."""
+    """Raise `UsageError` if `out` exists and is not empty; with `force`, only if it holds files that are no model's."""
     refuse_existing(out, force=force)
     others = sorted({path.name for path in out.iterdir()} - NAMES) if out.is_dir() else []
     if others:

@@ -1,4 +1,4 @@
-"""Print the composition that an exported model recognises in each image, by onnxruntime.
+"""Print the composition that an exported model recognises in each image, using onnxruntime.
 
 Besides onnxruntime, it needs only numpy, safetensors and Pillow.
 

@@ -65,7 +65,7 @@ ImageLike = Image.Image | Path | str | NDArray[Any] | Tensor
 
 
 class Recognizer:
-    """A trained model that names the compositions in images; only with `adapt` do earlier images affect answers.
+    """A trained model that names the compositions in images; answers depend on earlier images only with `adapt`.
 
     Args:
         trained: model that `open_trained` loaded.
@@ -117,7 +117,7 @@ class Recognizer:
             new_share: share of images that are expected to show pairs without training images; None: the share stored
                 with the model, 0.1 by default.
             adapt: `adapter`, `options` and `batch`, as in the group `stream` of the run's metrics.json. The model then
-                adapts to all images that it is given, so answers depend on the images before.
+                adapts to all images that it is given, so answers depend on earlier images.
         """
         trained = open_trained(where, torch.device(resolve_device(device)), word_vectors)
         return cls(trained, exact=exact, new_share=new_share, adapt=adapt)
@@ -128,8 +128,8 @@ class Recognizer:
 
         Args:
             name: `OWNER/NAME` on the hub, or the folder.
-            settings: `revision`, `token`, `cache_dir`, `force_download` and `local_files_only`, as huggingface_hub's
-                `ModelHubMixin.from_pretrained` has them, and arguments of `Recognizer.load`.
+            settings: `revision`, `token`, `cache_dir`, `force_download` and `local_files_only`, as in huggingface_hub's
+                `ModelHubMixin.from_pretrained`, and arguments of `Recognizer.load`.
         """
         hub = {key: settings.pop(key) for key in OF_DOWNLOADS if key in settings}
         folder = expanded_path(name, "name")
@@ -149,14 +149,14 @@ class Recognizer:
         return self._write(expanded_path(folder, "folder"), world, licence, force=force)
 
     def push_to_hub(self, repo_id: str, *, world: World | None = None, licence: str = "other", **settings: Any) -> str:
-        """Upload the model to the Hugging Face hub; return the address of its repository, which may be new.
+        """Upload the model to the Hugging Face hub; return the address of its repository, created if missing.
 
         Args:
             repo_id: `OWNER/NAME` of the repository.
             world: closed or open, the world whose candidates are scored; None: the first of `worlds`.
             licence: licence on the model card, such as mit.
-            settings: `commit_message`, `private`, `token` and `branch`, as huggingface_hub's
-                `ModelHubMixin.push_to_hub` has them.
+            settings: `commit_message`, `private`, `token` and `branch`, as in huggingface_hub's
+                `ModelHubMixin.push_to_hub`.
         """
         from duplex.recognition.export import upload
 
@@ -202,7 +202,7 @@ class Recognizer:
 
     @in_initial_modes()
     def __call__(self, images: Any, top: int = 3, world: World | None = None, batch_size: int = BATCH) -> list[Answer]:
-        """One answer per image.
+        """Return one answer per image.
 
         Args:
             images: an image or a list of images, each a path, a PIL image or a uint8 array [H, W, 3], [H, W, 4] or
@@ -227,7 +227,7 @@ class Recognizer:
         batch_size: int = BATCH,
         num_workers: int | Literal["auto"] = "auto",
     ) -> Iterator[Answer | UnreadableImage]:
-        """One answer per image file, in order, while other processes decode the next files.
+        """Yield one answer per image file, in order, while other processes decode the next files.
 
         Args:
             paths: image files; for a file that cannot be read as an image, the answer is an `UnreadableImage`.
@@ -441,7 +441,7 @@ def open_image(image: ImageLike) -> Image.Image:
 def list_images(names: Iterable[str], stdin: TextIO, log: Callable[[str], None] = lambda line: None) -> list[Path]:
     """The files meant by `names` (files, folders, patterns, `-` for stdin), each once, in order; folders sorted.
 
-    log: called with the number of files in folders that were skipped, if any.
+    log: called with a line on the files in folders that were skipped, if any.
     """
     paths: dict[Path, None] = {}
     skipped: Counter[str] = Counter()

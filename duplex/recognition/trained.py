@@ -1,7 +1,7 @@
 """Trained models, loaded by `open_trained` from a run's checkpoint or an exported folder, to score images.
 
-An export may come from a stranger by the Hugging Face hub, so nothing in it is pickled, and its tensors are checked
-before they score images. Its checksum reveals damage, but not that someone else has changed and written it.
+An export may come from a stranger via the Hugging Face hub, so nothing in it is pickled, and its tensors are checked
+before they score images. Its checksum reveals damage, but not a deliberate change.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ def headline_numbers(table: Aggregate) -> Aggregate:
 def _means(
     records: Sequence[Mapping[str, Any]], names: Iterable[str], end: str = "", *, errors: bool = True
 ) -> dict[str, float]:
-    """The means of the numbers that all records have, and their standard errors; `end` follows the names."""
+    """Means and standard errors of the numbers that all records have; `end` is appended to the names."""
     means = {}
     for name in names:
         values: list[Any] = [record.get(name) for record in records]
@@ -117,7 +117,7 @@ def _summary(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def at_threshold(record: Mapping[str, Any]) -> Mapping[str, Any]:
-    """An open-world record's metrics at the feasibility threshold, even if `auto` rejected it; empty without one."""
+    """Metrics at the feasibility threshold in an open-world record, even if unused; empty without a threshold."""
     unused: Mapping[str, Any] = record.get("words", {})
     return record if "threshold" in record else unused
 
@@ -131,7 +131,7 @@ def standard_error(values: Sequence[float]) -> float:
 
 
 def read_metrics(path: Path, command: str = "dvc repro report") -> dict[str, Any]:
-    """Like `stored_numbers`, but a missing file raises a `DuplexError` that gives the command to write it."""
+    """Read a JSON file of numbers, NaN as None; if it is missing, a `DuplexError` gives the command to write it."""
     metrics = stored_numbers(path, command)
     if metrics is None:
         raise DuplexError(f"{path} does not exist; `{command}` writes it")
@@ -152,9 +152,9 @@ def stored_numbers(path: Path, command: str = "dvc repro") -> Tree | None:
 class MeanCurve:
     """Seen–unseen curve averaged over seeds: unseen accuracy, with an interval, at evenly spaced seen accuracies."""
 
-    seen: Floats
+    seen: Floats  # percent
     unseen: Floats
-    low: Floats
+    low: Floats  # of the interval around `unseen`
     high: Floats
 
 
@@ -182,7 +182,7 @@ class DatasetResults:
     name: str
     summary: Mapping[str, Tree]  # method -> world -> seen, seen_se, ...; -> "groups" -> accuracies
     runs: Mapping[str, Mapping[int, RunRecord]] = field(default_factory=dict)
-    shown_as: Mapping[str, str] = field(default_factory=dict)  # method -> the method that it is shown as
+    shown_as: Mapping[str, str] = field(default_factory=dict)  # method -> its name in figures
     ablations: Mapping[str, Tree] = field(default_factory=dict)  # name -> world -> ..., as `summary`
     statistics: Tree | None = None
     statistics_file: str = ""

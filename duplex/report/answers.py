@@ -68,7 +68,7 @@ def answers_of(answered: AnsweredImages, manifest: pd.DataFrame) -> pd.DataFrame
 def example_and_error_parts(
     predictions: pd.DataFrame, source: str, thumbnails: Thumbnails, notes: Sequence[Block], texts: RetrievedTexts
 ) -> list[ReportPart]:
-    """The parts `Examples`, headed by `notes`, and `Errors` on a run whose predictions are in the file `source`."""
+    """Report parts `Examples` (`notes` first) and `Errors` from a run's `predictions`; cells cite the file `source`."""
     answers = predictions[predictions["world"] == "closed"].rename(columns={"top1": "answer"})
     few = min(SHOWN, answers["label"].nunique() // 2)
     tables = [
@@ -83,7 +83,7 @@ def example_and_error_parts(
 
 
 def example_gallery(answers: pd.DataFrame, thumbnails: Thumbnails, texts: Mapping[int, Sequence[Caption]]) -> Gallery:
-    """Gallery of right and wrong, seen and unseen test images, each with three answers and its lines of `texts`."""
+    """Gallery of right and wrong, seen and unseen test images, each with its three best answers and its `texts`."""
     groups = []
     for seen, right in ((True, True), (False, True), (True, False), (False, False)):
         rows = answers[(answers["seen"] == seen) & (answers["right"] == right)].drop_duplicates("label")
@@ -106,7 +106,7 @@ def _example(row: pd.Series, thumbnails: Thumbnails, texts: Sequence[Caption]) -
 
 
 def most_confused(answers: pd.DataFrame) -> list[tuple[str, str, list[str], int]]:
-    """Confusions, the most frequent first: (label, wrong answer, its images, number of all images with the label)."""
+    """Confusions, the most frequent first: (label, wrong answer, image names, number of images with the label)."""
     images = answers["label"].value_counts()
     wrong = answers[answers["label"] != answers["answer"]]
     groups: list[Any] = sorted(wrong.groupby(["label", "answer"]), key=lambda group: -len(group[1]))

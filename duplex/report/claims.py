@@ -1,4 +1,4 @@
-"""Find the runs that are rows of the paper's tables, and judge by them the claims that claims.yaml lists.
+"""Find the runs that match rows of the paper's tables, and judge by them the claims listed in claims.yaml.
 
 A run is recognised as a row by its settings in the summary or, if the summary has none, by its name. Its numbers are
 compared with the paper's if its encoder is the row's and its data set has a benchmark's counts, whatever its name. A
@@ -65,7 +65,7 @@ class Gap:
 
     @classmethod
     def of(cls, *terms: tuple[float, MeanWithError]) -> Gap:
-        """Sum independent terms (factor * value); the interval's degrees of freedom are the fewest seeds minus one."""
+        """Sum independent terms (factor, value); the interval has one degree of freedom less than the fewest seeds."""
         total = math.fsum(factor * value.mean for factor, value in terms)
         errors = [None if value.error is None else (factor * value.error) ** 2 for factor, value in terms]
         freedom = min((value.seeds for _, value in terms if value.seeds), default=0) - 1
@@ -77,14 +77,14 @@ class Gap:
 
     @property
     def order(self) -> str:
-        """Verdict on the claim that `value` is above 0, by the interval: undecided if this has 0 or is missing."""
+        """Verdict on the claim that `value` is above 0, by the interval: undecided if it contains 0 or is missing."""
         if self.low is None or self.high is None or self.low <= 0 <= self.high:
             return UNDECIDED
         return REPRODUCED if self.low > 0 else NOT_REPRODUCED
 
     @property
     def equality(self) -> str:
-        """Verdict on the claim that `value` is 0: reproduced if the interval has 0 and |value| is at most `CLOSE`."""
+        """Verdict on the claim that `value` is 0: reproduced if the interval contains 0 and |value| is at most 1."""
         if self.low is None or self.high is None:
             return UNDECIDED
         if self.low <= 0 <= self.high:
@@ -131,7 +131,7 @@ class Measured:
         return found
 
     def value(self, table: str, metric: str, sampled: bool = False) -> MeanWithError | None:
-        """One metric of the method with its standard error, None if not measured; `table`: of the summary, or `costs`.
+        """Mean of a metric in a table of the summary (or `costs`), with its standard error; None if not measured.
 
         Open-world metrics are at the feasibility threshold by words, if there is one.
         sampled: prefer the value by the published protocol, which samples the bias, to that of the exact curve.
@@ -160,13 +160,13 @@ class Measured:
         )
 
     def surroundings(self, table: str, shared: Sequence[str] = SHARED) -> str:
-        """Settings `shared` behind a `table` of the summary, as JSON; results can be compared if it is equal."""
+        """The settings `shared` of a `table` of the summary as JSON; results with equal JSON can be compared."""
         settings = self.settings(table)
         return "" if settings is None else json.dumps([settings.get(key) for key in shared])
 
 
 def measured_methods(results: Results, data: DatasetResults) -> list[Measured]:
-    """All methods measured on a data set: first the ablations, which have more seeds, then the methods of `run:`."""
+    """All methods measured on a data set: the ablations, which have more seeds, then the methods under `run:`."""
     found = [Measured(name, data.name, results.ablations_file, tree) for name, tree in data.ablations.items()]
     for name, tree in data.summary.items():
         found.append(Measured(name, data.name, results.metrics_file, tree, data.runs.get(name, {})))
@@ -180,7 +180,7 @@ def paper_row(name: str) -> Tree:
 
 
 def is_row(settings: Tree, row: Tree) -> bool:
-    """Whether a run's `settings` are those of a `row` of the paper: its kind, and the options that tell rows apart."""
+    """Whether a run's `settings` match a `row` of the paper: in its kind, and in options that distinguish rows."""
     if settings["kind"] != row["kind"]:
         return False
     defaults = read_package_yaml("claims.yaml")["defaults"].get(row["kind"], {})
@@ -193,7 +193,7 @@ def _plain(value: Any) -> Any:
 
 
 def runs_of(row: Tree, candidates: Sequence[Measured], *tables: str) -> list[Measured]:
-    """Runs that are a row of the paper in all `tables`: first those that it lists, then others with its settings."""
+    """Runs that match a `row` of the paper in all `tables`: first those that it lists, then others by settings."""
     names = row.get("run", [])
     listed = sorted((each for each in candidates if each.name in names), key=lambda each: names.index(each.name))
     others = [each for each in candidates if each.name not in names and each.settings(tables[0]) is not None]
@@ -457,7 +457,7 @@ def _number(line: Comparison, row: Tree, each: Measured) -> dict[str, Any]:
 
 
 def number_verdict(each: Measured, row: Tree, table: str, metric: str) -> tuple[str, Gap | None, str]:
-    """Compare a run's number with the paper's number for a row: verdict, difference and reason."""
+    """Compare a run's number with the paper's for a row; returns verdict, difference and reason."""
     settings = each.settings(table)
     value = each.value(table, metric, sampled=True)
     if found := obstacle(settings, row.get("backbone", CLIP)):

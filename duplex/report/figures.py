@@ -77,13 +77,13 @@ def curve_figure(data: DatasetResults, world: str) -> Figure | None:
 
 
 def tones_of(data: DatasetResults) -> dict[str, int]:
-    """Number of each method's colour in all figures. Keys: each method's own name and its name in figures."""
+    """The colour number of each method in all figures, by the method's own name and by its name in figures."""
     tones = {method: tone for tone, method in enumerate(data.runs)}
     return {data.shown_as.get(method, method): tone for method, tone in tones.items()} | tones
 
 
 def training_figures(data: DatasetResults) -> list[Figure]:
-    """Figures of validation AUC and of the total loss by epoch, for methods that train; perhaps an empty list."""
+    """Figures of validation AUC and of the total loss by epoch, for methods that train; empty if none does."""
     legend = "Lines: mean over seeds. Bands: lowest to highest seed."
     figures = []
     for title, label, value, caption in (
@@ -246,7 +246,7 @@ def map_figures(table: pd.DataFrame, data: str, names: tuple[str, ...]) -> list[
 
 
 def draw_map(rows: pd.DataFrame, hue_by: str, alt: str) -> str:
-    """Draw a map as SVG, prototypes on top of images, with hover text; points with equal `hue_by` share a hue."""
+    """Draw a map as SVG, prototypes on top of images, with hover text; column `hue_by` sets the hues."""
     rows = rows.assign(px=_scaled(rows["x"]), py=SIDE - _scaled(rows["y"]))
     hues = {name: i * GOLDEN % 360 for i, name in enumerate(sorted(rows[hue_by].unique()))}
     out = [

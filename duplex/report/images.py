@@ -61,7 +61,7 @@ def missing_images_note(root: Path, images: Sequence[str], dataset: str) -> list
 
 @dataclass(frozen=True)
 class ImageFeatures:
-    """Features of test images: `z`, compared with visual prototypes, `text_space`, with semantic ones; and factors."""
+    """Features of test images: `z` for visual prototypes, `text_space` for semantic ones, and the factors."""
 
     z: Array | None  # z^c [n, d], of unit length; None if the method has none
     text_space: Array | None  # [n, d] features that semantic prototypes are compared with
@@ -174,7 +174,7 @@ def _shares_table(
 
 
 def prototype_blocks(context: RetrievalContext, file: str) -> tuple[list[Block], dict[str, Any]]:
-    """Parts of the report on test images nearest to prototypes, and their numbers, to be written to JSON `file`."""
+    """Report blocks on test images nearest to prototypes, and the numbers that they cite from the JSON `file`."""
     if not context.can_retrieve:
         return [Note("The method has no prototypes.")], {}
     present = np.unique(context.compositions)
@@ -248,10 +248,10 @@ def retrieve_texts(context: RetrievalContext, file: str) -> RetrievedTexts:
 
 
 def swap_parts(context: RetrievalContext, file: str) -> tuple[list[Block], dict[str, Any]]:
-    """Parts of the report on swapped factors of test images, and their numbers, which the parts cite from JSON `file`.
+    """Report blocks on swapped factors of test images, and the numbers that they cite from the JSON `file`.
 
-    For each test pair, the state factor of an image that shares only its state and the object factor of one that shares
-    only its object are joined; the nearest test image (these two left out) should be one of the pair.
+    For each test pair, the state factor of an image that shares only its state is joined with the object factor of one
+    that shares only its object; the nearest other test image should show the pair.
     """
     if context.features.states is None or context.features.objects is None:
         return [Note("The method has no state and object factors to swap.")], {}

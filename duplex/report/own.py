@@ -49,15 +49,15 @@ BLOCK_SCORES = 1 << 22  # scores in memory at once, and scores from which temper
 
 @dataclass(frozen=True)
 class SampleSizeCurve:
-    """Test accuracies by number of training images, exponent of the error's power law, accuracy at twice as many."""
+    """Test accuracy by number of training images, the power law of its error, and accuracy for twice as many."""
 
     accuracies: Mapping[int, Sequence[float]]  # number of training images -> accuracy in percent of each random draw
-    slope: float  # beta of `extrapolate`
+    slope: float  # exponent beta of the power law
     doubled: float  # accuracy in percent expected of twice as many images: an extrapolation
 
     @classmethod
     def of(cls, examples: Mapping[str, Examples], labels: LabelSpace) -> SampleSizeCurve | None:
-        """Measure accuracy with a quarter, half and all training images; None if two of these are equally many."""
+        """Measure accuracy with a quarter, half and all training images; None if two of these numbers are equal."""
         train = examples["train"].compositions.numpy()
         target = examples["test"].compositions.numpy()
         weights = image_weights(labels.is_seen(target), NEW_SHARE)  # images of unseen pairs together count `NEW_SHARE`
@@ -95,7 +95,7 @@ def extrapolate(images: list[int], accuracies: list[float], measured: int) -> tu
 
 
 def closed_form_answers(examples: Mapping[str, Examples], labels: LabelSpace, rows: Ints) -> Ints:
-    """Answers for the test images: a closed form is fitted to the training images `rows`, calibrated on validation."""
+    """Answers for test images by a closed form, fitted to training images `rows`, calibrated on validation images."""
     train, val = examples["train"], examples["val"]
     chosen = torch.from_numpy(rows)
     shape = len(labels.states), len(labels.objects)
@@ -128,8 +128,8 @@ class OwnData:
     root: Path  # folder of the images
     answered: AnsweredImages  # test images
     examples: Mapping[str, Examples]  # split -> frozen features, on the CPU
-    recipes: Sequence[Mapping[str, Any]] = ()  # `RecipeChoice.table`
-    facts: Sequence[tuple[str, str]] = ()  # further lines of the head, such as the encoder
+    recipes: Sequence[Mapping[str, Any]] = ()  # compared recipes, from `RecipeChoice.table`
+    facts: Sequence[tuple[str, str]] = ()  # further lines of the page's head, such as the encoder
 
     @property
     def readable(self) -> pd.DataFrame:

@@ -119,7 +119,7 @@ def value_at(tree: Any, keys: Sequence[str]) -> Any:
 
 
 def ranked(rows: Sequence[TableRow], places: Iterable[int]) -> list[TableRow]:
-    """The rows, with the two largest numbers of some columns ranked 1 and 2; `places`: these columns' indices."""
+    """The rows, with ranks 1 and 2 for the two largest numbers of each column in `places` (column indices)."""
     grid = [list(row.cells) for row in rows]
     for place in places:
         numbers = (line[place].value for line in grid)
@@ -438,7 +438,7 @@ def frequency_table(data: DatasetResults) -> Table | Note:
 
 
 def frequency_at_ends_table(results: Results, data: DatasetResults) -> Table | None:
-    """Table of accuracies by frequency group at the ends of the seen–unseen curve, as in the paper's appendix."""
+    """Table of accuracies by frequency group at the ends of the seen–unseen curve, without and with the graph."""
     runs = [run for seeds in data.runs.values() for run in seeds.values()]
     rows = []
     for group in ("head", "medium", "tail", "seen", "unseen"):  # rows of the appendix

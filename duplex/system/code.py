@@ -42,7 +42,7 @@ Files = dict[str, Path]  # by their paths below the folder in which their packag
 
 
 def code_hash(*stages: str, modules: Iterable[str] = ()) -> str:
-    """Hash of the code of `stages` (keys of `STAGES`) and of `modules`, such as a method's and an encoder family's."""
+    """Hash of the code of `stages` (keys of `STAGES`) and of `modules`, such as `duplex.methods.gaussian`."""
     return _digest(code_files(*stages, modules=modules))
 
 

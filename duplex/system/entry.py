@@ -39,7 +39,7 @@ def run_script(work: Callable[..., object]) -> None:
 
 
 def run_command(work: Callable[[], object]) -> None:
-    """Call `work()`. An error that a user can fix becomes one line and the exit code; other errors are raised."""
+    """Call `work()`. An error that a user can fix is printed as one line and sets the exit code; others are raised."""
     keep_freed_memory()
     atexit.register(gc.freeze)  # or the interpreter's last collection visits every object of torch: 0.4 s per command
     signal.signal(signal.SIGTERM, _raise_terminated)

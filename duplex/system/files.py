@@ -35,7 +35,7 @@ def expanded_path(path: object, noun: str) -> Path:
 
 
 def refuse_existing(path: Path, *, force: bool = False) -> None:
-    """Raise `UsageError` if an output outside artifacts/ exists and is not an empty folder, unless `force`."""
+    """Raise `UsageError` if the output `path` exists and is not an empty folder, unless `force`."""
     if os.path.lexists(path) and not force and not (path.is_dir() and not any(path.iterdir())):
         raise UsageError(f"{path} exists; move it, choose another place, or replace it with --force (force=True)")
 

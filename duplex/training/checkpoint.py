@@ -1,8 +1,8 @@
-"""Model files of all kinds; one kind is a checkpoint: a trained method's tensors and its `TrainingRecord`.
+"""Write and read model files, such as checkpoints: a trained method's tensors and its `TrainingRecord`.
 
-A model file has tensors in safetensors and, under the metadata key `duplex`, a JSON header: `format` (the version),
-`holds` (the kind of file), `tensors` (sha256 of their names, types, shapes and values), the fields of its kind, and
-`checksum` (sha256 of all these). Nothing is pickled. Equal content gives equal bytes.
+A model file is a safetensors file with a JSON header under the metadata key `duplex`: `format` (the version), `holds`
+(the kind of file), `tensors` (sha256 of their names, types, shapes and values), the fields of its kind, and `checksum`
+(sha256 of all these). Nothing is pickled. Equal content gives equal bytes.
 """
 
 from __future__ import annotations
@@ -49,18 +49,18 @@ class ModelHeader:
 
     path: Path
     kind: Kind
-    fields: Mapping[str, Any]  # of the kind
-    digest: str  # of the tensors
+    fields: Mapping[str, Any]  # header fields that this kind has
+    digest: str  # sha256 of the tensors
     fingerprint: str  # identifies the whole content
 
     @cached_property
     def record(self) -> TrainingRecord:
-        """How a checkpoint's method was trained."""
+        """A checkpoint's metadata: how it was trained."""
         return TrainingRecord.from_dict(self.fields)
 
 
 def write_model(path: Path, kind: Kind, fields: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """Write a model file of the given kind atomically: after a failure, no partial file is left."""
+    """Write tensors and header `fields` to a model file atomically: a failure leaves no partial file."""
     stored = {
         name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()
     }
@@ -70,7 +70,7 @@ def write_model(path: Path, kind: Kind, fields: Mapping[str, Any], tensors: Mapp
 
 
 def read_header(path: Path, kind: Kind) -> ModelHeader:
-    """Read a model file's header; raises `DuplexError` if it is not a model file, is damaged, or is of another kind."""
+    """Read a model file's header; raises `DuplexError` if the file is missing, damaged or of another kind or format."""
     try:
         with safe_open(path, "pt") as file:
             fields = dict(json.loads((file.metadata() or {})[KEY]))
@@ -104,7 +104,7 @@ def read_tensors(header: ModelHeader) -> dict[str, Tensor]:
 
 
 def tensor_digest(tensors: Mapping[str, Tensor]) -> str:
-    """The sha256 of CPU tensors: of their names, types, shapes and values."""
+    """The sha256 of the names, types, shapes and values of CPU tensors."""
     sha256 = hashlib.sha256()
     for name in sorted(tensors):
         tensor = tensors[name].contiguous()
@@ -114,7 +114,7 @@ def tensor_digest(tensors: Mapping[str, Tensor]) -> str:
 
 
 def with_checksum(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Copy a JSON object and add the field `checksum`, the sha256 of all its other fields."""
+    """A copy of a JSON object with a field `checksum`, the sha256 of all other fields."""
     fields = {key: value for key, value in record.items() if key != "checksum"}
     return {**fields, "checksum": json_digest(fields)}
 
@@ -126,16 +126,16 @@ WORD_VECTORS = "words"  # field of `Record.encoder`: sha256 of the file of word 
 
 @dataclass(frozen=True)
 class TrainingRecord:
-    """Metadata of a checkpoint: how its method was trained, and what validation images decided."""
+    """Metadata of a checkpoint: how its method was trained, and what was chosen on validation images."""
 
-    kind: str
+    kind: str  # of the method
     provider: str  # distribution and version that define the kind
     options: Options
     labels: LabelSpace
     encoder: dict[str, str]  # identity of the encoder whose features it was trained on, and its name and tag
     seed: int
-    epoch: int
-    val_auc: float
+    epoch: int  # the chosen one; 0: the untrained method
+    val_auc: float  # validation AUC of this epoch, a fraction
     world: World = "closed"  # of training
     calibration: Mapping[str, Calibration] | None = None  # by world
     inspectable: tuple[str, ...] = ()  # fields of the method's `Inspectable` that are set
@@ -144,7 +144,7 @@ class TrainingRecord:
     selected_by: str = "auc"  # validation metric that chose the epoch
     val_auc_all: float | None = None  # validation AUC with every composition a candidate; None: not for the open world
     recipes: tuple[Mapping[str, float], ...] = ()  # rows of the recipes that `finetune: auto` tried
-    training: Mapping[str, Any] = field(default_factory=dict)  # training options, and the manifest's sha256
+    training: Mapping[str, Any] = field(default_factory=dict)  # training options, and digests of manifest and features
     novelty: NoveltyDetector | None = field(default=None, compare=False, repr=False)  # stored among the tensors
 
     def to_dict(self) -> dict[str, Any]:
@@ -176,7 +176,7 @@ class TrainingRecord:
 
 
 def save_checkpoint(path: Path, method: Method[Any], record: TrainingRecord) -> None:
-    """Write a method's checkpoint atomically; equal runs give equal bytes."""
+    """Write a trained method and its `record` to a checkpoint, atomically."""
     known = {} if record.novelty is None else record.novelty.tensors()
     write_model(path, "checkpoint", record.to_dict(), {**method.state_dict(), **known})
 
@@ -199,7 +199,7 @@ def read_novelty(checkpoint: ModelHeader, device: torch.device) -> NoveltyDetect
 
 
 def check_inputs(place: object, record: TrainingRecord, labels: LabelSpace, encoder: Mapping[str, str]) -> None:
-    """Raise `DuplexError` unless the run `place` was trained with the same labels, encoder and word vectors."""
+    """Raise `DuplexError` unless the run `place` had these labels, encoder and word vectors in training."""
     for key in COMPARED:
         trained_on, here = record.encoder.get(key), encoder.get(key)
         if trained_on != here:
@@ -220,7 +220,7 @@ def load_checkpoint(checkpoint: Path | ModelHeader, context: MethodContext, enco
     """Load a trained method for evaluation; prints a line to stderr if a plug-in's code changed since training.
 
     Raises `DuplexError` if the labels or the encoder differ from those of training, or if the tensors are damaged or do
-    not fit the method. `encoder` has the fields that identify the present encoder.
+    not fit the method. `encoder`: the fields that identify the encoder in use.
     """
     checkpoint = read_checkpoint_header(checkpoint) if isinstance(checkpoint, Path) else checkpoint
     path, record = checkpoint.path, checkpoint.record
@@ -247,7 +247,7 @@ def load_checkpoint(checkpoint: Path | ModelHeader, context: MethodContext, enco
 def load_members(
     options: CombinedRunsOptions, folder: Path, context: MethodContext, encoder: Mapping[str, str]
 ) -> tuple[Method[Any], ...]:
-    """Load the runs that the product in `folder` combines; raises `DuplexError` if one was trained again since."""
+    """Load the runs that the product in `folder` combines; raises `DuplexError` if one has been trained again."""
     loaded = []
     for member in options.members:
         checkpoint = read_checkpoint_header(Path(os.path.normpath(folder / member["checkpoint"])))

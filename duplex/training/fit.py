@@ -1,6 +1,6 @@
-"""The library: `load_dataset` and `Dataset`, `fit` trains a method, `evaluate` measures it, `compare` compares results.
+"""The library's functions: load a data set, train a method (`fit`), `evaluate` it and `compare` results.
 
-A data set is one of params.yaml, a folder or table of images, or made from arrays of features.
+A data set comes from params.yaml, from a folder or table of images, or from arrays of features.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class Dataset:
         features: numbers [images, width], as an array or a tensor, not normalised.
         table: one row per image with the columns state, object and split (train, val or test), and optionally image,
             the names of the images. Without a split column, images are split at random as by `duplex data add`, which
-            holds out some pairs as unseen and keeps images of equal features together. Rows belong to features by
+            holds out some pairs as unseen and keeps images with equal features together. Rows match features by
             position; if both are pandas objects, their indexes must be equal.
         encoder: name of the encoder that computed the features (`duplex encoders`). Without it there is no text tower,
             and only methods without prompts can be trained.
@@ -289,7 +289,7 @@ def fit(
     schedule: step, cosine, constant, or a function of the epoch (from 0) that returns the factor of the learning rates.
     on_step: function that is called with a `StepReport` after each optimiser step.
     on_epoch: function that is called with an `EpochReport` after each epoch, first before training (epoch 0).
-    log: dvclive, tensorboard, wandb or mlflow, with a folder of that name in the current one, a plug-in's log, or an
+    log: dvclive, tensorboard, wandb or mlflow, whose files go to a subfolder of that name; a plug-in's log; or an
         object with the methods of `TrainingLog`.
     settings: training options, such as `epochs`, `clip` and `precision`, options of the method's kind, and `finetune`:
         the number of the image tower's last blocks to fine-tune, or a dict of the options that `finetune:` has in
@@ -386,7 +386,7 @@ class Result:
     dataset: str
     world: World
     split: str
-    metrics: dict[str, Any]  # those of the run's metrics.json
+    metrics: dict[str, Any]  # as in the run's metrics.json
     predictions: pd.DataFrame  # one row per image, as in predictions.csv
     margins: Margins
 
@@ -423,9 +423,9 @@ class Result:
         return table.assign(**{name: 100 * table[name] for name in ("seen", "unseen", "hm")})
 
     def table(self) -> pd.DataFrame:
-        """A table of S, U, HM and AUC in percent, one row each, with their 95 % intervals.
+        """A table of S, U, HM and AUC in percent, one row each: value, and low and high end of the 95 % interval.
 
-        In the open world, another row has the AUC with every pair a candidate.
+        In the open world, another row has the AUC with all pairs as candidates.
         """
         columns = {"value": "", "low": "_low", "high": "_high"}
         titles = {**METRICS, "auc_all": OPEN_METRICS["auc_all"]} if self.world == "open" else METRICS
@@ -458,13 +458,13 @@ class Result:
 
 
 def compare(first: Result | Sequence[Result], second: Result | Sequence[Result]) -> pd.DataFrame:
-    """Differences `second` minus `first` in S, U, HM and AUC: percentage points, 95 % interval, p-value.
+    """Table of `second` minus `first` in S, U, HM and AUC: percentage points, 95 % interval, p-value.
 
-    For single results, the interval of AUC is DeLong's and the others come from a bootstrap over images; for lists, all
-    come from a bootstrap over runs and images.
+    For single results, the interval of AUC is by DeLong's method and the others come from a bootstrap over images; for
+    lists, all come from a bootstrap over runs and images.
 
     first: a result, or a list with one per seed.
-    second: a result on the same images, or a list in the order of the same seeds.
+    second: a result on the same images, or a list for the same seeds in the same order.
     """
     one: list[Any] = list(first) if isinstance(first, list | tuple) else [first]
     other: list[Any] = list(second) if isinstance(second, list | tuple) else [second]
@@ -492,7 +492,7 @@ def _check_same_images(results: Sequence[Result]) -> None:
 
 
 def evaluate(run: Run, data: Dataset, *, world: World = "closed", split: str = "test") -> Result:
-    """Measure a trained method: metrics with 95 % intervals, computed as in the DVC pipeline.
+    """Measure a trained method; returns metrics with 95 % intervals, as in the DVC pipeline.
 
     run: the trained method, as `fit` returns it.
     data: the data set of training, or another with the same labels and encoder.

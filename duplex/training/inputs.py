@@ -47,11 +47,11 @@ ADVANCED = 256  # images whose block inputs are computed at once
 
 @dataclass(frozen=True)
 class InputRequest:
-    """What a run reads besides labels, CLS features and text tower: patch tokens if in `needs`, and block inputs."""
+    """What a run reads from a data set besides labels and CLS features: text tower, patch tokens, block inputs."""
 
-    needs: frozenset[str] = frozenset({"cls", "text"})  # `Method.needs`
+    needs: frozenset[str] = frozenset({"cls", "text"})  # from `Method.needs`; with "patch", patch tokens are read
     precision: str = "fp32"  # of the text tower, in training and evaluation alike
-    finetune: FinetuneOptions | None = None
+    finetune: FinetuneOptions | None = None  # None: no block inputs are read
     memory: float = TrainingOptions.memory  # GiB of patch tokens and block inputs to hold; larger ones stay on disk
 
 
@@ -67,12 +67,12 @@ class RunInputs:
     identity: dict[str, str]  # of the feature cache; `features`: digest of its content
     bad: int  # number of unreadable images, which are left out
     glove: Path | None = None  # file of word vectors
-    make_blocks: Callable[[], FinetunedBlocks] | None = None
-    member_blocks: Callable[[FinetuneOptions], FinetunedBlocks] | None = None  # the same with any options
+    make_blocks: Callable[[], FinetunedBlocks] | None = None  # builds the blocks to fine-tune
+    member_blocks: Callable[[FinetuneOptions], FinetunedBlocks] | None = None  # builds blocks with any options
     members: tuple[Method[Any], ...] = ()  # finished runs that the method combines
 
     def context(self, world: World = "closed") -> MethodContext:
-        """What a method's constructor receives besides its options, to train with the candidates of `world`."""
+        """What a method's constructor receives besides options; `world` decides the candidates in training."""
         shapes = {name: tuple(values.shape[1:]) for name, values in self.examples["train"].inputs.items()}
         blocks = self.make_blocks, self.members, self.member_blocks
         labels = replace(self.labels, pairs={split: pairs.copy() for split, pairs in self.labels.pairs.items()})
@@ -102,7 +102,7 @@ class CachedFeatures:
     root: str | None = None  # folder of the images as params.yaml gives it; None: any
 
     def require(self) -> tuple[Path, None]:
-        """The cache's path and None (all its rows); raises `UsageError` if the manifest changed after it was read."""
+        """The cache's path, and None for all its rows; raises `UsageError` if the manifest changed after loading."""
         if sha256(self.manifest) != self.manifest_sha256:
             raise UsageError("the data set was prepared again after it was loaded; load it again")
         return self.path, None
@@ -116,7 +116,7 @@ class OpenedFeatures:
     bad: Bools  # [N] images without features
     identity: dict[str, str]  # of the cache; `manifest`: digest of the table, `features`: of these rows
     path: Path | None = None  # of the cache; None for arrays
-    rows: Ints | None = None  # of each image in the cache; None: all, in order
+    rows: Ints | None = None  # [N] row of each image in the cache; None: all, in order
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,8 +129,8 @@ class Data:
     encoder: EncoderParams
     device: str = "auto"
     word_vectors: Path | None = None
-    skip_frozen_blocks: bool = False  # start at the first block to fine-tune where the cache holds inputs of more
-    kept: dict[InputRequest, RunInputs] = field(default_factory=dict, init=False)  # by `inputs`
+    skip_frozen_blocks: bool = False  # if the cache starts at an earlier block, run the frozen blocks once
+    kept: dict[InputRequest, RunInputs] = field(default_factory=dict, init=False)  # what `inputs` has read
     advanced: dict[tuple[Path, int], NDArray[Any]] = field(default_factory=dict)  # cache, blocks -> their inputs
 
     def __getstate__(self) -> dict[str, Any]:
@@ -191,7 +191,7 @@ class Data:
         )
 
     def open(self, encoder: Mapping[str, str] = MappingProxyType({})) -> OpenedFeatures:
-        """Read the CLS features; raises `DuplexError` if they are from a cache of another `encoder` (empty: any)."""
+        """Read the CLS features; raises `DuplexError` if an encoder other than `encoder` (empty: any) computed them."""
         if isinstance(self.features, np.ndarray):
             identity = {"weights": f"arrays of width {self.features.shape[1]}", "manifest": self._table_digest()}
             return OpenedFeatures(self.features, np.zeros(len(self.manifest), dtype=bool), identity)
@@ -289,7 +289,7 @@ def open_data(params: Params, dataset: str, paths: ArtifactPaths) -> Data:
 def load_inputs(
     params: Params, dataset: str, paths: ArtifactPaths, request: InputRequest = InputRequest()
 ) -> RunInputs:
-    """Read the requested data of a data set of params.yaml."""
+    """Read what `request` asks for from a data set of params.yaml."""
     return open_data(params, dataset, paths).read(request)
 
 
@@ -316,7 +316,7 @@ NEEDED = ("state", "object")  # columns of a table of labels
 def label_table(
     table: pd.DataFrame | Mapping[str, Sequence[str]], rows: int, index: pd.Index | None = None
 ) -> pd.DataFrame:
-    """Check a user's table with the labels of `rows` images; without a column `image`, it gets one of row numbers.
+    """Check and return a table of labels of `rows` images; a missing column `image` is filled with row numbers.
 
     index: the features' pandas index. Rows are matched by position, so different indexes raise `UsageError`.
     """
@@ -387,7 +387,7 @@ def require_configured_inputs(params: Params, dataset: str, method: str) -> None
 
 
 def supported_methods(params: Params, dataset: str) -> list[str]:
-    """The methods of params.yaml for which the data set has all inputs."""
+    """Names of the methods of params.yaml whose inputs the data set has."""
     found = []
     for name in params.methods:
         with suppress(DuplexError):  # of a plug-in that cannot be imported

@@ -1,7 +1,7 @@
 """What a caller can pass to training besides options: functions called after each step and epoch, and training logs.
 
-A package registers a log with an entry point of the group `duplex.training_logs`, a function from a folder to a
-`TrainingLog`. The built-in logs import their packages when they are opened.
+A package registers a log as an entry point of the group `duplex.training_logs`: a function that gets a folder and
+returns a `TrainingLog`. A built-in log imports its package when it is opened.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class TrainingLog(Protocol):
 
 @dataclass(frozen=True)
 class TrainingHooks:
-    """Callbacks, optimiser, learning-rate schedule and log that a caller may set for training, each or None."""
+    """Callbacks, optimiser, learning-rate schedule and log that a caller may set for training."""
 
     on_step: Callable[[StepReport], object] | None = None
     on_epoch: Callable[[EpochReport], object] | None = None
@@ -96,11 +96,11 @@ DVC_FILE = "metrics:\n- metrics.json\nplots:\n- plots/metrics:\n    x: step\n"  
 
 
 class NumberLog(ABC):
-    """Base class of the built-in logs: turns reports into named numbers, which `write` of a subclass writes."""
+    """Base class of the built-in logs: turns reports into named numbers; subclasses write them."""
 
     @abstractmethod
     def write(self, group: str, place: int, values: Mapping[str, float]) -> None:
-        """Write the numbers of a step (`group` is `train`) or an epoch (`epoch`); `place` is its number."""
+        """Write the `values` of a step (`group` is `train`) or an epoch (`epoch`) with the number `place`."""
 
     def step(self, report: StepReport) -> None:
         rates = {f"learning_rate_{n}": rate for n, rate in enumerate(report.rates)}
@@ -156,10 +156,10 @@ class TensorboardLog(NumberLog):
 
 
 class WandbLog(NumberLog):
-    """Training log as a run of Weights & Biases, in the project WANDB_PROJECT or else `duplex`."""
+    """Training log as a run of Weights & Biases, in the project of WANDB_PROJECT, by default `duplex`."""
 
     def __init__(self, folder: Path) -> None:
-        """Start a run with files in `folder`, named by its last three parts; WANDB_MODE=offline sends nothing."""
+        """Start a run with files in `folder`, whose last three parts name it; WANDB_MODE=offline sends nothing."""
         wandb: Any = import_module("wandb")
         folder.mkdir(parents=True, exist_ok=True)
         project, name = os.environ.get("WANDB_PROJECT", "duplex"), "/".join(folder.parts[-3:])
@@ -178,7 +178,7 @@ class MlflowLog(NumberLog):
     """Training log as a run of MLflow, on the server or in the folder that MLFLOW_TRACKING_URI gives."""
 
     def __init__(self, folder: Path) -> None:
-        """Start a run in the experiment of the data set; `folder` ends in data set, method and seed."""
+        """Start a run in the data set's experiment; `folder` ends in data set, method and seed."""
         self._mlflow: Any = import_module("mlflow")
         if not self._mlflow.tracking.is_tracking_uri_set():
             raise DuplexError("training.log is mlflow; set MLFLOW_TRACKING_URI, such as to http://127.0.0.1:5000")

@@ -1,7 +1,4 @@
-"""The training loop of all methods; it keeps the tensors of the epoch with the best validation metric.
-
-Unfinished training is saved after each epoch to one safetensors file, from which a killed run continues.
-"""
+"""The training loop: it keeps the tensors of the best epoch and can save its state to continue a killed run."""
 
 from __future__ import annotations
 
@@ -36,7 +33,7 @@ from duplex.training.logs import EpochReport, StepReport, TrainingHooks
 def make_optimiser(
     method: Method[Any], settings: TrainingOptions, hooks: TrainingHooks = TrainingHooks()
 ) -> torch.optim.Optimizer:
-    """The optimiser for the method's parameter groups; if there are no groups, it gets an unused parameter."""
+    """The optimiser that `hooks` or else `settings` choose for a method's parameters; without any, it gets a dummy."""
     groups = [{**group, "params": list(group["params"])} for group in method.groups()]
     groups = groups or [{"params": [torch.nn.Parameter(torch.zeros(1))]}]
     if hooks.optimiser is not None:
@@ -53,7 +50,7 @@ def make_optimiser(
 def make_schedule(
     optimiser: torch.optim.Optimizer, settings: TrainingOptions, hooks: TrainingHooks = TrainingHooks()
 ) -> torch.optim.lr_scheduler.LRScheduler:
-    """The schedule of learning rates: each epoch has a factor, from `hooks.schedule` or else from `rate_share`."""
+    """The learning-rate schedule; each epoch's factor comes from `hooks.schedule`, or else from `rate_share`."""
 
     def share(epoch: int) -> float:
         return rate_share(epoch, settings) if hooks.schedule is None else float(hooks.schedule(epoch))
@@ -84,7 +81,7 @@ MARGIN = 0.9  # all threads are taken where they need at most this share of one 
 
 
 def choose_threads(method: Method[Any], images: Batch, batch_size: int) -> tuple[int, dict[int, float]]:
-    """Choose the number of CPU threads for a method's training; also returns the seconds of each number tried.
+    """Choose the number of CPU threads for training a method; also returns the seconds per step for each number tried.
 
     Training steps of a copy of the method are timed; a method that cannot be copied gets all threads.
     """
@@ -281,8 +278,8 @@ def optimiser_step(
 ) -> dict[str, Tensor]:
     """Take one optimiser step on the images with the indices `rows`; returns the mean of each loss term.
 
-    The step has `accumulate` batches. Tensors that they share (`Method.shared`, such as encoded text) are computed only
-    once; their gradients are summed and propagated once. Nothing in a step waits for the device.
+    A step consists of `accumulate` batches. Tensors that these share (`Method.shared`, such as encoded text) are
+    computed only once; their gradients are summed and propagated once. Nothing in a step waits for the device.
     """
     optimiser.zero_grad(set_to_none=True)
     method.before_step(images.compositions_np[rows.cpu().numpy()])
@@ -354,8 +351,8 @@ class TrainingResult:
 
     best_epoch: int
     best_auc: float  # validation AUC of the best epoch
-    history: list[dict[str, float]]
-    timing: dict[str, float]  # seconds per epoch, peak bytes, sizes
+    history: list[dict[str, float]]  # per epoch: losses and validation metrics
+    timing: dict[str, float]  # seconds per epoch, peak memory in bytes, the method's sizes
     selected_by: str = "auc"  # validation metric that chose the best epoch
 
 
@@ -371,6 +368,8 @@ def train(
     """Train a method in place and give it the tensors of its best epoch.
 
     Epoch 0 is the untrained method; a method without parameters to train has no other epoch.
+
+    validate: called after epochs; returns the AUC, or metrics of which the last one chooses the best epoch.
     """
     if not len(examples):
         raise DuplexError(

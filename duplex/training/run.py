@@ -103,7 +103,7 @@ class MethodSpec:
         )
 
     def with_settings(self, settings: Mapping[str, Any]) -> MethodSpec:
-        """A copy with some training options or options of the kind changed; `UsageError` for an unknown option."""
+        """A copy with changed training options or options of the kind; `UsageError` for an unknown option."""
         training = {field.name for field in fields(TrainingOptions)}
         known = dict.fromkeys([*sorted(training), *(field.name for field in fields(self.options))])
         for key in settings:
@@ -129,7 +129,7 @@ class Run:
 
     name: str
     method: Method[Any]  # holds the tensors of its best epoch
-    record: TrainingRecord
+    record: TrainingRecord  # metadata for the checkpoint
     training: TrainingOptions
     result: TrainingResult
     margins: Margins | None = field(default=None, repr=False)  # of the validation images, closed world
@@ -233,7 +233,7 @@ def train_run(
 ) -> Run:
     """Train a method and keep the epoch that validation chooses; also choose bias and feasibility threshold.
 
-    Call this inside of `reproducible`, so that its result can be compared with other runs.
+    Call this inside `reproducible`, so that the result can be compared with other runs.
 
     choose_by: the caller's own validation metric, which chooses the epoch instead of the option `select`.
     """
@@ -281,7 +281,7 @@ def train_on_all_images(
 ) -> Run:
     """Train a method on all labelled images, without validation, for the number of epochs that an earlier run chose.
 
-    chosen: metadata of the earlier run, from which the number of epochs, bias and distance threshold are taken.
+    chosen: metadata of the earlier run, which gives the number of epochs, bias and novelty threshold.
     tuned: values of options that the earlier run chose on validation images (`Method.chosen_options`).
     inputs: data set with every image in the training split.
     """
@@ -345,7 +345,7 @@ def tune_and_score(
 ) -> tuple[Margins, dict[str, Any]]:
     """Let a trained method choose its settings, then score the validation images once per world.
 
-    Returns their margins in the closed world, and the fields of `TrainingRecord` that follow from the scores.
+    Returns the images' closed-world margins, and the fields of `TrainingRecord` that follow from the scores.
     """
     labels, rule = inputs.labels, settings.feasibility
     tune(method, val, labels)
@@ -388,7 +388,7 @@ class WorldResult:
     curve: pd.DataFrame
     predictions: pd.DataFrame
     right: Bools  # [test images] whether the best candidate is the label, at bias 0
-    right_at_ends: Bools  # [test images] the same with only seen candidates for seen images, only unseen for unseen
+    right_at_ends: Bools  # [test images] the same among seen candidates alone, or among unseen ones for unseen pairs
 
 
 def calibration_for(record: TrainingRecord, world: World, place: object) -> Calibration:
@@ -414,7 +414,7 @@ def evaluate_world(
     composition a candidate.
 
     inputs: data set with the split's features on the method's device.
-    task: what scores the images for all candidates, such as a `StreamTask`; None: the method itself.
+    task: scores the images for all candidates, such as a `StreamScorer`; None: the method itself.
     """
     labels, test = inputs.labels, inputs.examples[split]
     task = task or SplitScorer.of(method, labels.candidates(world, split))
@@ -513,9 +513,9 @@ def flatten(metrics: Metrics) -> dict[str, Any]:
 
 
 def frequency_accuracies(result: WorldResult, inputs: RunInputs) -> dict[str, dict[str, float]]:
-    """Closed-world accuracies in percent of head, medium, tail and unseen pairs (groups by training frequency).
+    """Closed-world accuracies in percent by group: head, medium and tail (by training frequency), unseen.
 
-    Measured twice: at bias 0 with all candidates; and with seen candidates alone (for unseen pairs, with unseen alone).
+    `accuracy`: at bias 0 with all candidates; `accuracy_at_ends`: only seen candidates (for unseen pairs, only unseen).
     """
     train = inputs.examples["train"].compositions.cpu().numpy()
     train = train[train >= 0]
@@ -530,7 +530,7 @@ def frequency_accuracies(result: WorldResult, inputs: RunInputs) -> dict[str, di
 
 
 def term_metrics(method: Method[Any], inputs: RunInputs) -> dict[str, dict[str, Any]]:
-    """Closed-world metrics of each score term alone, and of each sum of several, but not all, terms."""
+    """Closed-world test metrics of each score term alone and of sums of some terms, by names of terms."""
     labels, test = inputs.labels, inputs.examples["test"]
     sums = term_sum_statistics(method, labels.candidates("closed", "test"), test, labels)
     records = {}

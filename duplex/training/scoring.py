@@ -91,7 +91,7 @@ class ScoringResult:
     candidates: CandidateSet
     accumulator: ScoreAccumulator
     top: Ints  # [N, T] best compositions of each image, best first
-    further: tuple[ScoreAccumulator, ...] = ()  # statistics of the same scores with other buckets
+    further: tuple[ScoreAccumulator, ...] = ()  # one for each item of `further` in `score_split`
 
 
 def score_split(
@@ -147,7 +147,7 @@ def score_split(
 def term_sum_statistics(
     method: Method[Any], candidates: Ints, examples: Examples, labels: LabelSpace
 ) -> dict[tuple[str, ...], ScoreAccumulator]:
-    """Score statistics of single score terms and of sums of them, by the terms' names; empty if a score is no sum."""
+    """Statistics of each score term and each sum of some terms, by the terms' names; empty if the score is no sum."""
     method.eval()
     score_terms = method.score_terms(candidates.copy())
     statistics: dict[tuple[str, ...], ScoreAccumulator] = {}
@@ -204,9 +204,9 @@ ChooseBy = Callable[[Mapping[str, float]], float]  # seen, unseen, hm and auc as
 
 @dataclass(frozen=True)
 class Validation:
-    """Computes a method's closed-world validation metrics when called: `auc`, and `name`, which chooses the epoch.
+    """Callable that computes a method's closed-world validation metrics: `auc`, and `name`, which chooses the epoch.
 
-    name: auc, hm, unseen, or loss (mean `-log p(c|x)` of the labels c); last (the final epoch is chosen): only `auc`.
+    name: auc, hm, unseen, loss (the labels' mean negative log probability), or last (only `auc` is computed).
     choose_by: the caller's function that computes the metric `name` from seen and unseen accuracy, HM and AUC.
     """
 
@@ -246,7 +246,7 @@ class Validation:
 
 
 def metric_name(choose_by: ChooseBy) -> str:
-    """The name of a caller's metric in the history: its function's name or, if this is taken, 'selection'."""
+    """The name of a caller's metric in the history: its function's name or, if this cannot be used, 'selection'."""
     name = getattr(choose_by, "__name__", "")
     return name if name.isidentifier() and name not in ("auc", "hm", "unseen", "loss", "last") else "selection"
 
@@ -263,11 +263,11 @@ class Calibration:
     # Bias: added to the scores of unseen compositions; it maximises the validation harmonic mean
     bias: Annotated[float, Field(ge=-LARGEST_BIAS, le=LARGEST_BIAS)]
     threshold: float | None = None  # of feasibility; None: every composition is feasible
-    val_auc_all_feasible: float | None = None  # percent, without a threshold
-    val_auc_at_threshold: float | None = None  # percent
+    val_auc_all_feasible: float | None = None  # validation AUC in percent without the threshold
+    val_auc_at_threshold: float | None = None  # validation AUC in percent with it
     val_auc_gain: float | None = None  # percent, at thresholds chosen without the pairs that they are measured on
     val_auc_gain_se: float | None = None  # standard error of the gain over unseen pairs
-    alternatives: tuple[Calibration, ...] = ()  # the choice of a threshold that `auto` did not adopt
+    alternatives: tuple[Calibration, ...] = ()  # calibration with a threshold that the rule `auto` did not adopt
 
     def to_dict(self) -> dict[str, Any]:
         """The calibration as a dict for JSON, without fields at their defaults."""
@@ -287,7 +287,7 @@ def calibrate(
 ) -> tuple[Calibration, Margins]:
     """Choose the bias on unseen pairs and the feasibility threshold in one pass over the validation images.
 
-    Also returns the images' margins with every pair a candidate.
+    Also returns the images' margins with no pair excluded. `points`: number of thresholds to try.
 
     rule: "words" uses the threshold with the best validation AUC. "auto" uses it only if its cross-fitted gain (gain in
         AUC on pairs that had no part in choosing it) exceeds twice its standard error. "none" uses no threshold.
@@ -400,7 +400,7 @@ class NoveltyDetector:
 
     @classmethod
     def fit(cls, train: Examples, val: Examples, labels: LabelSpace, passing: float = PASSING) -> NoveltyDetector:
-        """Fit to `train`; `threshold` passes a share `passing` of `val`, its unseen pairs weighted to `NEW_SHARE`."""
+        """Fit to `train`; a share `passing` of `val`, unseen pairs weighted to `NEW_SHARE`, is within the threshold."""
         sizes = len(labels.states), len(labels.objects)
         known = train.compositions >= 0
         groups = ClassStatistics.of(unit(train.cls.double())[known], train.compositions[known], *sizes).by_pair()
