@@ -1,8 +1,10 @@
 """Visual prototypes computed in closed form from training features; prompts, trained or not, may join the score.
 
-    log S(c|x) = w_t log p(c^t|x) + w_so log p(s|x) p(o|x) + w_g log p_g(c|x) + w_gso log p_g(s|x) p_g(o|x) - log Z
+    log S(c|x) = w_t log p(c^t|x) + w_so log p(s|x) p(o|x) + w_l log p_l(s|x) p_l(o|x)
+               + w_g log p_g(c|x) + w_gso log p_g(s|x) p_g(o|x) - log Z
 
 * p(c^t|x), p(s|x), p(o|x): posteriors by prompts of compositions, states and objects
+* p_l(s|x), p_l(o|x): posteriors by linear heads, for encoders without a text tower
 * p_g(c|x): softmax of g_c, the log-likelihood of the image feature under a normal distribution around the mean of
   composition c; all compositions share a covariance (duplex/methods/gaussian.py)
 * p_g(s|x), p_g(o|x): posteriors by a normal distribution per state and per object
@@ -10,12 +12,12 @@
 
 With `fusion: sum`, probabilities are added instead, as in the Duplex paper.
 
-Without prompts, `losses` train only fine-tuned blocks of the image tower, through linear heads that no score uses:
+Without prompts, `losses` train the heads and fine-tuned blocks of the image tower:
 
-    L = L_s + L_o + L_c,    p(s|x) ~ exp(f_s),  p(o|x) ~ exp(f_o),  p(c|x) ~ exp(f_s + f_o),    f = w . z / tau + b
+    L = L_s + L_o + L_c,  p_l(s|x) ~ exp(f_s),  p_l(o|x) ~ exp(f_o),  p_l(c|x) ~ exp(f_s + f_o),  f = w . z / tau + b
 
 * L_s, L_o: cross-entropies over all states and all objects;  L_c: over the seen compositions
-* z: unit feature that the blocks compute;  w, b: weights of the heads, zero before training
+* z: unit feature;  w, b: weights of the heads, zero before training
 """
 
 from __future__ import annotations
@@ -37,10 +39,10 @@ from duplex.methods.portable import candidate_primitives, normalise_posterior_su
 from duplex.methods.score_formula import FLOOR, LEAST
 from duplex.options import NonNegative, Positive
 
-Term = Literal["semantic", "factors", "gaussian", "gaussian_factors"]
+Term = Literal["semantic", "factors", "linear", "gaussian", "gaussian_factors"]
 HEAD_LOSSES = {"state", "object", "composition"}
 TAU = 0.01  # of the heads, as CLIP's
-INITIAL_WEIGHTS = {"semantic": 0.5, "factors": 0.5, "gaussian_factors": 0.125, "gaussian": 0.25}
+INITIAL_WEIGHTS = {"semantic": 0.5, "factors": 0.5, "linear": 16.0, "gaussian_factors": 0.125, "gaussian": 0.25}
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,8 @@ class ClosedFormOptions(PathOptions):
         yield from super().rules()
         yield from self.path_rules(self.losses, self.inference)
         yield "gaussian" in self.inference, "inference has no term gaussian; add it, or use kind: prompts"
+        alone = "linear" not in self.inference or (not self.uses_text and {"state", "object"} <= {*self.losses})
+        yield alone, "the term linear needs the losses state and object, and no prompts; change losses or inference"
         needed = {"semantic": {"semantic"}, "factors": {"state", "object"}}
         used = {name for term in self.inference for name in needed.get(term, ())} if self.uses_text else HEAD_LOSSES
         unused = [name for name in self.losses if name not in used]
@@ -78,8 +82,8 @@ class ClosedFormOptions(PathOptions):
         return super().trained_losses() if self.uses_text else HEAD_LOSSES
 
 
-class TrainingHeads(nn.Module):
-    """Linear classifiers of states and of objects; their losses train the blocks that compute the features."""
+class LinearHeads(nn.Module):
+    """Linear classifiers of states and of objects; their losses also train blocks that compute the features."""
 
     def __init__(self, labels: LabelSpace, dim: int) -> None:
         super().__init__()
@@ -87,9 +91,13 @@ class TrainingHeads(nn.Module):
         self.objects = zero_initialised(nn.Linear(dim, len(labels.objects)))
         self.seen = CompositionIndex(labels.pairs["train"], len(labels.objects))
 
+    def forward(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits of states [B, M] and of objects [B, N]."""
+        return self.states(z / TAU), self.objects(z / TAU)
+
     def losses(self, z: Tensor, compositions: Tensor) -> dict[str, Tensor]:
         place = self.seen.positions_of_listed(compositions)
-        f_s, f_o = self.states(z / TAU), self.objects(z / TAU)
+        f_s, f_o = self(z)
         f_c = f_s[:, self.seen.states] + f_o[:, self.seen.objects]
         return {
             "state": cross_entropy(f_s, self.seen.states[place]),
@@ -99,7 +107,7 @@ class TrainingHeads(nn.Module):
 
 
 class ClosedFormMethod(Method[ClosedFormOptions]):
-    """Scores by closed-form visual prototypes and prompts; without prompts, training only serves fine-tuned blocks."""
+    """Scores by closed-form visual prototypes, together with trained prompts or linear heads."""
 
     counts: Tensor  # number of training images per seen composition [K]
     sums: Tensor  # sums of their features [K, d]
@@ -111,8 +119,8 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
         super().__init__(context, options)
         labels = context.labels
         self.paths = Paths(labels, context.tower, options, context.world) if options.uses_text else None
-        trains_blocks = context.finetuned_blocks is not None and self.paths is None and options.losses
-        self.heads = TrainingHeads(labels, context.dim) if trains_blocks else None
+        used = "linear" in options.inference or context.finetuned_blocks is not None
+        self.heads = LinearHeads(labels, context.dim) if used and self.paths is None and options.losses else None
         seen, dim = len(labels.pairs["train"]), context.dim
         shapes = {"counts": (seen,), "sums": (seen, dim), "moment": (dim, dim), "chosen": (3,)}
         for name, shape in shapes.items():
@@ -126,6 +134,10 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
     def needs(cls, options: Any) -> frozenset[str]:
         needed = {"cls": True, "text": options.uses_text, "words": options.interactions != 0}
         return frozenset(name for name, present in needed.items() if present)
+
+    @classmethod
+    def scores_new_words(cls, options: ClosedFormOptions) -> bool:
+        return "linear" not in options.inference and super().scores_new_words(options)
 
     def start(self, train: Batch) -> None:
         labels = self.labels
@@ -227,6 +239,10 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
             tensors |= portable_paths(self.paths, candidates, names)
         numbers = torch.as_tensor(candidates, device=device)
         tensors |= portable_closed_form(self.fitted(), numbers, self._factor_posteriors())
+        if self.heads is not None and "linear" in names:
+            for group, head in (("states", self.heads.states), ("objects", self.heads.objects)):
+                tensors[f"classifier.{group}.weight"] = head.weight.T.float() / TAU
+                tensors[f"classifier.{group}.offset"] = head.bias.detach().float()
         tensors |= {f"weights.{name}": weight for name, weight in zip(names, self.weights.float(), strict=True)}
         return tensors | ({"product": torch.ones((), device=device)} if self.options.fusion == "product" else {})
 
@@ -242,6 +258,10 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
         def log_terms(inputs: Inputs) -> list[Tensor]:
             raw = unit(inputs["cls"]).float()
             logs = {"gaussian": likelihood(raw).log_softmax(-1)}
+            if self.heads is not None:
+                f_s, f_o = self.heads(raw.to(self.heads.states.weight))
+                log_s, log_o = f_s.log_softmax(-1).clamp(min=FLOOR), f_o.log_softmax(-1).clamp(min=FLOOR)
+                logs["linear"] = log_s[:, states] + log_o[:, objects]
             if posteriors is not None:
                 of_states, of_objects = posteriors
                 log_s, log_o = of_states(raw).clamp(min=FLOOR), of_objects(raw).clamp(min=FLOOR)

@@ -84,7 +84,7 @@ class Answer:
 
     top: tuple[Guess, ...]
     states: Mapping[str, float]  # probability of every state, most likely first; they sum to 1
-    objects: Mapping[str, float]  # the same of every object
+    objects: Mapping[str, float]  # the same for every object
     in_distribution: bool = True  # False: the image resembles no training image; perhaps it shows none of the pairs
     distance: float | None = None  # Mahalanobis distance to the nearest pair (`NoveltyDetector`)
 
@@ -285,7 +285,7 @@ def read_compositions(path: Path) -> list[Pair]:
 
 
 def as_pair(composition: object, labels: LabelSpace) -> Pair:
-    """Names (state, object) of a composition that is given as one text or as two texts."""
+    """The (state, object) names of a composition, given as one text or as two texts."""
     if isinstance(composition, str):
         return split_composition(composition, labels)
     match composition:
@@ -368,7 +368,7 @@ def portable_term_function(tensors: Mapping[str, Tensor]) -> ScoreTerms:
 def with_rows(
     t: Mapping[str, Tensor], labels: LabelSpace, names: tuple[list[str], list[str]], added: np.ndarray, tower: TextTower
 ) -> dict[str, Tensor]:
-    """Extend the tensors of an export so that they score P more pairs.
+    """An export's tensors `t`, extended to score P more pairs.
 
     names: all states and all objects: those of `labels`, then new ones.
     added: state and object of each further pair [P, 2], as indices into `names`.
@@ -378,7 +378,8 @@ def with_rows(
         return {**t, **portable.joined_members(members, t["members.weights"])}
     states, objects = names
     is_new = len(states) > len(labels.states) or len(objects) > len(labels.objects)
-    if "classifier.pairs.weight" in t or (is_new and "classifier.states.weight" in t):
+    only_heads = "likelihood.rows" not in t and "classifier.states.weight" in t
+    if "classifier.pairs.weight" in t or (is_new and only_heads):
         raise UsageError("a linear classifier cannot score pairs that it was not trained on; leave the added pairs out")
     indices = torch.as_tensor(added, device=t["state_of"].device)
     m, n = indices.unbind(1)
@@ -401,20 +402,18 @@ def with_rows(
         prototypes = portable.composed_prototypes(t, *torch.where(indices < limits, indices, -1).unbind(1))
         rows |= {"likelihood.rows": prototypes, "likelihood.offset": -0.5 * (prototypes * prototypes).sum(1)}
     more = {**t, **{name: torch.cat([t[name], values]) for name, values in rows.items()}}
-    return more | _primitives(t, "states", len(new_states)) | _primitives(t, "objects", len(new_objects))
+    return more | _columns(t, "states", len(new_states)) | _columns(t, "objects", len(new_objects))
 
 
-def _primitives(t: Mapping[str, Tensor], name: str, count: int) -> dict[str, Tensor]:
-    # posteriors extended by new words, each as if it had one training image, at the mean feature of all images
-    weight = f"primitives.{name}.weight"
-    offset = f"primitives.{name}.offset"
-    if weight not in t:
-        return {}
-    more = t[offset].new_zeros(count)
-    return {
-        weight: torch.cat([t[weight], more.expand(len(t[weight]), -1)], dim=1),
-        offset: torch.cat([t[offset], more]),
-    }
+def _columns(t: Mapping[str, Tensor], name: str, count: int) -> dict[str, Tensor]:
+    # posteriors extended by new words: in closed form, each as if it had one training image, at the mean feature of all
+    # images; by linear heads, each with the mean of the known words' logits
+    more = {}
+    for key in (f"{group}.{name}.{part}" for group in ("primitives", "classifier") for part in ("weight", "offset")):
+        if key in t:
+            column = t[key].mean(-1, keepdim=True) * key.startswith("classifier")
+            more[key] = torch.cat([t[key], column.expand(*column.shape[:-1], count)], dim=-1)
+    return more
 
 
 @torch.no_grad()

@@ -323,12 +323,12 @@ def describe(data: LabelledFolder, say: Callable[[str], None]) -> None:
         say(f"note: {note}")
 
 
-NOTHING_TRAINED, PROMPTS = "closed_form", "dual"  # methods of the package's params.yaml
-WITHOUT_TEXT = "closed_form_visual"  # instead of both, for encoders without a text tower
+NOTHING_TRAINED, TRAINED = "closed_form", "dual"  # methods of the package's params.yaml
+WITHOUT_TEXT = {NOTHING_TRAINED: "closed_form_visual", TRAINED: "dual_visual"}  # for encoders without a text tower
 RIVAL = "linear"  # two logistic regressions, measured beside the model
 LARGEST_RIVAL = 10**9  # training images x features x words; above, regressions take many minutes
-PROMPT_RATES = (1e-3, 1e-4)  # learning rates of prompts
-PROMPT_EPOCHS = 8  # along half a cosine
+FROZEN_RATES = (1e-3, 1e-4)  # learning rates of prompts or linear heads on frozen features
+FROZEN_EPOCHS = 8  # of these, along half a cosine
 BATCH = 64
 WIDE_TEXT = 512  # width of a text tower from which on several threads train its prompts faster than one
 LARGEST_OPEN = 1 << 15  # pairs of states and objects up to which all of them are candidates
@@ -407,7 +407,7 @@ class FolderRecipes:
     @cached_property
     def trials(self) -> Trials:
         """Store of the trained recipes, in a folder named by a digest of labels, features, code and device."""
-        kinds = [self._entry(name).kind for name in (NOTHING_TRAINED, PROMPTS, RIVAL)]
+        kinds = [self._entry(name).kind for name in (NOTHING_TRAINED, TRAINED, RIVAL)]
         is_gpu = self.device.type == "cuda"
         key = {
             "contents": self.data.digests,
@@ -432,33 +432,32 @@ class FolderRecipes:
     def levels(self, began: float) -> Iterator[list[Trial]]:
         """Yield lists of recipes of equal cost: nothing trained, prompts, then blocks as far as the time limit allows.
 
-        Without a text tower there are no prompts, and blocks are trained through linear classifiers that no score uses.
+        Without a text tower, linear heads take the place of prompts.
 
         began: `time.monotonic()` at which the time for training began.
         """
-        first = Trial("nothing trained", self._spec(NOTHING_TRAINED if self.text_width else WITHOUT_TEXT))
-        yield [first]
-        beside_blocks = first
-        if self.text_width:
-            prompts = [Trial(f"prompts, rate {rate:g}", self._spec(PROMPTS, rate)) for rate in PROMPT_RATES]
-            yield prompts
-            beside_blocks = prompts[0]  # with blocks that train, prompts may train fast
+        yield [Trial("nothing trained", self._spec(NOTHING_TRAINED))]
+        trained = "prompts" if self.text_width else "linear heads"
+        frozen = [Trial(f"{trained}, rate {rate:g}", self._spec(TRAINED, rate)) for rate in FROZEN_RATES]
+        yield frozen
+        beside_blocks = frozen[0]  # with blocks that train, prompts may train fast
         schedule = stored_schedule(self.trials.folder, self.minutes, lambda: self._schedule(beside_blocks, began))
         self.say(f"fine-tuning: {schedule.reason}")
         training = replace(beside_blocks.spec.training, threads=torch.get_num_threads())
         yield from finetuned_recipes(replace(beside_blocks.spec, training=training), schedule.depths, schedule.rates)
 
     def _entry(self, name: str) -> MethodEntry:
+        name = name if self.text_width else WITHOUT_TEXT.get(name, name)
         return load_params(shipped_project() / "params.yaml").methods[name]
 
-    def _spec(self, name: str, rate: float = PROMPT_RATES[0]) -> MethodSpec:
+    def _spec(self, name: str, rate: float = FROZEN_RATES[0]) -> MethodSpec:
         entry = self._entry(name)
         training = TrainingOptions(
             learning_rate=rate,
             batch_size=BATCH,
-            epochs=PROMPT_EPOCHS,
+            epochs=FROZEN_EPOCHS,
             schedule="cosine",
-            patience=PROMPT_EPOCHS // 2,
+            patience=FROZEN_EPOCHS // 2,
             threads=1 if self.text_width < WIDE_TEXT else torch.get_num_threads(),
         )
         options = parse_options(entry.kind, entry.options_for(None))

@@ -27,7 +27,7 @@ from duplex.features.file import FIRST_BAD, status_reason
 from duplex.labels import LabelSpace, prompt_name
 from duplex.methods.base import Inputs
 from duplex.methods.finetuned import with_finetuned_features
-from duplex.methods.gaussian import ClassStatistics, ClosedForm, FittedStatistics, LinearDiscriminant
+from duplex.methods.gaussian import ClassStatistics, ClosedForm, FittedStatistics, GroupSums, LinearDiscriminant
 from duplex.methods.layers import unit
 from duplex.methods.portable import portable_closed_form
 from duplex.methods.prompts import encode_words
@@ -68,7 +68,7 @@ class NewImages:
     """Labelled images to add to a fitted model, with the features that the model's encoder computes."""
 
     rows: pd.DataFrame  # image, state, object
-    contents: dict[str, str]  # sha256 of each row's file, with the digest of its pixels
+    contents: dict[str, str]  # sha256 of each row's file -> digest of its pixels
     inputs: Inputs  # as the encoder computes them: `cls` [B, d], and block inputs for fine-tuned blocks
     features: Tensor  # [B, d] outputs of the fine-tuned blocks; without such blocks, `cls`
     notes: tuple[str, ...] = ()  # what was left out
@@ -127,7 +127,7 @@ def read_images(recognizer: Recognizer, source: Path, images: Path | None, recor
     """Read and encode the labelled images to add to a model.
 
     Raises `UsageError` for images that are unreadable or in the model already (`record` is its fit.json), and
-    `DuplexError` for images that change meanwhile.
+    `DuplexError` for images that change while they are read.
     """
     description = detect_source(source, None, images)
     with as_usage_error():
@@ -168,7 +168,7 @@ def _encoded(recognizer: Recognizer, paths: list[Path]) -> Inputs:
 def updated_model(
     trained: ExportedModel, stored: Mapping[str, Tensor], fitted: FittedStatistics, new: NewImages
 ) -> UpdatedModel:
-    """Compute a model's labels, tensors and statistics after images are added."""
+    """Compute a model's labels, tensors and statistics after the images `new` are added."""
     labels, rows = trained.labels, new.rows
     world = next(iter(trained.calibration))
     states, objects = list(labels.states), list(labels.objects)
@@ -193,6 +193,9 @@ def updated_model(
         tensors = with_rows(tensors, labels, (states, objects), pairs, trained.backbone.tower("text").text)
     candidates = np.concatenate([present, missing])
     tensors |= refitted_closed_form(trained, total, enlarged, candidates, tensors)
+    if "classifier.states.weight" in tensors:
+        tensors |= heads_of_new_words(tensors, "states", total.statistics.by_state(), len(labels.states))
+        tensors |= heads_of_new_words(tensors, "objects", total.statistics.by_object(), len(labels.objects))
     seen = enlarged.is_seen(candidates)
     feasible = np.concatenate([tensors["feasible"].numpy(), np.ones(len(missing), dtype=bool)]) | seen
     tensors |= {"seen": torch.from_numpy(seen), "feasible": torch.from_numpy(feasible)}
@@ -226,6 +229,27 @@ def refitted_closed_form(
     return portable_closed_form(model, torch.from_numpy(candidates), posteriors)
 
 
+def heads_of_new_words(t: Mapping[str, Tensor], name: str, groups: GroupSums, known: int) -> dict[str, Tensor]:
+    """The tensors of the linear heads `name` (states or objects), in which the words after the first `known` are new.
+
+        f_w = mean_k f_k + a (g_w - mean_k g_k)    f, g: logits of heads and closed form;  k: known words;  w: a new one
+
+    At the mean feature of w's images, a makes f_w exceed the mean by what known words' logits do on average at theirs.
+    """
+    means = groups.means.float()
+    f = means[:known] @ t[f"classifier.{name}.weight"][:, :known] + t[f"classifier.{name}.offset"][:known]
+    g = means @ t[f"primitives.{name}.weight"] + t[f"primitives.{name}.offset"]
+    margins = g.diagonal() - g[:, :known].mean(1)
+    least = 0.1 * margins[:known].mean()  # of words that the closed form hardly tells from others
+    a = (f.diagonal() - f.mean(1)).mean() / margins[known:].clamp(min=least)
+    heads = {}
+    for part in ("weight", "offset"):
+        ours, closed = t[f"classifier.{name}.{part}"][..., :known], t[f"primitives.{name}.{part}"]
+        new = ours.mean(-1, keepdim=True) + a * (closed[..., known:] - closed[..., :known].mean(-1, keepdim=True))
+        heads[f"classifier.{name}.{part}"] = torch.cat([ours, new], dim=-1)
+    return heads
+
+
 def _novelty(known: NoveltyDetector, before: ClassStatistics, cls: Tensor, compositions: Tensor) -> NoveltyDetector:
     # The means of pairs are updated by added images; covariance and distance threshold stay. The i-th pair of `before`,
     # the statistics of the images so far, is that of the detector's i-th mean.
@@ -256,7 +280,7 @@ def write_update(
 
 
 def describe_additions(before: LabelSpace, after: LabelSpace, rows: pd.DataFrame) -> list[str]:
-    """Lines of text on an update: number of images added, of pairs with images now and before, new pairs, new words."""
+    """Lines of text on an update: numbers of images added and of pairs with images, new pairs and new words."""
     known = set(before.names(before.pairs["train"]))
     pairs = [name for name in after.names(after.pairs["train"]) if name not in known]
     lines = [f"{len(rows)} images added; {len(after.pairs['train'])} pairs have images now, {len(known)} had before"]

@@ -21,6 +21,7 @@ from tests.methods.world import DIM, batch_of, features, scores_of, small_contex
 
 LABELS = small_labels()
 ALONE: dict[str, Any] = {"losses": (), "inference": ("gaussian",), "adapter": "none"}
+HEADS: dict[str, Any] = {"losses": ("state", "object"), "inference": ("linear", "gaussian_factors", "gaussian")}
 FREE = {**CLIP, "inference": ("semantic", "gaussian")}
 TRAIN = batch_of(features(60, 5), np.resize(LABELS.pairs["train"], 60))
 FEW = Batch({"cls": TRAIN.cls[:5]}, TRAIN.compositions[:5])
@@ -182,6 +183,8 @@ def test_weights_stay_below_64():
         ({"inference": ("semantic", "gaussian")}, r"losses \['state', 'object'\] train no term of inference"),
         ({"losses": ("state", "composition")}, r"losses \['composition'\] train no term"),
         ({**ALONE, "losses": ("semantic",)}, r"losses \['semantic'\]"),
+        ({**HEADS, "losses": ("composition",)}, "the term linear needs the losses state and object"),
+        ({"inference": ("linear", "semantic", "gaussian")}, "the term linear needs .* no prompts"),
         ({"weights": (1.0,)}, "weights has 1 numbers; expected 3"),
         ({"weights": (1.0, -1.0, 1.0)}, "weights: input should be greater than or equal to 0"),
     ],
@@ -197,6 +200,7 @@ ROWS = {
     "zero-shot": {**FREE, "inference": ("semantic", "gaussian_factors", "gaussian")},
     "three paths": {"width": 5},
     "a sum": {"width": 5, "fusion": "sum"},
+    "heads": HEADS,
 }
 
 
@@ -204,6 +208,9 @@ ROWS = {
 @pytest.mark.parametrize("world", ["closed", "open"])
 def test_terms_and_exported_tensors_sum_to_the_score(row, world):
     method, columns, z = begun(**row), LABELS.candidates(world, "test"), features(5, 8)
+    if method.heads is not None:
+        for weight in method.heads.parameters():
+            torch.nn.init.normal_(weight, std=0.1)
     expected, evidence = scores_of(method, columns, z).double(), method.score_terms(columns)
     found = dict(evidence({"cls": z}))
     assert len(found) == len(method.options.inference)

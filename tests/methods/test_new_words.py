@@ -19,6 +19,7 @@ from duplex.training.run import initialised_method
 from tests.methods.world import OBJECTS, STATES, batch_of, features, small_context, small_tower
 
 TRAIN = [("red", "circle"), ("red", "heart"), ("striped", "circle"), ("striped", "heart"), ("striped", "star")]
+HEADS: dict[str, Any] = {"inference": ("linear", "gaussian"), "losses": ("state", "object")}
 NEW = [("hollow", "circle"), ("hollow", "star")]
 FIXED: dict[str, Any] = {"context": "fixed", "vocabulary": "fixed", "paths": "composition", "adapter": "none"}
 
@@ -38,6 +39,7 @@ def labels_with(new: list[tuple[str, str]]) -> LabelSpace:
         ("closed_form", {}, True),
         ("closed_form", {"inference": ("gaussian",), "losses": ()}, False),
         ("closed_form", {"inference": ("gaussian",), "losses": (), "interactions": None}, True),
+        ("closed_form", {**HEADS, "interactions": None}, False),
         ("linear", {}, False),
         ("kg_sp", {"pseudo_labels": True}, False),
         ("ivr", {}, False),

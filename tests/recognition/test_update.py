@@ -143,7 +143,7 @@ def test_updates_in_place_add_up(model, further, tmp_path):
 
 def test_fine_tuned_blocks_make_the_features_that_are_added(drawn, further, tmp_path, monkeypatch):
     def with_blocks(self: fit.FolderRecipes, began: float):
-        spec = self._spec(fit.PROMPTS)
+        spec = self._spec(fit.TRAINED)
         ((recipe,),) = finetuned_recipes(spec, [2], [1e-3])
         yield [recipe]
 
@@ -347,3 +347,16 @@ def test_what_cannot_be_updated_is_one_line_and_leaves_nothing(model, further, t
     assert len(lines) == 1, done.stderr
     assert expected in lines[0]
     assert not (tmp_path / "out").exists()
+
+
+def test_linear_heads_of_new_words_exceed_the_mean_as_those_of_known_words_do():
+    z, own = torch.randn(60, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0)), torch.arange(60) % 12
+    groups = ClassStatistics.of(unit(z + own[:, None] % 4), own, 3, 4).by_object()
+    closed, heads = LinearDiscriminant.fit(groups).to(torch.float32), torch.randn(9, 3)
+    t = {"primitives.objects.weight": closed.weight, "primitives.objects.offset": closed.offset}
+    t |= {"classifier.objects.weight": heads[:8], "classifier.objects.offset": heads[8]}
+    new = update.heads_of_new_words(t, "objects", groups, 3)
+    assert all(torch.equal(new[name][..., :3], t[name]) for name in new)
+    logits = groups.means.float() @ new["classifier.objects.weight"] + new["classifier.objects.offset"]
+    margins = logits.diagonal() - logits[:, :3].mean(1)
+    torch.testing.assert_close(margins[3], margins[:3].mean(), rtol=1e-4, atol=1e-4)
