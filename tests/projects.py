@@ -5,6 +5,7 @@ import contextlib
 import fcntl
 import functools
 import os
+import random
 import shutil
 import tempfile
 import time
@@ -46,6 +47,10 @@ def edited_params(source: Path, target: Path | None = None) -> Iterator[dict[str
     yield record
     with (target or source).open("w") as file:
         YAML().dump(record, file)
+
+
+def with_evaluation(params: Params, **values: object) -> Params:
+    return params.model_copy(update={"evaluation": params.evaluation.model_copy(update=values)})
 
 
 @functools.cache
@@ -148,19 +153,26 @@ def interrupt(monkeypatch: pytest.MonkeyPatch, number: int) -> list[int]:
     return begun
 
 
-def kill_and_resume_training(project: Any, method: str) -> None:
-    """Train once whole and once with a SIGKILL in between: both have the same bytes."""
+def kill_and_resume_training(project: Any, method: str, kills: int = 1) -> None:
+    """Train once whole, and once killed after each time that an epoch is saved: both have the same bytes."""
     run, command = project.paths.run("own", method, 7), ["train", "--dataset", "own", "--method", method, "--seed", "7"]
     files, partial = (run.checkpoint, run.history), run.root / "training.partial"
     assert start_duplex(*command, cwd=project.folder).wait() == 0
     whole = [path.read_bytes() for path in files]
     for path in files:
         path.unlink()
-    process = start_duplex(*command, cwd=project.folder)
-    while not partial.exists() and process.poll() is None:
-        time.sleep(0.005)
-    process.kill()
-    process.wait()
-    assert partial.exists() and not run.checkpoint.exists()
+    moment = random.Random(0)
+    for place in range(kills):
+        before, process = saved(partial), start_duplex(*command, cwd=project.folder)
+        while saved(partial) == before and process.poll() is None:
+            time.sleep(0.005)
+        time.sleep(moment.uniform(0, 0.3) if place else 0)
+        process.kill()
+        process.wait()
+        assert partial.exists() and not run.checkpoint.exists()
     assert "continuing after epoch" in start_duplex(*command, cwd=project.folder).communicate()[1]
     assert [path.read_bytes() for path in files] == whole
+
+
+def saved(path: Path) -> int:
+    return path.stat().st_mtime_ns if path.exists() else 0

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from dataclasses import fields
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -12,8 +11,6 @@ import torch
 from duplex.evaluation.accumulate import ScoreAccumulator
 from duplex.features.tokens import Examples
 from duplex.methods.duplex import DuplexOptions
-from duplex.options import TrainingOptions
-from duplex.training.loop import train
 from duplex.training.scoring import SplitScorer, score_split
 from tests.methods.world import features, small_labels, small_method, small_tower
 from tests.pretended import Pretended
@@ -30,20 +27,6 @@ def method_on(device: str) -> Any:
 def examples(split: str, count: int, device: str) -> Examples:
     own = torch.as_tensor(np.resize(LABELS.pairs[split], count))
     return Examples(np.arange(count), {"cls": features(count, 3)}, own).to(torch.device(device))
-
-
-def test_losses_are_read_once_every_few_steps(pretended: Pretended) -> None:
-    method, waits = method_on(pretended.name), []
-
-    def validate(_: object) -> float:
-        places = ((place.split(":")[0], n) for (_, place), n in pretended.synchronisations.items())
-        waits.append(sum(n for file, n in places if file == "training/loop.py"))
-        return 0.5
-
-    settings = TrainingOptions(learning_rate=0.01, batch_size=4, epochs=2)
-    train(method, examples("train", 80, pretended.name), settings, 0, validate)  # 20 steps per epoch
-    tensors = len(method.state_dict())  # each is checked once per epoch
-    assert [after - before for before, after in pairwise(waits)] == [3 + tensors] * 2
 
 
 def test_only_score_statistics_leave_the_device(pretended: Pretended, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from duplex.options import AutoFinetune, FinetuneOptions, OptionError, SplitOpti
         (TrainingOptions, "clip", (1e-9, 50.0, None), (0.0,)),
         (TrainingOptions, "decay", (1e-9, 1.0), (0.0, 1.01)),
         (TrainingOptions, "warm_up", (0, 11), (-1, 12)),
-        (TrainingOptions, "threads", (1, 1024, "auto"), (0, 1025)),
+        (TrainingOptions, "threads", (1, 1024, "auto"), (0, 1025, "all", 1.5, True)),
         (TrainingOptions, "memory", (2**-8,), (2**-8 - 1e-6,)),
         (AutoFinetune, "minutes", (1e-3, 60.0), (0.0,)),
         (FinetuneOptions, "blocks", (1, "all"), (0, "none")),

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from duplex.artifacts import ArtifactPaths
-from duplex.config.params import load_params
 from duplex.data.tables import read_manifest
 from duplex.encoders.base import load_encoder
 from duplex.errors import UsageError
@@ -26,7 +25,7 @@ from duplex.recognition.export import export
 from duplex.recognition.recognizer import Recognizer
 from duplex.training.checkpoint import read_record
 from duplex.training.inputs import InputRequest, load_inputs
-from tests.projects import draw_project, kill_and_resume_training
+from tests.projects import encoded_project, kill_and_resume_training
 from tests.subprocesses import start_duplex
 
 AUGMENT = ["crop", "flip", "perspective", "rotation"]
@@ -44,10 +43,7 @@ def project(tmp_path_factory):
         record["methods"]["paper"] = {"extends": "duplex_paper", "finetune": {"adapter": "bottleneck"}}
         record["methods"]["varied"] = {"extends": "plain", "finetune": {"blocks": 3, "augment": AUGMENT}}
 
-    draw_project(folder, ["varied"], scale=0.03, changes=rows)
-    params, paths = load_params(folder / "params.yaml"), ArtifactPaths(folder / "artifacts")
-    prepare(params, "own", paths)
-    extract(params, "own", paths, num_workers=0)
+    params, paths = encoded_project(folder, ["varied"], scale=0.03, changes=rows)
     train_stage(params, "own", "varied", 0, paths)
     return SimpleNamespace(folder=folder, params=params, paths=paths, run=paths.run("own", "varied", 0))
 

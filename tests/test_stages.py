@@ -1,10 +1,9 @@
 """The stages one after another on a small data set: what they write, and that they never use test images."""
 
 import json
-import random
-import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import h5py
@@ -25,8 +24,7 @@ from duplex.project.train import train_stage
 from duplex.training.checkpoint import read_checkpoint_header
 from tests.commands import command
 from tests.features.conftest import update_checksums
-from tests.projects import edited_params, encoded_project, interrupt
-from tests.subprocesses import start_duplex
+from tests.projects import edited_params, encoded_project, interrupt, kill_and_resume_training, with_evaluation
 
 __all__ = ["command"]
 METHODS = ("clip", "csp", "cso", "duplex")
@@ -143,32 +141,10 @@ def test_killed_and_resumed_training_ends_with_the_same_bytes(folder, paths):
     shipped = (folder / "params.yaml").read_text()
     with edited_params(folder / "params.yaml") as record:
         record["datasets"]["own"]["training"]["epochs"] = 24
-    run, command = paths.run("own", "duplex", 7), ["train", "--dataset", "own", "--method", "duplex", "--seed", "7"]
-    files, partial, moment = (run.checkpoint, run.history), run.root / "training.partial", random.Random(0)
     try:
-        start_duplex(*command, cwd=folder).communicate()
-        whole = [path.read_bytes() for path in files]
-        for path in files:
-            path.unlink()
-        for _ in range(3):  # each after some more epochs are saved
-            process, began, before = start_duplex(*command, cwd=folder), time.monotonic(), saved(partial)
-            while saved(partial) == before and process.poll() is None:
-                assert time.monotonic() - began < 60
-                time.sleep(0.005)
-            time.sleep(moment.uniform(0, 0.3))
-            process.kill()
-            process.wait()
-            assert partial.exists()
-            assert not run.checkpoint.exists()
-        last = start_duplex(*command, cwd=folder)
-        assert "continuing after epoch" in last.communicate()[1]
-        assert [path.read_bytes() for path in files] == whole
+        kill_and_resume_training(SimpleNamespace(folder=folder, paths=paths), "duplex", kills=3)
     finally:
         (folder / "params.yaml").write_text(shipped)
-
-
-def saved(path: Path) -> int:
-    return path.stat().st_mtime_ns if path.exists() else 0
 
 
 def trained_content(run: RunPaths) -> list[Any]:
@@ -199,10 +175,6 @@ def test_training_and_selection_do_not_use_test_images(params, paths):
         with h5py.File(paths.features("own"), "r+") as file:
             file["cls"][...] = healthy
             update_checksums(file)
-
-
-def with_evaluation(params: Params, **changes) -> Params:
-    return params.model_copy(update={"evaluation": params.evaluation.model_copy(update=changes)})
 
 
 def test_score_terms_are_measured_if_evaluation_terms_is_true(params, paths):

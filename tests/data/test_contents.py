@@ -1,5 +1,6 @@
 """Copies of images are found by bytes and by pixels, and splits keep them together."""
 
+import errno
 import io
 import os
 from collections.abc import Sequence
@@ -7,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
@@ -30,13 +30,9 @@ from duplex.data.sources import detect_source, load_source
 from duplex.data.tables import resplit
 from duplex.errors import DuplexError
 from tests.data.makers import make_folder
+from tests.data.test_split import frame_of
 
 GRIDS = st.dictionaries(st.tuples(st.integers(0, 4), st.integers(0, 4)), st.integers(1, 9), min_size=4, max_size=25)
-
-
-def rows_of(grid: dict[tuple[int, int], int]) -> pd.DataFrame:
-    rows = [(f"{s}/{o}/{i}.jpg", f"s{s}", f"o{o}") for (s, o), n in grid.items() for i in range(n)]
-    return pd.DataFrame(rows, columns=["image", "state", "object"])
 
 
 def split_or_assume(*given):
@@ -50,7 +46,7 @@ def split_or_assume(*given):
 @settings(max_examples=12, deadline=None)
 @given(GRIDS, st.integers(0, 99))
 def test_without_equal_contents_the_split_is_that_of_the_rows(grid, seed) -> None:
-    frame, options = rows_of(grid), SplitOptions(seed)
+    frame, options = frame_of(grid), SplitOptions(seed)
     made = split_or_assume(frame, frame["image"].tolist(), options)
     expected = split_at_random(frame, options)
     assert made.split.tolist() == expected.split.tolist() and made.short == expected.short
@@ -59,7 +55,7 @@ def test_without_equal_contents_the_split_is_that_of_the_rows(grid, seed) -> Non
 @settings(max_examples=20, deadline=None)
 @given(GRIDS, st.integers(0, 99), st.integers(1, 12), st.randoms())
 def test_equal_contents_of_a_pair_are_in_one_split_whatever_the_order_of_rows(grid, seed, contents, random) -> None:
-    frame, options = rows_of(grid), SplitOptions(seed)
+    frame, options = frame_of(grid), SplitOptions(seed)
     keys = [f"{row.state} {row.object} {random.randrange(contents)}" for row in frame.itertuples()]
     made = split_or_assume(frame, keys, options)
     assert (frame.assign(key=keys, split=made.split).groupby("key")["split"].nunique() == 1).all()
@@ -75,7 +71,7 @@ def test_equal_contents_of_a_pair_are_in_one_split_whatever_the_order_of_rows(gr
 @settings(max_examples=20, deadline=None)
 @given(GRIDS, st.integers(0, 99), st.integers(2, 30), st.randoms())
 def test_contents_of_several_pairs_leave_seen_pairs_seen_and_unseen_ones_unseen(grid, seed, contents, random) -> None:
-    frame, options = rows_of(grid), SplitOptions(seed)
+    frame, options = frame_of(grid), SplitOptions(seed)
     keys = [str(random.randrange(contents)) for _ in range(len(frame))]
     made = split_or_assume(frame, keys, options)
     firsts = frame.assign(key=keys).sort_values(["state", "object", "image"])
@@ -87,7 +83,7 @@ def test_contents_of_several_pairs_leave_seen_pairs_seen_and_unseen_ones_unseen(
 
 
 def test_a_content_of_two_pairs_follows_the_held_out_pair_or_training() -> None:
-    frame = rows_of({(s, o): 6 for s in range(4) for o in range(4)})
+    frame = frame_of({(s, o): 6 for s in range(4) for o in range(4)})
     options = SplitOptions(0)
     rows = frame.assign(split=split_at_random(frame, options).split, pair=frame["state"] + frame["object"])
     known = rows["pair"].isin(rows["pair"][rows["split"] == "train"])
@@ -212,13 +208,20 @@ def test_both_digests_are_of_the_same_bytes(tmp_path: Path, monkeypatch: pytest.
     assert read_digests(tmp_path, ["a.png"], {}) == expected
 
 
-def test_too_little_memory_is_an_error_that_names_the_file(gallery: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        (MemoryError(), "there was not enough memory"),
+        (OSError(errno.EMFILE, "Too many open files"), "too many open files"),
+    ],
+)
+def test_a_fault_of_the_machine_is_an_error_that_names_the_file(gallery, monkeypatch, fault, says) -> None:
     def exhausted(*_: object, **__: object) -> None:
-        raise MemoryError
+        raise fault
 
     monkeypatch.setattr("duplex.data.images.as_rgb", exhausted)
     for digests in (content_keys, lambda root, names: read_digests(root, names, {})):
-        with pytest.raises(MachineFault, match=r"a\.\w+ could not be read: there was not enough memory"):
+        with pytest.raises(MachineFault, match=rf"a\.\w+ could not be read: {says}"):
             digests(gallery, ["a.png", "a.bmp"])
 
 

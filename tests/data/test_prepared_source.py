@@ -66,9 +66,8 @@ def test_a_changed_source_is_refused_until_it_is_prepared_again(prepared: Params
     require_data(prepared, "own")
     assert "source.resplit" in data_difference(with_source(prepared, replace(source, resplit=1)), "own")
     stamp = ArtifactPaths().stamp("own", "prepare")
-    for content in ("", "[]", "null", "{"):
-        stamp.write_text(content)
-        assert data_difference(prepared, "own")
+    stamp.write_text("{")
+    assert data_difference(prepared, "own")
     stamp.unlink()
     require_data(prepared, "own")  # a manifest from elsewhere
 

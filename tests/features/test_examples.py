@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from duplex.errors import DuplexError
-from duplex.features.tokens import Examples, join_labels
+from duplex.features.tokens import join_labels
 from duplex.labels import SPLITS, LabelSpace
 
 ROWS = 12
@@ -45,9 +45,3 @@ def test_a_split_has_its_readable_rows_in_the_order_of_the_manifest() -> None:
 def test_a_cache_of_another_length_is_refused() -> None:
     with pytest.raises(DuplexError, match=r"the manifest has 12 rows, its feature cache 11; run `dvc repro extract`"):
         join_labels(MANIFEST, LABELS, INPUTS, BAD[1:])
-
-
-def test_all_tensors_move_to_a_device_together() -> None:
-    there = Examples(np.arange(2), {"cls": torch.ones(2, 3)}, torch.zeros(2)).to(torch.device("meta"))
-    assert there.rows.tolist() == [0, 1]
-    assert {one.device.type for one in (there.cls, there.compositions)} == {"meta"}

@@ -61,11 +61,6 @@ def test_a_cache_of_another_identity_is_extracted_again(run, capsys, first, seco
     assert f"another {difference}; extracting again" in capsys.readouterr().err
 
 
-def test_a_cache_that_records_no_folder_of_images_is_kept(run) -> None:
-    run()
-    assert run(recorded_root="mypics").resumed == 40
-
-
 @pytest.mark.parametrize("options", [{}, {"block_inputs": 1}, {"pixels": True}])
 def test_an_interrupted_extraction_resumes_to_the_same_bytes(run, tmp_path: Path, stop_at_third_batch, options) -> None:
     whole = run(tmp_path / "whole.h5", **options)
@@ -159,12 +154,6 @@ def test_features_that_are_zero_or_not_finite_are_bad_and_not_encoded_again(run,
     content, count = report.path.read_bytes(), len(calls)
     again = run(encoder=Wrapped(encoder, overflow), max_bad=1.0)
     assert len(calls) == count and again.resumed == 40 and again.path.read_bytes() == content
-
-
-def test_a_resumed_run_with_another_batch_size_keeps_finished_rows(run, stop_at_third_batch) -> None:
-    with stop_at_third_batch(), pytest.raises(KeyboardInterrupt):
-        run()
-    assert run(batch_size=5).resumed == 24
 
 
 def test_only_batches_with_a_pending_row_are_encoded(run, images, encoder, tmp_path: Path) -> None:

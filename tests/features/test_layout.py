@@ -67,27 +67,20 @@ def test_a_cache_of_another_version_is_refused_with_the_command_to_run(cache: Pa
         PartialCache(cache)
 
 
-FOREIGN = {
-    "text": b"features",
-    "other HDF5": layout.HDF5_SIGNATURE + bytes(99),
-    "ours in a text": b"this is about " + layout.FORMAT.encode(),
+FOREIGN: dict[str, Callable[[Path], object]] = {
+    "other HDF5": lambda path: path.write_bytes(layout.HDF5_SIGNATURE + bytes(99)),
+    "ours in a text": lambda path: path.write_text(f"this is about {layout.FORMAT}"),
+    "a folder": Path.mkdir,
+    "a link": lambda path: path.symlink_to("nowhere"),
+    "an unfinished file": lambda path: layout.partial_path(path).write_text("a letter"),
 }
 
 
-@pytest.mark.parametrize("content", FOREIGN.values(), ids=FOREIGN)
-def test_a_foreign_file_is_not_overwritten(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "f.h5").write_bytes(content)
-    with pytest.raises(DuplexError, match=r"f\.h5 exists and is not a feature cache, so it is not overwritten"):
+@pytest.mark.parametrize("make", FOREIGN.values(), ids=FOREIGN)
+def test_what_is_no_cache_is_not_overwritten(tmp_path: Path, make: Callable[[Path], object]) -> None:
+    make(tmp_path / "f.h5")
+    with pytest.raises(DuplexError, match=r"f\.h5"):
         refuse_foreign(tmp_path / "f.h5")
-
-
-@pytest.mark.parametrize("name", ["folder", "link", "f.h5"])
-def test_a_foreign_folder_link_or_unfinished_file_is_not_overwritten(tmp_path: Path, name: str) -> None:
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "link").symlink_to("nowhere")
-    (tmp_path / "f.h5.partial").write_text("a letter")
-    with pytest.raises(DuplexError, match=name):
-        refuse_foreign(tmp_path / name)
 
 
 def test_a_damaged_or_missing_cache_may_be_overwritten(cache: Path) -> None:

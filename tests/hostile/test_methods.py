@@ -9,9 +9,8 @@ import torch
 import duplex
 from duplex.errors import DuplexError
 from duplex.labels import WORLDS
-from duplex.methods.base import Batch, Method, Scorer
+from duplex.methods.base import Method, Scorer
 from duplex.methods.registry import temporary_kind
-from duplex.testing import check_method
 from tests.test_testing import Probe
 from tests.training.test_ten_lines import arrays
 
@@ -45,27 +44,3 @@ def test_scores_of_another_shape_or_type_are_refused(wrong: Any) -> None:
 def test_scores_that_are_not_finite_are_refused() -> None:
     with pytest.raises(DuplexError, match=r"Faulty\.probabilities\(\) gives NaN or infinity for validation images"):
         fit(type("Faulty", (Probe,), score(lambda scores, _: scores + torch.inf)))
-
-
-def test_a_scorer_that_writes_into_the_candidates_changes_no_result() -> None:
-    def scorer(self: Probe, candidates: Any) -> Scorer:
-        rows = candidates.copy()
-        candidates[:] = 0
-        return Probe.scorer(self, rows)
-
-    writing = {
-        "scorer": scorer,
-        "score_terms": lambda self, candidates: candidates.fill(0),
-        "tune": lambda self, images, candidates, auc: candidates.fill(0),
-    }
-    plain, careless = (fit(kind) for kind in (Probe, type("Careless", (Probe,), writing)))
-    assert careless.record.calibration == plain.record.calibration
-    assert careless.record.confidence == plain.record.confidence
-    check_method(type("Careless", (Probe,), {"scorer": scorer}))
-
-
-def test_a_batch_knows_its_places_among_the_training_images() -> None:
-    images = Batch({"cls": torch.randn(9, 2)}, torch.arange(9))
-    batch = images[torch.tensor([7, 2, 5])]
-    assert batch.rows.tolist() == [7, 2, 5] and batch[torch.tensor([2])].rows.tolist() == [5]
-    assert torch.equal(images.cls[batch.rows], batch.cls) and np.array_equal(images.rows_np, np.arange(9))

@@ -1,12 +1,16 @@
 """Careless arguments and values: one line that names them, before any work, and nothing left out in silence."""
 
+import errno
 import io
+import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from duplex.errors import DuplexError
 from duplex.recognition import recognizer
 from duplex.system.entry import escape_unprintable
 from tests.hostile.conftest import Command, files
@@ -30,6 +34,22 @@ def test_linked_folders_are_counted_and_hidden_files_ignored(tmp_path: Path) -> 
     listed = recognizer.list_images([str(tmp_path / "pics")], io.StringIO(), log.append)
     assert listed == [tmp_path / "pics" / "a.jpg"]
     assert log == ["1 file skipped: 1 links out of the folder"]
+
+
+def test_a_folder_that_may_not_be_listed_is_not_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scandir = os.scandir
+
+    def refusing(place: str) -> Iterator[os.DirEntry[str]]:
+        if place.endswith("closed"):
+            raise PermissionError(errno.EACCES, "Permission denied", place)
+        return scandir(place)
+
+    (tmp_path / "pictures" / "closed").mkdir(parents=True)
+    (tmp_path / "pictures" / "a.png").touch()
+    assert len(recognizer.list_images([str(tmp_path / "pictures")], io.StringIO())) == 1
+    monkeypatch.setattr(os, "scandir", refusing)
+    with pytest.raises(DuplexError, match="closed cannot be listed: Permission denied"):
+        recognizer.list_images([str(tmp_path / "pictures")], io.StringIO())
 
 
 def test_names_of_files_do_not_steer_the_terminal(pics: Path, command: Command) -> None:

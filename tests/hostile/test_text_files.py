@@ -11,8 +11,7 @@ from duplex.config.params import load_params
 from duplex.data.download import BENCHMARKS, BenchmarkArchive, download_archive
 from duplex.data.shapes import shapes_manifest
 from duplex.data.tables import write_manifest
-from duplex.errors import DuplexError, UsageError
-from duplex.recognition.answers import read_compositions
+from duplex.errors import DuplexError
 from duplex.report.aggregate import aggregate, stored_numbers
 from tests.data.web import serving
 from tests.hostile.conftest import Command
@@ -125,19 +124,3 @@ def test_encrypted_mirrors_come_first() -> None:
 def test_a_licence_cannot_inject_lines_into_a_model_card(pics: Path, command: Command, licence: str) -> None:
     assert command("export", "run", "out", "--licence", licence).refused("--licence is", "cc-by-4.0")
     assert not Path("out").exists()
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("state,object\nred,heart\nred,square,extra\n", "line 3 has 3 cells; the header has 2"),
-        ("state,object,state\nred,heart,blue\n", "has two columns 'state'"),
-        ("state,object\n\nred\n", "line 3 has 1 cells"),
-        ("rusty,kettle\n", "has no column 'state'; it needs state, object"),
-        ("", "is empty"),
-    ],
-)
-def test_lists_of_compositions_with_other_cells_are_refused(tmp_path: Path, text: str, says: str) -> None:
-    (tmp_path / "list.csv").write_text(text)
-    with pytest.raises(UsageError, match=says):
-        read_compositions(tmp_path / "list.csv")

@@ -49,6 +49,8 @@ def test_rows_of_a_batch_are_a_batch():
     assert torch.equal(part.cls, whole.cls[rows]) and torch.equal(part.inputs["patch"], whole.inputs["patch"][rows])
     assert torch.equal(part.compositions, whole.compositions[rows])
     assert part.compositions_np.tolist() == whole.compositions[rows].tolist()
+    assert part.rows.tolist() == [4, 0, 4] and part[torch.tensor([1])].rows.tolist() == [0]
+    assert whole.rows_np.tolist() == list(range(6))
     known = Batch(whole.inputs, whole.compositions, np.arange(6) + 70)
     assert known.compositions_np[0] == 70 and known[rows].compositions_np.tolist() == [74, 70, 74]
 

@@ -49,19 +49,6 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def project(drawn: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    shutil.copy(drawn / "params.yaml", tmp_path)
-    shutil.copytree(drawn / "artifacts", tmp_path / "artifacts")
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-@pytest.fixture
-def params(project: Path) -> Params:
-    return load_params(project / "params.yaml")
-
-
 def test_a_product_has_the_metrics_of_its_members_scores(params: Params) -> None:
     train_stage(params, "own", "both", 0)
     found = stages.evaluate_stage(params, "own", "both", 0)
@@ -81,8 +68,9 @@ def test_a_product_of_earlier_runs_is_not_evaluated(params: Params) -> None:
     training = {**params.methods["csp"].training, "learning_rate": 0.05}
     changed = {**params.methods, "csp": params.methods["csp"].model_copy(update={"training": training})}
     params = params.model_copy(update={"methods": changed})
-    with pytest.raises(DuplexError, match=r"learning_rate is .* instead of 0\.05"):
-        stages.evaluate_stage(params, "own", "csp", 0)
+    for work in (lambda: stages.evaluate_stage(params, "own", "csp", 0), lambda: train_stage(params, "own", "both", 0)):
+        with pytest.raises(DuplexError, match=r"match csp with seed 0 .*learning_rate is .* instead of 0\.05"):
+            work()
     train_stage(params, "own", "csp", 0)
     with pytest.raises(DuplexError, match=r"does not match both with seed 0.*: members.csp.training.learning_rate is"):
         stages.evaluate_stage(params, "own", "both", 0)

@@ -19,6 +19,7 @@ from duplex.project import report, stages
 from duplex.project.train import train_stage
 from duplex.system import plugins
 from duplex.training.inputs import LastDatasetLoader
+from tests.projects import with_evaluation
 
 QUICK = {"learning_rate": 1e-2, "alpha": 1.0, "contrast": 1.0, "theta": 1.0, "warm": False}
 
@@ -92,9 +93,7 @@ def trained(project, params, monkeypatch):
 
 
 def with_stream(params: Params, worlds=("closed",), **stream) -> Params:
-    changes = {"stream": StreamParams(**{"orders": 2, **stream}), "worlds": worlds}
-    evaluation = params.evaluation.model_copy(update=changes)
-    return params.model_copy(update={"evaluation": evaluation})
+    return with_evaluation(params, stream=StreamParams(**{"orders": 2, **stream}), worlds=worlds)
 
 
 def adapted(params: Params, **more) -> tuple[dict, pd.DataFrame]:

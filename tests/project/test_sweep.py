@@ -26,7 +26,7 @@ from duplex.project.sweep import DvcRepo, Outcome, SweptRun, TaskRunner, commit_
 from duplex.project.train import train_stage
 from duplex.training.checkpoint import read_record
 from duplex.training.inputs import load_inputs
-from tests.projects import edited_params
+from tests.projects import edited_params, with_evaluation
 from tests.subprocesses import ENVIRONMENT, ROOT, Forked, duplex
 
 FILES = ("checkpoint.safetensors", "history.csv", "metrics.json", "curve.csv", "predictions.csv")
@@ -83,7 +83,7 @@ def test_only_missing_stages_are_executed(params):
     assert sweep(params, [run], 1, "local").executed == 1
     assert paths.metrics.read_bytes() == metrics
     assert paths.checkpoint.stat().st_mtime_ns == trained, "only evaluation was missing"
-    changed = params.model_copy(update={"evaluation": params.evaluation.model_copy(update={"bootstrap": 21})})
+    changed = with_evaluation(params, bootstrap=21)
     assert sweep(changed, [run], 1, "local").executed == 1
     assert paths.checkpoint.stat().st_mtime_ns == trained
     paths.checkpoint.unlink()

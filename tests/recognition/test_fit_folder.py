@@ -274,7 +274,7 @@ def test_an_encoder_without_a_text_tower_is_fine_tuned(drawn, tmp_path, monkeypa
     model = fit.fit_folder(drawn, tmp_path / "model", encoder=encoder, weights=str(weights), say=lines.append)
     record = read_fit(model)
     assert [recipe["blocks"] for recipe in record["recipes"]] == [0, 0, 0, 1, 1]
-    assert record["chosen"].startswith("1 block") and record["recipes"][1]["recipe"] == "linear heads, rate 0.001"
+    assert record["chosen"].startswith("1 block") and record["recipes"][1]["recipe"] == "heads, rate 0.001"
     assert not any("prompts" in line for line in lines)
     recognizer = Recognizer.load(model, device="cpu")
     assert recognizer.trained.finetuned is not None

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image, ImageOps
+from PIL import Image
 
 pytest.importorskip("fastapi")
 
@@ -51,10 +51,9 @@ def test_recognition_gives_the_same_answers(trained, turned: list[Path]) -> None
 
 def test_the_script_of_an_export_reads_the_same_pixels(trained, turned: list[Path]) -> None:
     pytest.importorskip("onnxruntime")
-    from duplex.recognition.onnx_example import resize_and_crop
+    from duplex.recognition import onnx_example
 
-    preprocess = {"size": 40, "interpolation": "bicubic"}
-    first, *others = (resize_and_crop(ImageOps.exif_transpose(Image.open(path)), preprocess) for path in turned)
+    first, *others = (np.asarray(onnx_example.open_image(str(path))) for path in turned)
     assert all(np.array_equal(first, other) for other in others)
 
 

@@ -247,19 +247,13 @@ def test_the_examples_of_the_docs_run(project):
         exec(compile(code.replace('"artifacts/shapes/features.h5"', "CACHE"), str(DOCS), "exec"), scope)
 
 
-def test_features_of_every_kind_are_read_or_refused(trained, recognizer):
+def test_features_of_every_kind_are_read(trained, recognizer):
     features = read_features(trained.paths.features("own")).cls[:3]
     best = [answer.best.name for answer in recognizer(features)]
     as_bfloat16 = torch.from_numpy(features).bfloat16()
     assert [answer.best.name for answer in recognizer(as_bfloat16)] == best
+    assert torch.equal(recognizer.scores(as_bfloat16), recognizer.scores(as_bfloat16.float().numpy()))
     assert recognizer.scores([]).shape == recognizer.scores(features[:0]).shape == (0, len(recognizer.candidates()))
-    huge = np.where(np.arange(3)[:, None] == 1, 1e300, features.astype(np.float64))
-    for values, message in (
-        (huge, "only zeros in 1 of 3 rows, first in row 1"),
-        (features * 0, "only zeros"),
-    ):
-        with pytest.raises(UsageError, match=message):
-            recognizer(values)
 
 
 def test_a_stream_takes_one_path_and_refuses_counts_that_would_skip_files(trained, recognizer):

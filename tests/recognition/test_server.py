@@ -4,7 +4,6 @@ import io
 import json
 import os
 import random
-import shutil
 import signal
 import socket
 import threading
@@ -239,17 +238,3 @@ def test_a_port_in_use_is_reported(trained, command):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         done = command("serve", trained.run(), "--port", taken.getsockname()[1])
     assert done.code == 1 and "cannot be bound: Address already in use" in done.err
-
-
-@pytest.mark.slow
-def test_a_server_keeps_its_model_while_the_run_is_trained_again(trained, tmp_path):
-    run = tmp_path / "artifacts/own/duplex/0"
-    shutil.copytree(trained.run(), run)
-    with RunningServer(run, tmp_path, "--workers", "1") as server:
-        status, before = server.predict(("a.png", data_of(trained)))
-        assert status == 200
-        shutil.copyfile(trained.run("clip") / "checkpoint.safetensors", tmp_path / "new")
-        os.replace(tmp_path / "new", run / "checkpoint.safetensors")
-        assert server.predict(("a.png", data_of(trained))) == (200, before)
-        (run / "checkpoint.safetensors").unlink()
-        assert server.predict(("a.png", data_of(trained))) == (200, before)

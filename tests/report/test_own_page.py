@@ -163,18 +163,3 @@ def test_the_report_leaves_out_data_sets_without_runs_and_metrics_alone(project)
     assert "shapes" not in [e.text for e in Page(text).all("dd")]
     assert project.paths.metrics.read_bytes() == before
     report.report_stage(project.params, project.paths)
-
-
-def test_the_report_names_runs_of_other_settings(project, capsys) -> None:
-    report.warn_of_outdated(project.params, project.paths)
-    assert capsys.readouterr().err == ""
-    method = project.params.run.methods[0]
-    entry = project.params.methods[method].model_copy(update={"training": {"learning_rate": 0.123}})
-    changed = project.params.model_copy(update={"methods": {**project.params.methods, method: entry}})
-    report.report_stage(changed, project.paths, write_metrics=False)
-    lines = capsys.readouterr().err.splitlines()
-    assert any(f"does not match {method} in params.yaml: training.learning_rate is" in line for line in lines), lines
-    without = project.params.evaluation.model_copy(update={"terms": False})
-    report.warn_of_outdated(project.params.model_copy(update={"evaluation": without}), project.paths)
-    assert "evaluation.terms is True instead of False" in capsys.readouterr().err
-    report.report_stage(project.params, project.paths)

@@ -146,24 +146,15 @@ def test_missing_files_are_notes_with_commands(project, copy):
 
 
 def test_claims_are_judged_on_the_page(project, copy):
-    """With made ablations: SP is above c-s-o, and above VP with SP; VP and SP with VP have wide intervals."""
+    """With made ablations of two rows; test_claims.py has the other verdicts."""
     own = json.loads(project.paths.summary.read_text())["own"]["duplex"]
-    assert (own["settings"]["kind"], own["settings"]["encoder"], own["settings_open"]["world"]) == (
-        "duplex",
-        "tiny",
-        "open",
-    )
+    assert (own["settings"]["encoder"], own["settings_open"]["world"]) == ("tiny", "open")
     assert own["settings"]["counts"]["states"] > 0 and own["validation"]["untrained"] in (0, 1, 2)
     made = {}
-    for name, auc, error in (
-        ("duplex_five", 30.0, 0.1),
-        ("module_cso", 10.0, 0.1),
-        ("module_sp", 40.0, 0.1),
-        ("module_vp", 30.0, 2.0),
-    ):
-        row = paper_row("duplex" if name == "duplex_five" else name)
+    for name, auc in (("module_cso", 10.0), ("module_sp", 40.0)):
+        row = paper_row(name)
         settings = {**own["settings"], "kind": row["kind"], **row.get("options", {})}
-        closed = {**own["closed"], "auc": auc, "auc_se": error}
+        closed = {**own["closed"], "auc": auc, "auc_se": 0.1}
         made[name] = {"closed": closed, "settings": settings, "validation": {"auc": 1.0, "untrained": 1}}
     project.paths.ablations.parent.mkdir(parents=True)
     project.paths.ablations.write_text(json.dumps({"own": made}))
@@ -171,12 +162,6 @@ def test_claims_are_judged_on_the_page(project, copy):
     rows = [[cell.text for cell in page.elements if row in cell.parents[-1:]] for row in page.all("tr")]
     found = {tuple(row[:3]): (row[3], row[-1]) for row in rows if row[0].startswith("Tab.") and len(row) == 10}
     assert found["Tab. 5", "SP improves c-s-o", "AUC"][0] == "reproduced"
-    assert found["Tab. 5", "VP improves c-s-o with SP", "AUC"][0] == "not reproduced"
-    assert found["Tab. 5", "SP improves c-s-o with VP", "AUC"][0] == "undecided"
-    assert found["Tab. 3", "Duplex reaches these numbers", "AUC"] == (
-        "not comparable",
-        "duplex_five: encoder tiny, not CLIP ViT-L/14",
-    )
     assert found["Tab. 10", "the codebook improves c-s-o", "AUC"] == ("not run", "static")
     assert "untrained in 1 of 2" in found["Tab. 5", "SP improves c-s-o", "AUC"][1]
     test_every_number_of_a_table_equals_the_one_it_cites(page)

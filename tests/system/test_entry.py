@@ -16,7 +16,7 @@ from duplex.cli import main
 from duplex.errors import DuplexError, UsageError
 from duplex.system import entry
 from duplex.system.entry import Terminated, run_command
-from tests.subprocesses import ENVIRONMENT, ROOT, Forked, duplex
+from tests.subprocesses import ENVIRONMENT, Forked, duplex
 
 
 def raising(error: BaseException) -> Callable[[], None]:
@@ -120,22 +120,3 @@ def test_an_empty_argument_is_refused(tmp_path, words):
     done = duplex(*words, cwd=tmp_path)
     assert done.returncode == 2 and "an argument is empty" in done.stderr and "Traceback" not in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["picture.png"]
-
-
-SCRIPT = """
-import runpy, sys
-scripts, sys.argv = sys.argv[1:], ["script", *"xxxxx"]
-for script in scripts:
-    try:
-        runpy.run_path(script, run_name="__main__")
-    except TypeError as error:
-        print("positional argument" in str(error), "torch" in sys.modules)
-"""
-
-
-def test_every_script_imports_torch_in_its_work_alone():
-    """Then Ctrl-C meanwhile is one line, too."""
-    scripts = sorted((ROOT / "pipeline").glob("*.py"))
-    command = [sys.executable, "-c", SCRIPT, *map(str, scripts)]
-    done = subprocess.run(command, check=True, cwd=ROOT, capture_output=True, text=True, env=ENVIRONMENT)
-    assert done.stdout.splitlines() == ["True False"] * len(scripts)

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from duplex.options import OptionError, TrainingOptions
 from duplex.system.threads import threads
 
 
@@ -23,9 +22,3 @@ def test_only_the_block_runs_with_the_wanted_threads(wanted, found):
     with pytest.raises(KeyError), threads(wanted):
         raise KeyError
     assert torch.get_num_threads() == 3
-
-
-@pytest.mark.parametrize("wanted", [0, -1, "all", 1.5, 2000, True])
-def test_an_invalid_number_of_threads_is_refused(wanted):
-    with pytest.raises(OptionError, match="threads"):
-        TrainingOptions(learning_rate=0.1, batch_size=1, epochs=1, threads=wanted)

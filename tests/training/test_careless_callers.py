@@ -11,7 +11,6 @@ import torch
 
 import duplex
 from duplex.errors import UsageError
-from duplex.methods.kg_sp import KgSp
 from duplex.recognition.fit import read_labelled_folder
 from duplex.training.run import reproducible
 from tests.recognition.drawn_folder import draw_folder
@@ -75,21 +74,6 @@ def test_modes_of_the_caller_change_no_result():
         assert torch.get_default_dtype() is torch.float64
     finally:
         torch.set_default_dtype(before)
-
-
-class WritesLabels(KgSp):
-    def start(self, train):
-        super().start(train)
-        train.compositions[:] = 0
-        self.labels.pairs["train"][:] = 0
-
-
-def test_a_method_that_writes_into_labels_changes_no_other_run():
-    data = small()
-    before, labels = without_nan(trained(data)), data.labels.to_dict()
-    duplex.fit(data, WritesLabels, epochs=1)
-    assert data.labels.to_dict() == labels
-    assert without_nan(trained(data)) == before
 
 
 def test_changes_to_the_manifest_do_not_reach_the_data_set():

@@ -55,13 +55,6 @@ def test_a_metric_of_ones_own_chooses_the_epoch_and_is_in_the_history():
     assert Validation(VAL, LABELS)(method) == {"auc": min(aucs)}, "the tensors of that epoch are loaded"
 
 
-def test_the_harmonic_mean_chooses_the_epoch():
-    _, outcome = trained("hm")
-    means = [row["val_hm"] for row in outcome.history]
-    assert outcome.selected_by == "hm" and outcome.best_epoch == means.index(max(means))
-    assert outcome.best_auc == outcome.history[outcome.best_epoch]["val_auc"]
-
-
 @pytest.mark.parametrize("value", [float("nan"), None, "high", torch.ones(())])
 def test_a_metric_that_is_no_finite_number_is_refused(value):
     with pytest.raises(DuplexError, match=r"select: selection returned .*expected a finite number"):

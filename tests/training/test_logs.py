@@ -6,15 +6,15 @@ import sys
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from unittest.mock import MagicMock, call
 
 import pandas as pd
 import pytest
 
 from duplex.errors import DuplexError, UsageError
 from duplex.training import logs
-from duplex.training.logs import EpochReport, StepReport, open_log
-from tests.training.test_hooks import SETTINGS, Ledger, trained
+from duplex.training.logs import StepReport, open_log
+from tests.methods.world import small_method
+from tests.training.test_hooks import DUPLEX, SETTINGS, Ledger, trained
 
 
 def logged(name: str, folder: Path):
@@ -52,6 +52,11 @@ def test_tensorboard_has_a_point_per_step_and_per_epoch(tmp_path):
     assert [point.step for point in points["epoch/val_hm"]] == [0, 1, 2, 3, 4]
     assert [point.value for point in points["epoch/val_hm"]] == pytest.approx([r["val_hm"] for r in outcome.history])
     assert [point.step for point in points["train/loss_semantic"]] == list(range(1, 29))
+    log = open_log("tensorboard", tmp_path / "rates")
+    log.step(StepReport(small_method(DUPLEX), 1, 1, {}, (0.1, 0.2)))
+    log.close()
+    tags = events.EventAccumulator(str(tmp_path / "rates")).Reload().Tags()["scalars"]
+    assert set(tags) == {"train/learning_rate_0", "train/learning_rate_1"}
 
 
 def wandb_records(data: bytes) -> Iterator[bytes]:
@@ -110,40 +115,8 @@ def test_mlflow_writes_a_run_without_a_server(tmp_path, monkeypatch):
     assert [point.step for point in points] == [0, 1, 2, 3, 4]
     assert [point.value for point in points] == pytest.approx([row["val_hm"] for row in outcome.history])
     assert len(client.get_metric_history(run.info.run_id, "train/loss_semantic")) == 28
-
-
-@pytest.mark.parametrize("known", [True, False])
-def test_what_packages_receive_of_a_step_and_an_epoch(monkeypatch, tmp_path, known):
-    monkeypatch.delenv("WANDB_PROJECT", raising=False)
-    package, method, folder = MagicMock(), MagicMock(), tmp_path / "own" / "csp" / "0"
-    client = package.MlflowClient()
-    if known:
-        folder.mkdir(parents=True)
-    else:
-        client.get_experiment_by_name.return_value = None
-    for name in ("dvclive", "wandb", "mlflow"):
-        monkeypatch.setitem(sys.modules, name, package)
-        log = open_log(name, folder)
-        log.step(StepReport(method, 2, 5, {"a": 0.5}, (0.1, 0.2)))
-        log.epoch(EpochReport(method, 2, {"a": 0.25}, (0.1,), {"auc": 0.75}, True))
-        log.close()
-    step = {"train/loss_a": 0.5, "train/learning_rate_0": 0.1, "train/learning_rate_1": 0.2}
-    epoch = {"epoch/loss_a": 0.25, "epoch/val_auc": 0.75}
-    assert package.Live.call_args == call(str(folder), save_dvc_exp=False, dvcyaml=None)
-    written = [call.log_metric(*item) for item in {**step, **epoch}.items()]
-    assert package.Live().method_calls == [*written, call.sync(), call.end()] and package.Live().step == 2
-    package.Settings.assert_called_once_with(silent=True)
-    place = {"dir": str(folder), "settings": package.Settings()}
-    package.init.assert_called_once_with(project="duplex", name="own/csp/0", **place)
-    shown = [call.define_metric(f"{group}/*", step_metric=f"{group}/number") for group in ("train", "epoch")]
-    rows = [call.log({"train/number": 5, **step}), call.log({"epoch/number": 2, **epoch})]
-    assert package.init().method_calls == [*shown, *rows, call.finish()]
-    made = client.create_experiment.call_args_list
-    experiment = client.get_experiment_by_name().experiment_id if known else client.create_experiment()
-    client.create_run.assert_called_once_with(experiment, run_name="csp/0")
-    own = client.create_run().info.run_id
-    assert package.log_metrics.call_args_list == [call(step, step=5, run_id=own), call(epoch, step=2, run_id=own)]
-    assert client.set_terminated.call_args == call(own) and made[:1] == ([] if known else [call("own")])
+    open_log("mlflow", Path("mlflow", "shapes", "duplex", "1")).close()
+    assert len(client.search_runs([run.info.experiment_id])) == 2, "one experiment for all runs of a data set"
 
 
 class Registered(Ledger):

@@ -12,14 +12,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 
 import duplex
 from duplex.artifacts import ArtifactPaths
 from duplex.data.contents import split_at_random
 from duplex.errors import UsageError
 from duplex.features.file import read_features
-from duplex.features.imported import checked_features
 from duplex.labels import WORLDS
 from duplex.methods.kg_sp import KgSp
 from duplex.options import SplitOptions
@@ -87,13 +85,6 @@ def test_word_vectors_are_recorded_and_a_missing_file_of_them_is_refused(tmp_pat
     assert run.record.encoder["words"] == sha256(glove)
     with pytest.raises(UsageError, match=r"word_vectors: none\.txt is not a file; expected one in GloVe format"):
         small(word_vectors="none.txt")
-
-
-def test_new_words_are_refused_by_what_learns_from_images_alone() -> None:
-    table = arrays()["table"]
-    table["state"][-1] = "old"
-    with pytest.raises(UsageError, match=r"kg_sp with these options learns .* no training images of old; choose"):
-        duplex.fit(small(table=table), "kg_sp", epochs=1)
 
 
 def test_ten_lines_go_from_a_data_set_to_an_answer(project):
@@ -219,11 +210,6 @@ def test_wrong_arrays_are_one_line(changes, message):
     with pytest.raises(UsageError, match=message) as caught:
         small(**changes)
     assert "\n" not in str(caught.value)
-
-
-def test_features_in_bfloat16_are_read():
-    features = torch.from_numpy(arrays()["features"]).bfloat16()
-    np.testing.assert_array_equal(checked_features(features), features.float().numpy())
 
 
 @pytest.mark.parametrize("twin", ["Red", "red ", "re\u200bd"])
