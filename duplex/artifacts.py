@@ -6,17 +6,8 @@ from pathlib import Path
 
 # Names of folders beside those of the data sets
 RESERVED = (
-    "ablations",
-    "inventory",
-    "maps",
-    "pages",
-    "plan",
-    "plots",
-    "report",
-    "reproduced",
-    "trained",
-    "trials.partial",
-)
+    "ablations", "inventory", "maps", "pages", "plan", "plots", "report", "reproduced", "trained", "trials.partial",
+)  # fmt: skip
 
 
 def log_folder(log: str, dataset: str, method: str, seed: int) -> Path:

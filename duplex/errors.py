@@ -44,7 +44,7 @@ def require_type(value: object, kind: type, noun: str) -> None:
 
 
 def require_whole(value: object, noun: str, low: int = 1, high: int | None = None) -> int:
-    """`value` as an int; raises `UsageError`, naming `noun`, unless whole and from `low` to `high` (None: no limit)."""
+    """`value` as an int; UsageError, calling it `noun`, unless it is whole, from `low` to `high` (None: no limit)."""
     number = int(value) if isinstance(value, Integral) and not isinstance(value, bool) else None
     if number is None or number < low or (high is not None and number > high):
         expected = f"a whole number from {low}" + ("" if high is None else f" to {high}")

@@ -105,7 +105,7 @@ class LabelSpace:
         return m * len(self.objects) + n
 
     def partial_index(self, states: Sequence[str], objects: Sequence[str]) -> Ints:
-        """Like `index`, but one name may be "" (missing): the number is -1 - m (state m) or -1 - M - n (object n)."""
+        """Composition numbers; one name may be "" (missing): -1 - m for state m alone, -1 - M - n for object n."""
         columns = []
         for index, names, kind in ((self._state_index, states, "state"), (self._object_index, objects, "object")):
             column = np.full(len(names), -1, dtype=np.int64)
@@ -210,7 +210,7 @@ def checked_numbers(values: ArrayLike, size: int, noun: str) -> Ints:
 
 @dataclass(frozen=True)
 class CandidateSet:
-    """The compositions that an answer is chosen from: the sorted array `listed`, or all `size` ones if it is None."""
+    """The compositions that an answer is chosen from: the sorted array `listed`; if it is None, all `size` ones."""
 
     size: int
     listed: Ints | None
@@ -248,7 +248,7 @@ def contains_sorted(listed: Ints, compositions: Ints) -> Bools:
 
 @dataclass(frozen=True)
 class FrequencyGroups:
-    """Frequency groups of `size` compositions: `seen[i]` belongs to `GROUPS[group[i]]`, all others to "unseen"."""
+    """Frequency groups, head to unseen: composition `seen[i]` is in `GROUPS[group[i]]`, all others are in "unseen"."""
 
     size: int  # number of all compositions
     seen: Ints  # [K] seen compositions, sorted

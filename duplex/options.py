@@ -322,7 +322,7 @@ Kind = Literal["shapes", "standard", "table", "folder"]  # drawn, the benchmarks
 
 @dataclass(frozen=True)
 class SplitOptions(Options):
-    """Shares of pairs, and of seen pairs' images, held out by a random split; val and test sum to less than 1."""
+    """Shares of pairs and of seen pairs' images that a random split holds out; val and test add up to less than 1."""
 
     seed: Seed = 0  # of the random choice
     val_unseen: Share = 0.15  # share of the pairs that are unseen, with images in validation only
@@ -355,5 +355,5 @@ class SourceOptions(Options):
 
     @property
     def recorded_root(self) -> str | None:
-        """The image folder that a feature cache records; None for `shapes`, drawn alike on every machine."""
+        """The image folder that a feature cache records; None for `shapes`, whose images are the same everywhere."""
         return None if self.kind == "shapes" else self.root.as_posix()

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
+from duplex.artifacts import ArtifactPaths
 from duplex.cli import (
     AsJson,
     DatasetName,
@@ -29,13 +31,14 @@ from duplex.cli import (
     seed_option,
 )
 from duplex.errors import DuplexError, UsageError, require
+from duplex.labels import SPLITS, LabelSpace, prompt_name
 from duplex.options import DEFAULT_TRAINING, SplitOptions
+from duplex.system.files import refuse_existing, replace_file
 
 if TYPE_CHECKING:
     from duplex.config.params import DatasetParams, EncoderParams, Params
     from duplex.data.check import DataIssue
     from duplex.data.tables import LabelledImages
-    from duplex.labels import LabelSpace
     from duplex.options import SourceOptions
 
 Name = Annotated[str, Argument(help="A data set of params.yaml, or any name with --root.")]
@@ -139,7 +142,6 @@ def _source(name: str, root: Path | None) -> tuple[SourceOptions, Path | None]:
 def _load(source: SourceOptions, features: Path | None) -> tuple[LabelSpace, LabelledImages | None]:
     from duplex.data.sources import METADATA, has_pair_lists, load_source, read_pair_lists
     from duplex.features.imported import equal_feature_keys
-    from duplex.labels import LabelSpace
 
     if source.kind == "standard" and has_pair_lists(source.root) and not (source.root / METADATA).exists():
         return LabelSpace.from_pairs(read_pair_lists(source.root)[0]), None
@@ -190,7 +192,11 @@ def add(
     if options and not dataset.made_split:
         raise UsageError(f"{path} already has a split; leave out --split-seed, --val-* and --test-*, which make one")
     _print_findings(name, dataset, [*_issues(dataset, source, encoder_entry, features, params.extraction.max_bad)])
-    entry: dict[str, Any] = {"source": _source_entry(source, dataset, split)}
+    entry: dict[str, Any] = {"source": {"kind": source.kind, "root": str(source.root)}}
+    if source.table:
+        entry["source"]["table"] = str(source.table)
+    if dataset.made_split:
+        entry["source"]["split"] = dataclasses.asdict(split)
     if known is None or encoder is not None or weights is not None:
         entry["encoder"] = encoder_entry
     if features is not None:
@@ -222,7 +228,6 @@ def _load_own(
 
 def _print_findings(name: str, dataset: LabelledImages, issues: list[DataIssue]) -> None:
     from duplex.data.tables import count_dataset, published_differences, statistics_text
-    from duplex.labels import SPLITS
 
     counts = count_dataset(dataset.labels, dataset.manifest)
     print(issue_lines(name, issues, dataset.notes, published_differences(name, counts)))
@@ -304,9 +309,6 @@ def remove(
     results: Annotated[bool, Option("--results", help="Also delete artifacts/NAME: features, runs, results.")] = False,
 ) -> None:
     """Delete datasets/NAME.yaml and the data set's part of the report. Images are never deleted."""
-    import shutil
-
-    from duplex.artifacts import ArtifactPaths
     from duplex.config.params import remove_dataset
 
     remove_dataset(name)
@@ -339,15 +341,6 @@ def _encoder_entry(
     name = name or ENCODER
     weights = weights or (WEIGHTS if name.startswith("ViT-") else None)
     return {"name": name, **({"weights": weights} if weights else {})}
-
-
-def _source_entry(source: SourceOptions, dataset: LabelledImages, split: SplitOptions) -> dict[str, Any]:
-    entry: dict[str, Any] = {"kind": source.kind, "root": str(source.root)}
-    if source.table:
-        entry["table"] = str(source.table)
-    if dataset.made_split:
-        entry["split"] = dataclasses.asdict(split)
-    return entry
 
 
 def _issues(
@@ -383,7 +376,6 @@ def _supported_methods(
 def _encoder_issues(encoder: dict[str, Any], labels: LabelSpace) -> Iterator[DataIssue]:
     from duplex.data.check import DataIssue
     from duplex.encoders.base import is_random, missing_weights, unknown_words
-    from duplex.labels import prompt_name
     from duplex.training.inputs import long_prompts
 
     name, weights = encoder["name"], encoder.get("weights")
@@ -421,7 +413,6 @@ def suspects(
     Reads features that `extract` or `fit` has cached. Writes suspects.csv, for editing, and suspects.html.
     """
     from duplex.project.suspects import copied_pairs, open_labelled, rank_suspects, write_suspects_page
-    from duplex.system.files import refuse_existing, replace_file
 
     labelled = open_labelled(source, images, load_params() if Path("params.yaml").exists() else None)
     folder = out or Path("suspects") / labelled.name
@@ -454,7 +445,6 @@ def relabel(
     from duplex.data.check import SHOWN
     from duplex.data.tables import write_manifest
     from duplex.project.suspects import open_labelled, relabelled
-    from duplex.system.files import refuse_existing
 
     labelled = open_labelled(
         source, images, load_params() if Path("params.yaml").exists() else None, stages=["prepare"]

@@ -15,7 +15,6 @@ from duplex.errors import UsageError
 CacheFile = Annotated[Path | None, Option(help="Cache file to write; default: artifacts/DATASET/features.h5.")]
 CachePath = Annotated[Path, Argument(help="File of the feature cache, such as artifacts/shapes/features.h5.")]
 
-
 cache = typer.Typer(help="Feature caches: inspect, verify, join shards.", no_args_is_help=True)
 app.add_typer(cache, name="cache")
 encoders = typer.Typer(help="Frozen encoders: list them, convert weights.", invoke_without_command=True)
@@ -39,7 +38,10 @@ def extract(
     """
     from duplex.project import stages as stage
 
-    _check_shards(engine, shard, shards)
+    if engine == "ray" and shard is not None:
+        raise UsageError("--shard makes one shard locally; with --engine ray use --shards N, which makes all of them")
+    if engine != "ray" and shards != 1:
+        raise UsageError("--shards needs --engine ray; locally --shard k/N makes one shard at a time")
     params = load_params()
     stage.ensure_prepared(params, dataset)
     options: dict[str, Any] = {"fresh": fresh}
@@ -127,13 +129,6 @@ def convert_encoder(
 def _list_by_default(context: typer.Context, as_json: AsJson = False) -> None:
     if context.invoked_subcommand is None:
         list_encoders(as_json)
-
-
-def _check_shards(engine: str, shard: str | None, shards: int) -> None:
-    if engine == "ray" and shard is not None:
-        raise UsageError("--shard makes one shard locally; with --engine ray use --shards N, which makes all of them")
-    if engine != "ray" and shards != 1:
-        raise UsageError("--shards needs --engine ray; locally --shard k/N makes one shard at a time")
 
 
 def _parse_shard(text: str) -> tuple[int, int]:

@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
@@ -37,8 +38,10 @@ from duplex.cli import (
 )
 from duplex.errors import DuplexError, UsageError, install_command, require
 from duplex.evaluation.metrics import aligned
+from duplex.labels import WORLDS
 from duplex.recognition import Limits
 from duplex.system.entry import escape_unprintable
+from duplex.system.files import named_path, refuse_existing, replace_file
 
 if TYPE_CHECKING:
     import torch
@@ -112,8 +115,6 @@ def doctor(as_json: AsJson = False) -> None:
 
     Changes and downloads nothing. Exits with 1 if there is a problem.
     """
-    from dataclasses import asdict
-
     from duplex.project.doctor import examine
 
     findings = examine()
@@ -174,7 +175,6 @@ def update(
     Visual prototypes are recomputed in closed form; learned prompts and fine-tuned blocks stay as they are.
     """
     from duplex.recognition.update import update_model
-    from duplex.system.files import named_path
 
     model = named_path(model)
     if in_place and out is not None:
@@ -219,7 +219,6 @@ def predict(
     For a file that is not a readable image, the output has a line with the reason, and the exit code is 3.
     """
     from duplex.recognition.recognizer import list_images
-    from duplex.system.files import refuse_existing
 
     form = _checked_format(form, out)
     if out is not None:
@@ -252,7 +251,6 @@ def load_model(
     hint: str = "give a model with --model",
 ) -> Recognizer:
     """Load `model` (None: the best run); adds the pairs in `add` and in the CSV `compositions` to its candidates."""
-    from duplex.labels import WORLDS
     from duplex.recognition.answers import read_compositions
     from duplex.recognition.recognizer import Recognizer
 
@@ -297,8 +295,6 @@ def _log_added(recognizer: Recognizer) -> None:
 
 @contextmanager
 def _open_output(out: Path | None) -> Iterator[TextIO]:
-    from duplex.system.files import replace_file
-
     if out is None:
         yield sys.stdout
         return
@@ -366,7 +362,6 @@ def next_(
     """
     from duplex.project.suspects import rank_unlabelled
     from duplex.recognition.export import FIT, fitted_digests, read_fit
-    from duplex.system.files import refuse_existing, replace_file
 
     folder = folder.resolve()
     target = out or Path(f"{folder.name}-next.csv")

@@ -10,12 +10,14 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer import Argument, Option
 
+from duplex.artifacts import ArtifactPaths
 from duplex.cli import (
     AsJson,
     Dataset,
@@ -29,20 +31,19 @@ from duplex.cli import (
     seed_option,
 )
 from duplex.errors import DuplexError, UsageError, require
-from duplex.evaluation.intervals import in_percentage_points
-from duplex.evaluation.metrics import METRICS, aligned, estimate_line, metrics_line, number
-from duplex.labels import WORLDS
+from duplex.evaluation.accumulate import ScoreAccumulator, TopCompetitors
+from duplex.evaluation.curve import Margins
+from duplex.evaluation.intervals import compare_seeds, compare_splits, in_percentage_points
+from duplex.evaluation.metrics import METRICS, aligned, estimate_line, measure, metrics_line, number
+from duplex.labels import WORLDS, prompt_name
 from duplex.system.entry import LARGEST_SEED
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from duplex.config.params import Params
-    from duplex.evaluation.accumulate import TopCompetitors
-    from duplex.evaluation.curve import Margins
     from duplex.evaluation.score_files import ScoreFile
     from duplex.project.sweep import SweepResult, TuningRow
-
 
 Method = Annotated[str, method_option("--method", "-m", help="A method of params.yaml.")]
 Methods = Annotated[str | None, method_option(help="Methods, comma-separated; default: run.methods of params.yaml.")]
@@ -103,7 +104,6 @@ def prepare(dataset: Dataset) -> None:
     For the built-in data set `shapes`, draw its images first. Later commands use the record to notice that the source
     was edited.
     """
-    from duplex.artifacts import ArtifactPaths
     from duplex.project import stages
 
     stages.prepare(load_params(), dataset)
@@ -116,7 +116,6 @@ def train(dataset: Dataset, method: Method = "duplex", seed: Seed = 0) -> None:
 
     The same command resumes interrupted training.
     """
-    from duplex.artifacts import ArtifactPaths
     from duplex.project.train import train_stage
 
     outcome = train_stage(load_params(), dataset, method, seed)
@@ -156,7 +155,6 @@ def evaluate(
 @app.command()
 def metrics(as_json: AsJson = False) -> None:
     """Print the metrics of all runs, averaged over seeds, and the path of the report."""
-    from duplex.artifacts import ArtifactPaths
     from duplex.project.report import average_runs, read_all_metrics, warn_of_outdated
     from duplex.report.aggregate import NO_RUN, read_metrics
     from duplex.report.tables import metrics_as_text
@@ -194,8 +192,6 @@ def sweep(
     resumes an interrupted sweep. A failed run does not stop the others; failures are listed at the end, and the command
     exits with 1.
     """
-    from dataclasses import asdict
-
     from duplex.project import sweep as stage
 
     params = load_params()
@@ -224,7 +220,6 @@ def reproduce(
     and evaluates the rows by the exact and the published protocol; the same command resumes it. With `--methods`, the
     rows are published methods, trained with their published settings on a data set of params.yaml.
     """
-    from duplex.artifacts import ArtifactPaths
     from duplex.project.reproduce import PROJECT, PUBLISHED, plan_reproduction, published_params
     from duplex.project.reproduce import reproduce as run
 
@@ -357,19 +352,16 @@ def parse_grid(texts: Sequence[str]) -> dict[str, list[Any]]:
 def tuning_table(rows: Sequence[TuningRow], best: Sequence[TuningRow]) -> str:
     """Results of `duplex tune` as a text table that marks the rows in `best` with *."""
     lines = [["", "method", "settings", "val AUC", "±", "all pairs", "epoch", "seconds"]]
+    forms = {"val_auc": ".2f", "val_auc_se": ".2f", "val_auc_all": ".2f", "epoch": ".1f", "seconds": ".1f"}
     for row in rows:
         record = row.to_dict()
         values = {key: f"{value:g}" if isinstance(value, float) else value for key, value in row.settings.items()}
         settings = ", ".join(f"{name} {value}" for name, value in values.items())
-        lines.append(["*" if row in best else "", row.method, settings, *_numbers(record)])
+        numbers = ["failed", "", "", "", ""]
+        if "error" not in record:
+            numbers = [number(record[name], form) for name, form in forms.items()]
+        lines.append(["*" if row in best else "", row.method, settings, *numbers])
     return aligned(lines)
-
-
-def _numbers(record: dict[str, Any]) -> list[str]:
-    if "error" in record:
-        return ["failed", "", "", "", ""]
-    forms = {"val_auc": ".2f", "val_auc_se": ".2f", "val_auc_all": ".2f", "epoch": ".1f", "seconds": ".1f"}
-    return [number(record[name], form) for name, form in forms.items()]
 
 
 SHARED_COLUMNS = ["row", "image", "label", "seen"]  # must agree between both runs
@@ -392,7 +384,6 @@ def compare(
     from predictions.csv with nine digits; equal margins count as ties.
     """
     from duplex.data.tables import split_name
-    from duplex.evaluation.intervals import compare_seeds
 
     params = load_params()
     params.dataset(dataset)
@@ -415,8 +406,6 @@ def compare(
 
 
 def _splits_report(runs: Mapping[str, tuple[list[int], list[Margins], list[Margins]]]) -> dict[str, Any]:
-    from duplex.evaluation.intervals import compare_splits
-
     comparison = compare_splits([first for _, first, _ in runs.values()], [second for _, _, second in runs.values()])
     return {
         "splits": [
@@ -431,8 +420,6 @@ def _splits_report(runs: Mapping[str, tuple[list[int], list[Margins], list[Margi
 def _margins_of_runs(
     params: Params, dataset: str, methods: tuple[str, str], seed: int | None, world: str
 ) -> tuple[list[int], list[Margins], list[Margins]]:
-    from duplex.artifacts import ArtifactPaths
-    from duplex.evaluation.curve import Margins
     from duplex.project.stamps import RUN_STAGES, require_data, run_difference
     from duplex.report.aggregate import STREAM
 
@@ -462,8 +449,6 @@ def _margins_of_runs(
 
 
 def _common_seeds(params: Params, dataset: str, entries: list[str]) -> list[int]:
-    from duplex.artifacts import ArtifactPaths
-
     runs = {seed: [ArtifactPaths().run(dataset, entry, seed) for entry in entries] for seed in params.run.seeds}
     evaluated = [seed for seed, pair in sorted(runs.items()) if all(run.predictions.exists() for run in pair)]
     return evaluated or sorted(runs)[:1]
@@ -535,7 +520,6 @@ def score(
 
 def _score_answers(path: Path) -> dict[str, Any]:
     from duplex.data.tables import read_table
-    from duplex.labels import prompt_name
 
     table = read_table(path, needed=("state", "object", "answer_state", "answer_object")).map(prompt_name)
     state, thing = table["state"] == table["answer_state"], table["object"] == table["answer_object"]
@@ -582,9 +566,6 @@ def _blocks(scores: ScoreFile) -> Iterable[tuple[slice, Any]]:
 def _measure(
     scores: ScoreFile, ks: tuple[int, ...], rounds: int, seed: int
 ) -> tuple[TopCompetitors, list[dict[str, Any]]]:
-    from duplex.evaluation.accumulate import ScoreAccumulator
-    from duplex.evaluation.metrics import measure
-
     accumulator = ScoreAccumulator(scores.target, scores.seen, k=max(ks), feasible_mask=scores.feasible_mask)
     if scores.feasible_mask is not None and not scores.feasible_mask[scores.target].all():
         lost = int((~scores.feasible_mask[scores.target]).sum())
@@ -598,7 +579,6 @@ def _measure(
 
 
 def _compare(first: Path, second: Path, ks: list[int] | None, rounds: int, seed: int) -> dict[str, Any]:
-    from duplex.evaluation.curve import Margins
     from duplex.evaluation.intervals import compare
     from duplex.evaluation.score_files import open_scores, require_same_columns
 

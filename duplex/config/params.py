@@ -245,7 +245,7 @@ class EvaluationParams(ParamsSection):
 
 
 class ReportParams(ParamsSection):
-    """Section `report:`. The method whose run the report's examples, retrieval, swaps and maps show."""
+    """Section `report:`. Names the method whose run is shown in the report's examples, retrieval, swaps and maps."""
 
     featured: Name | None = None  # null: the last of run.methods with visual prototypes
 

@@ -81,13 +81,12 @@ def _check_splits(dataset: LabelledImages) -> DataIssue:
 
 def _alike(names: Iterable[str]) -> list[str]:
     # differ in spelling but not in their prompt, such as `Red` and `red`, two forms of `é`, or an invisible character
-    texts = pd.Series({name: _prompt_text(name) for name in names}, dtype=object)
-    return texts.index[texts.duplicated(keep=False)].tolist()
-
-
-def _prompt_text(name: str) -> str:
-    shown = "".join(letter for letter in name if unicodedata.category(letter) != "Cf")
-    return unicodedata.normalize("NFC", prompt_name(shown))
+    texts = {}
+    for name in names:
+        shown = "".join(letter for letter in name if unicodedata.category(letter) != "Cf")
+        texts[name] = unicodedata.normalize("NFC", prompt_name(shown))
+    column = pd.Series(texts, dtype=object)
+    return column.index[column.duplicated(keep=False)].tolist()
 
 
 def _check_images(manifest: pd.DataFrame, root: Path) -> list[DataIssue]:
@@ -116,9 +115,9 @@ def _check_images(manifest: pd.DataFrame, root: Path) -> list[DataIssue]:
 def content_issues(
     manifest: pd.DataFrame, keys: Mapping[str, str], nouns: tuple[str, str] = ("content", "contents")
 ) -> list[DataIssue]:
-    """Find copies of images; returns three issues: copies with one label, copies with two, and copies in two splits.
+    """Find copies of images; returns three issues: copies with the same label, with different labels, in two splits.
 
-    keys: image -> a key; copies of an image have equal keys, missing and unreadable images have none.
+    keys: image -> key; copies have equal keys, and missing or unreadable images are left out.
     nouns: word in messages for what copies share, in singular and plural.
     """
     content = pd.Series(keys, dtype=object)

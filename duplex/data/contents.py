@@ -65,7 +65,7 @@ def near_copies(looks: NDArray[np.uint8]) -> Ints:
 
 
 def join_copies(keys: Sequence[str], copies: Ints) -> list[str]:
-    """Give near-copies equal keys; each row of `copies` [K, 2] has two positions in `keys`; returns the new keys."""
+    """Return `keys` with equal keys for near-copies; a row of `copies` [K, 2] has two copies' positions in `keys`."""
     joined = np.array(keys, dtype=object)
     for one, other in copies:
         joined[joined == joined[other]] = joined[one]
@@ -73,7 +73,7 @@ def join_copies(keys: Sequence[str], copies: Ints) -> list[str]:
 
 
 def read_digests(root: Path, images: Sequence[str], known: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
-    """Each image's sha256 ("" if missing), and the texts of `read_contents` by sha256; `known`: earlier such texts."""
+    """Each image's sha256 ("" if missing), and a dict: sha256 -> text about the pixels; `known`: one from before."""
     found = read_contents(root, images, known)
     return [file for file, _, _ in found], {file: pixels for file, pixels, _ in found}
 
@@ -109,7 +109,7 @@ def _content(path: Path, known: Mapping[str, str]) -> tuple[str, str, str]:
 
 
 def looks_from_texts(pixels: Iterable[str]) -> NDArray[np.uint8]:
-    """Looks [N, 192], images of 8 x 8 RGB pixels, from the texts of `read_contents`; zeros for unreadable images."""
+    """Looks [N, 192], images of 8 x 8 RGB pixels, from the texts that `read_contents` returns; zeros if unreadable."""
     texts = (text.partition(" ")[2] for text in pixels)
     looks = [base64.b64decode(text) or bytes(3 * SIDE**2) for text in texts]
     return np.frombuffer(b"".join(looks), np.uint8).reshape(len(looks), 3 * SIDE**2)
@@ -132,7 +132,7 @@ def file_digests(root: Path, images: Sequence[str]) -> list[str]:
 
 
 def changed_images(root: Path, images: Mapping[str, str]) -> list[str]:
-    """Paths of the images whose files changed; `images`: earlier sha256 of a file -> path of its image."""
+    """Paths of the images whose files changed; `images` maps each file's earlier sha256 to its image's path."""
     names = list(images.values())
     after = file_digests(root, names)
     return [name for name, before, now in zip(names, images, after, strict=True) if now != before]
@@ -143,7 +143,7 @@ def change_error(image: Path) -> DuplexError:
 
 
 def row_keys(values: NDArray[Any]) -> list[str]:
-    """One key per row of features [N, d]; rows of equal numbers have equal keys."""
+    """One key per row of features [N, d]; equal rows have equal keys."""
     return [hashlib.sha256(row.tobytes()).hexdigest() for row in values]
 
 
@@ -169,7 +169,7 @@ class SplitResult:
 
 
 def split_at_random(frame: pd.DataFrame, options: SplitOptions, place: object = "the data set") -> SplitResult:
-    """Split rows at random, whatever their order; raises `DuplexError`, naming `place`, if there are too few pairs."""
+    """Split rows at random, independent of their order; `DuplexError`, naming `place`, if there are too few pairs."""
     rng = np.random.default_rng(options.seed)
     frame = frame.reset_index(drop=True)
     ordered = frame.sort_values(["state", "object", "image"])
@@ -187,7 +187,6 @@ def split_at_random(frame: pd.DataFrame, options: SplitOptions, place: object = 
     share = wanted[0] / sum(wanted)
     for i, pair in enumerate(_with_new_words(listed, pairs, rng)):
         unseen[pair] = "val" if int((i + 1) * share) > int(i * share) else "test"
-
     split = pd.Series("train", index=ordered.index, dtype=object)
     rows = ordered.groupby(["state", "object"], sort=True).indices
     seen = [pair for pair in pairs if pair not in unseen]
@@ -216,14 +215,10 @@ def split_by_content(
     key = ["content", "state", "object"]
     split = firsts[key].assign(split=result.split.to_numpy())
     rows = rows.reset_index(names="row").merge(split, on=key).sort_values("row", ignore_index=True)
-    for _, same in rows[rows["content"].isin(_in_two_splits(split))].groupby("content", sort=True):
+    counts = split.groupby("content")["split"].nunique()
+    for _, same in rows[rows["content"].isin(counts.index[counts > 1])].groupby("content", sort=True):
         _unite(rows, same)
     return SplitResult(rows["split"], result.short)
-
-
-def _in_two_splits(rows: pd.DataFrame) -> list[str]:
-    counts = rows.groupby("content")["split"].nunique()
-    return list(counts.index[counts > 1])
 
 
 def _unite(rows: pd.DataFrame, same: pd.DataFrame) -> None:  # rows `same` of equal content, by the column `split`

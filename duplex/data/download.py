@@ -245,13 +245,13 @@ TABLE = "table.csv"
 
 
 def local_source(source: str | Path, cache: Path) -> Path:
-    """Absolute path of `source`; hf-datasets:OWNER/NAME (Hugging Face hub) is downloaded to a table in `cache`."""
+    """Absolute path of `source` or, for hf-datasets:OWNER/NAME, of the table in `cache` that it is downloaded to."""
     path = expanded_path(source, "source")
     return _hub_table(str(path).removeprefix(HUB), cache) if str(path).startswith(HUB) else path.resolve()
 
 
 def _hub_table(name: str, cache: Path) -> Path:
-    """Download the Parquet files of `name` and list their rows in a table; three splits by file name are kept."""
+    """Download the Parquet files of `name`; returns a table of their rows, with splits if all three of them occur."""
     from huggingface_hub import snapshot_download
 
     root = cache / "hf-datasets" / name

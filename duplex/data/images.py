@@ -73,7 +73,7 @@ class MachineFault(DuplexError):
 
 
 def machine_fault(place: object, error: BaseException) -> MachineFault | None:
-    """The `MachineFault` to raise if reading an image failed because of the machine; None if the file is at fault."""
+    """The `MachineFault` about `place` to raise if the machine caused the `error`; None if the file is at fault."""
     if isinstance(error, MemoryError):
         reason = "there was not enough memory"
     elif isinstance(error, OSError) and error.errno is not None and error.errno not in FILE_ERRORS:
@@ -124,12 +124,12 @@ def uncropped_path(image: str) -> str:
 
 
 def read_image(path: Path) -> Image.Image:
-    """Read the first frame of an image file as 8-bit RGB; raises the same errors as `decode_image`."""
+    """Read the first frame of an image file as 8-bit RGB; raises `BadImageFile` or `MachineFault`."""
     return decode_image(read_image_bytes(path))
 
 
 def read_image_bytes(path: Path) -> ImageBytes:
-    """Read the bytes of a regular file, to be both hashed and decoded; raises the same errors as `decode_image`."""
+    """Read the bytes of a regular file, to be both hashed and decoded; raises `BadImageFile` or `MachineFault`."""
     file = Path(uncropped_path(str(path)))
     try:
         info = os.stat(file)
@@ -329,7 +329,3 @@ def read_text(path: Path) -> str:
     if "\0" in text:
         raise DuplexError(f"{path} is not text: it holds a zero byte; save it as UTF-8")
     return text
-
-
-def read_lines(path: Path) -> list[str]:
-    return LINE_END.split(read_text(path))

@@ -54,16 +54,14 @@ def _task_rows(task: Mapping[str, Any], place: str) -> list[list[Any]]:
                 f"state and object (found: {', '.join(sorted(map(str, region))) or 'none'})"
             )
         sides = [region.get(name) for name in ("x", "y", "width", "height")]
-        rows.append([_file_name(task["data"]["image"]), *(region[name] for name in CONTROLS), *sides])
+        at = task["data"]["image"]
+        image = parse_qs(urlsplit(at).query)["d"][0] if at.startswith(LOCAL) else unquote(UPLOAD.sub("", at))
+        rows.append([image, *(region[name] for name in CONTROLS), *sides])
     return rows
 
 
-def _file_name(address: str) -> str:
-    return parse_qs(urlsplit(address).query)["d"][0] if address.startswith(LOCAL) else unquote(UPLOAD.sub("", address))
-
-
 def pre_annotated(image: str, record: Mapping[str, Any]) -> dict[str, Any]:
-    """A Label Studio task for `image` that suggests the first composition, if any, of `record` (`Answer.to_dict()`)."""
+    """A Label Studio task for `image` that suggests the first composition, if any, in `record`, an answer as a dict."""
     best = record["top"][0] if "top" in record else {}
     common = {"to_name": "image", "type": "choices"}
     result = [{**common, "from_name": name, "value": {"choices": [best[name]]}} for name in CONTROLS if best]

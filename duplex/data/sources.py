@@ -4,9 +4,9 @@ A source's record holds its options and a digest of its table, of the benchmark'
 in the folder; no image is read for it.
 
 MIT-States, UT-Zappos and C-GQA have the folder layout that their CZSL releases share: `ROOT/images/...`,
-`ROOT/metadata_compositional-split-natural.t7` and `ROOT/compositional-split-natural/*_pairs.txt`. The metadata has a
-record per image; its field `set` is the split. Image folders may be named with spaces or underscores (MIT-States) or as
-in the archive of UT-Zappos (the record's `_image`).
+`ROOT/metadata_compositional-split-natural.t7` and `ROOT/compositional-split-natural/*_pairs.txt`. The metadata has an
+entry per image; its field `set` is the split. Image folders may be named with spaces or underscores (MIT-States) or as
+in the archive of UT-Zappos (the entry's `_image`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ import pandas as pd
 from pydantic import TypeAdapter
 
 from duplex.data.contents import content_keys, join_keys
-from duplex.data.images import ImageTree, describe_skipped, read_bytes, read_lines
+from duplex.data.images import LINE_END, ImageTree, describe_skipped, read_bytes, read_text
 from duplex.data.tables import (
     COLUMNS,
     LabelledImages,
@@ -62,16 +61,15 @@ def load_source(source: SourceOptions, feature_keys: Keys | None = None) -> Labe
     If the data has no split, a random one is made; images are then opened, to keep copies and near-copies together.
     `feature_keys` returns one key per image; images with equal keys are kept together, too.
     """
-    keys = partial(_keys, source.root, feature_keys)
+
+    def keys(images: Sequence[str]) -> list[str]:
+        found = content_keys(source.root, images)
+        return found if feature_keys is None else join_keys(found, feature_keys(images))
+
     if source.resplit is None:
         return _load_unchanged(source, keys)
     own = replace(source.split, unseen_states=0.0, unseen_objects=0.0, images_per_pair=None)
     return resplit(_load_unchanged(replace(source, split=own), keys), source.resplit, source.split)
-
-
-def _keys(root: Path, feature_keys: Keys | None, images: Sequence[str]) -> list[str]:
-    keys = content_keys(root, images)
-    return keys if feature_keys is None else join_keys(keys, feature_keys(images))
 
 
 def _load_unchanged(source: SourceOptions, contents: Keys) -> LabelledImages:
@@ -204,7 +202,7 @@ def has_pair_lists(root: Path) -> bool:
 def read_pair_lists(root: Path) -> tuple[dict[str, list[Pair]], int]:
     """Read the pair lists (train, val, test) in `root` or its folder `compositional-split-natural`.
 
-    Returns each split's pairs without repeats, and how many lines repeat a pair of their own list.
+    Returns each split's pairs without repeats, and how many lines repeat an earlier line of the same list.
     """
     lists = {split: read_pair_list(_folder(root) / f"{split}_pairs.txt") for split in SPLITS}
     pairs = {split: list(dict.fromkeys(listed)) for split, listed in lists.items()}
@@ -214,7 +212,7 @@ def read_pair_lists(root: Path) -> tuple[dict[str, list[Pair]], int]:
 def read_pair_list(path: Path) -> list[Pair]:
     """Read a (state, object) pair from each non-blank line; raises DuplexError for a line that is not two words."""
     pairs: list[Pair] = []
-    for number, line in enumerate(read_lines(path), 1):
+    for number, line in enumerate(LINE_END.split(read_text(path)), 1):
         joined = line.count("+") == 1  # as in VAW-CZSL, whose words may have spaces
         words = re.split(r"[ \t]*\+[ \t]*" if joined else r"[ \t]+", line.strip(" \t"))
         if words == [""]:

@@ -324,7 +324,7 @@ def from_rows(
 ) -> LabelledImages:
     """Make a data set from a table with columns image, state, object; without a column split, a random split is drawn.
 
-    `place` is the table's name in messages. `contents` returns a key per image; images with equal keys get one split.
+    `place`: table's name in messages. `contents` returns a key per image; images with equal keys get the same split.
     """
     if frame.empty:
         raise DuplexError(f"{place} lists no images")
@@ -487,13 +487,10 @@ def published_differences(name: str, stats: DatasetStatistics) -> list[str]:
     if (benchmark := read_benchmarks().get(name)) is None:
         return []
     published = benchmark["counts"]
-    rows: list[tuple[str, int | None, int]] = [("states", stats.states, published["states"])]
-    rows.append(("objects", stats.objects, published["objects"]))
+    rows = [(name, getattr(stats, name), published[name]) for name in ("states", "objects")]
     for split, counts in stats.splits.items():
-        seen, unseen, images = published.get(split, (None, None, None))
-        rows.append((f"{split} seen pairs", counts.seen, seen))
-        rows.append((f"{split} unseen pairs", counts.unseen, unseen))
-        rows.append((f"{split} images", counts.images, images))
+        names = [f"{split} {what}" for what in ("seen pairs", "unseen pairs", "images")]
+        rows += zip(names, vars(counts).values(), published.get(split, [None] * 3), strict=True)
     return [
         f"{what}: {count:,}, published {known:,}"
         for what, count, known in rows

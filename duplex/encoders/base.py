@@ -332,10 +332,10 @@ class TextTower(Protocol):
         """Frozen embeddings `[n, width]` of token ids."""
 
     def encode(self, tree: PromptTree, lexicon: Tensor, *, checkpoint: bool = False) -> Tensor:
-        """Features `[P, dim]` of P prompts of `lexicon` rows, not normalised; `checkpoint` saves memory, costs time."""
+        """Unnormalised features [P, dim] of a tree of prompts (`lexicon` rows); `checkpoint`: recompute activations."""
 
     def encode_plain(self, sequences: Prompts, lexicon: Tensor, *, checkpoint: bool = False) -> Tensor:
-        """Like `encode`, for prompts given as lists of `lexicon` rows; common prefixes are not shared."""
+        """Unnormalised features [P, dim] of separate prompts (`lexicon` rows); `checkpoint`: recompute activations."""
 
     def encode_blocks(self, sequences: Prompts, lexicon: Tensor, block: int = 4096) -> Tensor:
         """Features `[P, dim]` of prompts (`lexicon` rows), not normalised; no gradients, `block` prompts at a time."""
@@ -356,7 +356,7 @@ def is_random(weights: str | None) -> bool:
 
 
 def hub_file_on_disk(owner: str, names: Sequence[str]) -> Path | None:
-    """Path of the first file in `names` on disk from the Hugging Face repository `owner`; None if there is none."""
+    """Path of the first of `names` that is on disk, from the Hugging Face repository `owner`; None if none is."""
     for name in names:
         cached = try_to_load_from_cache(owner, name)
         if isinstance(cached, str) and Path(cached).is_file():
@@ -365,7 +365,7 @@ def hub_file_on_disk(owner: str, names: Sequence[str]) -> Path | None:
 
 
 def fetch_from_hub(owner: str, names: Sequence[str], what: str) -> Path:
-    """Path of the first file in `names` that the Hugging Face repository `owner` has, downloaded if necessary."""
+    """Path of the first file in `names` in the Hub repository `owner`, downloaded if needed; `what`: encoder's name."""
     if file := hub_file_on_disk(owner, names):
         return file
     check_reachable(hf_hub_url(owner, names[0]), what)

@@ -17,11 +17,13 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
+from PIL import Image
 from torch import Tensor, nn
 
 from duplex.errors import UsageError
 
 TowerBlocks = list[nn.Sequential]
+HOLDERS = ("transformer", "blocks", "stages", "layer1", "layer2", "layer3", "layer4")  # a tower's modules of blocks
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,8 @@ class LastBlocks:
 def last_blocks(encoder: Any, count: int) -> LastBlocks:
     """The last `count` blocks of an encoder's image tower, followed by the layers after them, as one callable."""
     trunk, layout = _trunk(encoder)
-    blocks, rest = select_blocks(encoder, count), _without_blocks(trunk)
+    blocks, rest = select_blocks(encoder, count), copy.copy(trunk)
+    rest._modules = {name: part for name, part in trunk._modules.items() if name not in HOLDERS}
     project = encoder.visual.head if trunk is not encoder.visual else nn.Identity()
     return LastBlocks(
         blocks,
@@ -127,8 +130,6 @@ def capture_block_input(encoder: Any, count: int) -> Iterator[list[Tensor]]:
 
 def block_input_shape(encoder: Any, count: int) -> tuple[int, ...]:
     """Shape of one image's input to the last `count` blocks: (tokens, width) or (channels, height, width)."""
-    from PIL import Image
-
     with capture_block_input(encoder, count) as inputs:
         encoder.encode_images(encoder.image_transform(Image.new("RGB", (8, 8)))[None])
     return tuple(inputs[0].shape[1:])
@@ -229,10 +230,3 @@ def _convnext(trunk: Any) -> TowerBlocks:
         for stage in trunk.stages
         for i, block in enumerate(stage.blocks)
     ]
-
-
-def _without_blocks(trunk: Any) -> Any:
-    rest = copy.copy(trunk)
-    blocks = ("transformer", "blocks", "stages", "layer1", "layer2", "layer3", "layer4")
-    rest._modules = {name: part for name, part in trunk._modules.items() if name not in blocks}
-    return rest

@@ -248,7 +248,7 @@ def convert_weights(archive: Path, folder: Path, name: str, tag: str | None = No
 
 
 def complete_preprocess(options: Config, architecture: Config) -> Config:
-    """Complete preprocessing `options` in open_clip's form, with the architecture's image size and defaults."""
+    """Preprocessing in open_clip's form: `options`, the architecture's image size, and defaults for other fields."""
     size = architecture["vision_cfg"].get("image_size", 224)
     merged: Config = json.loads(json.dumps(merge_preprocess_dict({**vars(PreprocessCfg())}, {**options, "size": size})))
     return merged

@@ -157,7 +157,7 @@ class TreeAttention(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class AttentionInputs:
-    """Queries, keys and values in the blocks of an `AttentionPlan`, which defines C, H, B, S; all views of `rows`."""
+    """Queries, keys and values in the blocks of an `AttentionPlan` (it defines C, H, B, S), all as views of `rows`."""
 
     width: int  # e, of one head
     rows: Tensor  # [C*H*B + 2*C*H*S, e]
@@ -174,9 +174,9 @@ class AttentionInputs:
         return cls(width, rows, *(part.view(count * plan.heads, -1, width) for part in parts))
 
     def gradients(self, p: Tensor, grad: Tensor, plan: AttentionPlan) -> Tensor:
-        """Gradients of queries, keys and values, in the layout of `self.rows`, which they overwrite to save memory.
+        """Gradients of queries, keys and values, in the layout of `self.rows`; they overwrite it to save memory.
 
-        With weights `p`, output gradients `do` (from `grad`), score gradients `ds`: `dv_j = Σ_i p_ij do_i`,
+        p: attention weights. grad: gradients of outputs, `do` in blocks; `ds`: of scores. `dv_j = Σ_i p_ij do_i`,
         `dk_j = Σ_i ds_ij q_i / √e`, `dq_i = Σ_j ds_ij k_j / √e`.
         """
         do = F.embedding(plan.query_of_slot, grad.reshape(-1, self.width))  # [C*H, B, e]

@@ -172,7 +172,7 @@ class ClipTextTower:
         return x @ self.projection if isinstance(self.projection, Tensor) else self.projection(x)
 
     def own_blocks(self) -> LastBlocks:
-        """Replace the blocks by copies, so that adapters can be inserted; returns the copies as `LastBlocks`."""
+        """Replace the blocks with copies, so that adapters can be inserted; returns the copies as `LastBlocks`."""
         self.blocks = copy.deepcopy(self.blocks)
         self.is_trained = True
         blocks = [nn.Sequential(block) for block in self.blocks]
@@ -202,8 +202,11 @@ class ClipTextTower:
         if not self.shares_prefixes:
             return self.encode_plain(tree.sequences(), lexicon, checkpoint=checkpoint)
         check_length(tree.length, self.context_length)
+        layouts, device = self._layouts.setdefault(tree, {}), lexicon.device
+        if device not in layouts:
+            layouts[device] = TreeLayout.of(tree, len(self.blocks), self.heads, device)
         with float32_arithmetic(self.precision):
-            return self._shared(self._layout(tree, lexicon.device), lexicon, checkpoint)
+            return self._shared(layouts[device], lexicon, checkpoint)
 
     def encode_plain(self, sequences: Prompts, lexicon: Tensor, *, checkpoint: bool = False) -> Tensor:
         rows = pad_prompts(sequences)
@@ -289,12 +292,6 @@ class ClipTextTower:
         x = x + block.ls_1(o.to(x.dtype))
         output: Tensor = x + block.ls_2(_mlp(block.mlp, block.ln_2(x).to(dtype)).to(x.dtype))
         return output
-
-    def _layout(self, tree: PromptTree, device: torch.device) -> TreeLayout:
-        layouts = self._layouts.setdefault(tree, {})
-        if device not in layouts:
-            layouts[device] = TreeLayout.of(tree, len(self.blocks), self.heads, device)
-        return layouts[device]
 
 
 def _is_standard(block: Any) -> bool:

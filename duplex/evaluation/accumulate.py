@@ -27,7 +27,6 @@ from duplex.labels import Bools, Ints
 if TYPE_CHECKING:
     from torch import Tensor
 
-
 Floats = NDArray[np.float64]
 TopK = tuple[Floats, Floats, Ints]
 BLOCK_REORDERED = 1 << 22  # scores whose columns are reordered at a time
@@ -137,8 +136,7 @@ def _search(scores: NDArray[Any], best: Floats) -> Ints:
         best[:, j] = scores[rows, places[-1]]
         if j + 1 < depth:
             scores[rows, places[-1]] = -np.inf
-    first: Ints = places[0]
-    return first
+    return np.asarray(places[0])
 
 
 def _ordered(block: NDArray[Any], plan: ColumnOrder) -> Iterator[tuple[int, NDArray[Any]]]:
@@ -156,7 +154,7 @@ def _row_slices(rows: int, width: int, scores: int) -> Iterator[slice]:
 
 
 def topk_per_group_torch(block: Tensor, plan: ColumnOrder, label_position: Ints, k: int) -> TopK:
-    """Like `best_scores_per_group`, but for a torch tensor, on the tensor's device."""
+    """Labels' scores [b], each run's `k` best other scores [R, b, k] and place of the best [R, b], found by torch."""
     import torch
 
     device = block.device

@@ -107,7 +107,7 @@ class Curve:
         return harmonic_mean(self.seen_accuracies, self.unseen_accuracies)
 
     def bias(self, point: int) -> float:
-        """A bias within the interval of the point number `point`: its middle, or a value beyond all breakpoints."""
+        """A bias in the interval of `point`: its middle or, at either end of the curve, beyond all breakpoints."""
         v = self.breakpoints
         if not v.size:
             return 0.0
@@ -138,13 +138,13 @@ class Curve:
 
 
 def share_right_until(until: Ints, breakpoints: int) -> Floats:
-    """Share of images right at each point 0 to P = `breakpoints`; `until`: the last such point of each, or -1."""
+    """Share of images right at points 0 to P (`breakpoints`); `until`: the last point where each is, -1: never."""
     counts = np.bincount(until + 1, minlength=breakpoints + 2)[1:]
     return _share(np.cumsum(counts[::-1])[::-1], until.size)
 
 
 def share_right_from(since: Ints, breakpoints: int) -> Floats:
-    """Share of images right at each point 0 to P = `breakpoints`; `since`: the first such point of each, or P + 1."""
+    """Share of images right at points 0 to P (`breakpoints`); `since`: the first point where each is, P + 1: never."""
     return _share(np.cumsum(np.bincount(since, minlength=breakpoints + 2)[:-1]), since.size)
 
 

@@ -120,7 +120,7 @@ class Threshold:
 
 
 def choose_threshold(accumulator: ScoreAccumulator, steps: Floats, k: int = 1) -> Threshold:
-    """Choose, from the ascending `steps`, the threshold with the best *validation* AUC; the lowest if several tie."""
+    """Choose the threshold in `steps` (ascending) with the best AUC on validation scores; the lowest if several tie."""
     unseen = ~accumulator.seen[accumulator.target]
     _, pair, images = np.unique(accumulator.target[unseen], return_inverse=True, return_counts=True)
     by_cut = []  # with none, one, ... buckets feasible

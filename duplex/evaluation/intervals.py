@@ -81,8 +81,7 @@ class AucComponents:
 
 def _rank(among: Floats, values: Floats) -> Floats:
     # how many elements of the sorted array are smaller than each value; equal ones count one half
-    rank: Floats = (np.searchsorted(among, values, "left") + np.searchsorted(among, values, "right")) / 2
-    return rank
+    return np.asarray((np.searchsorted(among, values, "left") + np.searchsorted(among, values, "right")) / 2)
 
 
 def bootstrap_metrics(methods: Sequence[Margins], rounds: int = ROUNDS, seed: int = 0) -> Floats:
@@ -132,7 +131,7 @@ def compare(first: Margins, second: Margins, rounds: int = ROUNDS, seed: int = 0
 
 
 def bootstrap_p(change: Floats) -> float | None:
-    """Two-sided p-value: about twice the share of bootstrapped differences on the rarer side of 0; None without any."""
+    """Two-sided p-value: about twice the share of values in `change` on the rarer side of 0; None if it is empty."""
     if not change.size:
         return None
     tail = min((change <= 0).sum(), (change >= 0).sum())
@@ -150,7 +149,7 @@ def _normal_p(value: float, error: float | None) -> float | None:
 def compare_seeds(
     first: Sequence[Margins], second: Sequence[Margins], rounds: int = ROUNDS, seed: int = 0
 ) -> dict[str, Difference]:
-    """Metric (if defined) -> mean difference `second - first` over seeds; each method has one `Margins` per seed."""
+    """Mean of `second - first` over seeds and its interval, by defined metric; methods have one `Margins` per seed."""
     if len(first) != len(second) or not first:
         raise UsageError(f"the methods have {len(first)} and {len(second)} runs; compare the same seeds of both")
     if len(first) == 1:
@@ -162,7 +161,7 @@ def compare_seeds(
 
 
 def difference_intervals(values: Floats, draws: Floats) -> dict[str, Difference]:
-    """Metric -> difference with interval and p-value, for the metrics `seen, unseen, hm, auc`; NaN is left out.
+    """Metric -> difference with interval and p-value, for `seen, unseen, hm, auc`; NaN differences are left out.
 
     values: the differences [D] in the first D of these metrics.
     draws: the differences in each bootstrap round [rounds, D], from which intervals and p-values are computed.
@@ -194,20 +193,15 @@ def mean_change(curves: Sequence[Sequence[Curve]], runs: Ints, seen: Ints, unsee
     change = [
         headline_metrics(curves[1][run], seen, unseen) - headline_metrics(curves[0][run], seen, unseen) for run in drawn
     ]
-    mean: Floats = np.average(change, axis=0, weights=times)
-    return mean
+    return np.asarray(np.average(change, axis=0, weights=times))
 
 
 def headline_metrics(curve: Curve, seen: Ints, unseen: Ints) -> Floats:
     """S, U, best HM and AUC [4] of a curve, over the images of seen and of unseen pairs with the given indices."""
     s, u = curve.resampled(seen, unseen)
-    return np.array([s[0], u[-1], harmonic_mean(s, u).max(), area_under_curve(s, u)])
-
-
-def area_under_curve(seen: Floats, unseen: Floats) -> float:
-    """Area under the curve of seen accuracy (y) over unseen accuracy (x, from 0), by the trapezoidal rule."""
-    steps = np.diff(unseen) * (seen[1:] + seen[:-1]) / 2
-    return float(steps.sum() + unseen[0] * seen[0])
+    trapezoids = np.diff(u) * (s[1:] + s[:-1]) / 2
+    area = trapezoids.sum() + u[0] * s[0]  # under seen accuracy over unseen accuracy, from 0
+    return np.array([s[0], u[-1], harmonic_mean(s, u).max(), area])
 
 
 @dataclass(frozen=True)

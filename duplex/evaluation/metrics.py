@@ -166,9 +166,9 @@ def vocabulary_accuracies(
 ) -> dict[str, dict[str, float]]:
     """Accuracies in percent for images grouped by which words of their labels are new, as in OV-CZSL.
 
-    In group names, `*` marks what training never showed: AO, seen pairs; (AO)*, unseen pairs of trained words; A*O, AO*
-    and A*O*, new states, new objects and both. `states` and `objects` have the accuracies of predicted states and
-    objects, for trained and for new ones. A group without images is left out.
+    Returns group -> `images`, `accuracy`. `*` marks what is new: AO, seen pairs; (AO)*, unseen pairs of trained words;
+    A*O, new states; AO*, new objects; A*O*, both. The keys `states` and `objects` have the accuracies of the predicted
+    states and objects, `trained` and `new` ones. A group without images is left out.
 
     bias: is added to the scores of unseen columns; published tables use the bias with the best harmonic mean.
     states, objects: state and object of each column [C].
@@ -239,9 +239,9 @@ def sampled_bias_metrics(
 
 
 def sampled_from_margins(margins: Margins) -> Metrics:
-    """Top-1 metrics like those of `sampled_bias_metrics`, but computed from margins instead of scores.
+    """Top-1 metrics from about 20 sampled biases, as in published tables, but computed from margins instead of scores.
 
-    The results differ where scores are equal or nearly equal in single precision.
+    The results differ from those of `sampled_bias_metrics` where scores are equal or nearly equal in single precision.
     """
     chosen = np.sort(margins.unseen[margins.unseen < FAR]) - EPSILON
     biases = [*chosen[:: max(chosen.size // POINTS, 1)].tolist(), FAR]

@@ -155,7 +155,7 @@ class Reliability:
 
 
 def image_weights(is_seen: Bools, new_share: float) -> Floats:
-    """Weights [N] of images, with sum 1; those of unseen pairs' images add up to `new_share` if both kinds occur."""
+    """Weights [N] with sum 1; images of unseen pairs add up to `new_share`. All are equal if one kind is missing."""
     unseen = int((~is_seen).sum())
     if unseen in (0, len(is_seen)):
         return np.full(len(is_seen), 1 / max(1, len(is_seen)))
@@ -178,8 +178,7 @@ class AnsweredImages:
 
     @property
     def right(self) -> Bools:
-        right: Bools = self.answer == self.target
-        return right
+        return np.asarray(self.answer == self.target)
 
     @property
     def is_seen(self) -> Bools:
@@ -205,6 +204,6 @@ class AnsweredImages:
         return Reliability.of(self.probability, self.right, image_weights(self.is_seen, self.new_share))
 
     def matrix(self, part: Callable[[Ints], Ints], size: int) -> Ints:
-        """Confusion matrix [size, size]: images by label (row) and answer (column); `part` maps both to a class."""
+        """Confusion matrix [size, size]: images by label (row) and answer (column); `part`: compositions -> classes."""
         cells = part(self.target) * size + part(self.answer)
         return np.bincount(cells, minlength=size * size).reshape(size, size)

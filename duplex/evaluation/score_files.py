@@ -134,13 +134,17 @@ def _checked(path: Path, store: Any) -> ScoreFile:
     objects = _names(path, store, "object", columns)
     if states is not None and objects is not None:
         _refuse_repeated_pair(path, states, objects)
+    given = _read(path, store, "k")
+    ks = np.atleast_1d(1 if given is None else given)
+    if ks.ndim != 1 or not ks.size or ks.dtype.kind not in "iu" or ks.min() < 1:
+        raise UsageError(f"{path}: 'k' must be one or more whole numbers from 1 on")
     return ScoreFile(
         path=path,
         scores=scores,
         target=target,
         seen=checked_mask(seen, f"{path}: 'seen'"),
         feasible_mask=None if feasible is None else checked_mask(feasible, f"{path}: 'feasible_mask'"),
-        ks=_ks(path, _read(path, store, "k")),
+        ks=tuple(dict.fromkeys(ks.tolist())),
         states=states,
         objects=objects,
     )
@@ -161,10 +165,3 @@ def _refuse_repeated_pair(path: Path, states: NDArray[Any], objects: NDArray[Any
         first, second = order[repeated[0]], order[repeated[0] + 1]
         pair = f"{states[first]} {objects[first]}"
         raise UsageError(f"{path}: columns {first} and {second} are both the pair {pair!r}; keep one column per pair")
-
-
-def _ks(path: Path, values: NDArray[Any] | None) -> tuple[int, ...]:
-    flat = np.atleast_1d(np.array(1) if values is None else values)
-    if flat.ndim != 1 or not flat.size or flat.dtype.kind not in "iu" or flat.min() < 1:
-        raise UsageError(f"{path}: 'k' must be one or more whole numbers from 1 on")
-    return tuple(dict.fromkeys(int(k) for k in flat))

@@ -105,7 +105,7 @@ def nearest(queries: Vectors, gallery: Vectors, k: int) -> tuple[Ints, Floats]:
 
 
 def most_similar(queries: Vectors, gallery: Vectors, k: int) -> tuple[Ints, Floats]:
-    """Like `nearest`, for queries and a gallery of unit length; cosines have the precision of these vectors."""
+    """Rows and cosines [Q, min(k, N)] of the vectors in `gallery` nearest to each query; all must have unit length."""
     k = min(k, len(gallery))
     nearest_rows = np.empty((len(queries), k), dtype=np.int64)
     cosines = np.empty((len(queries), k), np.result_type(queries, gallery))
@@ -131,5 +131,5 @@ def _largest(similar: Floats, k: int) -> Ints:
 
 
 def precision(rows: Ints, labels: Ints, wanted: Ints) -> float:
-    """Share of the retrieved items `rows` [Q, k] whose label equals the query's, `wanted` [Q]; NaN without items."""
+    """Share of retrieved items, `rows` [Q, k] of `labels`, with their query's label `wanted` [Q]; NaN without items."""
     return float((labels[rows] == wanted[:, None]).mean()) if rows.size else float("nan")

@@ -40,7 +40,6 @@ from duplex.features.file import (
 if TYPE_CHECKING:
     from duplex.encoders.base import Encoder
 
-
 Values = dict[str, NDArray[Any]]  # rows by data set (`features.file.DATASETS`)
 PixelBatch = tuple[int, Tensor, Tensor, Tensor]  # first row, pixels [B, 3, R, R], statuses [B], contents [B, 32]
 BATCH_MULTIPLE = 16  # batches are padded to a multiple: the last rows of a smaller matrix product are summed in another
@@ -58,7 +57,7 @@ class WantedOutputs:
 
     @classmethod
     def of_record(cls, record: Mapping[str, str], patches: bool, finetuned: bool) -> WantedOutputs:
-        """The outputs a model needs: `patches`; if `finetuned`, also the pixels or block inputs that `record` lists."""
+        """The outputs a model needs: `patches`; if `finetuned`, pixels or block inputs, as in a cache's `record`."""
         pixels = finetuned and PIXELS in record
         blocks = int(record["block_inputs"]) if finetuned and not pixels else 0
         return cls(patches, blocks, pixels)
@@ -77,7 +76,7 @@ class WantedOutputs:
 
 @dataclass(frozen=True)
 class LaunchedBatch:
-    """A batch of images from row `start` on, whose encoding has started; the CUDA event `done` marks its end."""
+    """A batch of images, from row `start` on, that is being encoded; the CUDA event `done` marks the end."""
 
     start: int
     statuses: Tensor  # [B] encoded, or why not; on the CPU once `done` has happened
@@ -137,7 +136,7 @@ def encode_outputs(encoder: Encoder, pixels: Tensor, outputs: WantedOutputs) -> 
 
 
 def pad_batches(batches: Iterable[PixelBatch], multiple: int) -> Iterator[PixelBatch]:
-    """Pad each batch with black images to a multiple of `multiple`, so that features do not depend on its size."""
+    """Pad each batch with black images to a multiple of `multiple`, so that features do not depend on batch size."""
     for start, pixels, statuses, contents in batches:
         missing = -len(pixels) % multiple
         yield (

@@ -481,7 +481,7 @@ class SharedFeatures:
         return None
 
     def require(self) -> tuple[Path, Ints]:
-        """Like `find`, but raises `DuplexError` if no cache has all images, for example in an emptied folder."""
+        """Path of a cache with all images, and each image's row (-1: missing file); `DuplexError` if there is none."""
         if found := self.find():
             return found
         raise DuplexError(f"{self.folder} no longer has the features of all images; encode them again")
@@ -500,8 +500,8 @@ def encode_shared(
 ) -> tuple[SharedFeatures, list[BadImage]]:
     """Encode images that no cache in the folder has; returns a `SharedFeatures` of all, and images without features.
 
-    Options are those of `extract`; `digests` has the sha256 of each image file, "" for a missing one. Raises
-    `DuplexError` if too many images cannot be read, or if one changed while it was being encoded.
+    `digests`: sha256 of files, "" if missing; `tokens`: "patch" stores patch tokens, too; `block_inputs`: so many last
+    blocks' inputs. Raises `DuplexError` if more than the share `max_bad` is unreadable, or if a file changes meanwhile.
     """
     place = folder / f"features-{json_digest(encoder.identity.to_dict())[:16]}"
     paths = {digest: image for digest, image in zip(digests, images, strict=True) if digest}
@@ -541,7 +541,7 @@ def encode_shared(
 
 
 def find_cached_features(folder: Path, digests: Sequence[str]) -> Features | None:
-    """CLS features of the images with the sha256 `digests`, from the cache with most of them; None if none has any."""
+    """CLS features of images with the sha256 `digests`, from the cache with most of them; None if none is cached."""
     best, rows = None, np.full(len(digests), -1)
     for path in sorted(folder.glob("features-*/*.h5"), key=lambda path: -path.stat().st_mtime):
         with open_cache(path) as file:
@@ -557,7 +557,7 @@ def find_cached_features(folder: Path, digests: Sequence[str]) -> Features | Non
 
 
 def _remove_superfluous(cache: Path, others: Sequence[Path]) -> None:
-    """Remove those of the `others`, finished or not, whose images and outputs the cache `cache` has completely."""
+    """Remove each cache in `others`, finished or not, whose images and outputs are all in `cache`, too."""
     with open_cache(cache) as file:
         identity = read_identity(file)
     kept = rows_by_content(cache, identity)

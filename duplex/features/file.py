@@ -111,7 +111,7 @@ def status_of_reason(reason: str) -> int:
 
 
 def value_names(present: Container[str]) -> list[str]:
-    """Those names in `present` whose HDF5 data sets hold features, tokens or pixels, in a fixed order."""
+    """The names in `present` of HDF5 data sets with features, tokens or pixels, in a fixed order."""
     return [name for name in DATASETS if name in present and name not in ("status", CHECKSUMS, CONTENTS)]
 
 
@@ -136,7 +136,7 @@ Checksums = NDArray[np.uint32]
 
 
 def row_checksums(block: NDArray[Any], statuses: Statuses | None = None) -> Checksums:
-    """CRC-32 [B] of each row of an array [B, ...]; if `statuses` [B] are given, it also covers the row's status."""
+    """CRC-32 [B] of each row of an array [B, ...], preceded by the row's status if `statuses` [B] are given."""
     rows = np.ascontiguousarray(block).reshape(len(block), int(np.prod(block.shape[1:]))).view(np.uint8)
     begins = [0] * len(rows) if statuses is None else [zlib.crc32(bytes([status])) for status in statuses]
     return np.array([zlib.crc32(row.data, begin) for row, begin in zip(rows, begins, strict=True)], np.uint32)
@@ -144,8 +144,7 @@ def row_checksums(block: NDArray[Any], statuses: Statuses | None = None) -> Chec
 
 def stored_checksums(file: Any, name: str, rows: Any = slice(None)) -> Checksums:
     """The checksums that an open cache stores for rows of its HDF5 data set `name`."""
-    checksums: Checksums = file[CHECKSUMS][rows, value_names(file).index(name)]
-    return checksums
+    return np.asarray(file[CHECKSUMS][rows, value_names(file).index(name)])
 
 
 def contents_digest(file: Any, rows: NDArray[np.int64] | slice = slice(None)) -> str:
@@ -455,7 +454,7 @@ class PartialCache:
         dim: int,
         token_shapes: Mapping[str, tuple[int, ...]] | None = None,
     ) -> PartialCache:
-        """Create an unfinished cache for features of width `dim`; `token_shapes`: data set -> shape for one image."""
+        """Create an unfinished cache for features of width `dim`; `token_shapes`: kind of tokens -> shape per image."""
         with report_write_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
         shapes = cache_shapes(dim, token_shapes)

@@ -126,7 +126,7 @@ class FeatureFile:
 
 
 def equal_feature_keys(path: Path | None, source: SourceOptions) -> Callable[[Sequence[str]], list[str]] | None:
-    """A function that maps images of `source` to keys, equal for equal features in the file `path`; None without it."""
+    """A function from images of `source` to keys, equal for equal features in the file `path`; None without a file."""
     if path is None:
         return None
 

@@ -34,7 +34,6 @@ from duplex.labels import SPLITS, Ints, LabelSpace
 if TYPE_CHECKING:
     import pandas as pd
 
-
 IN_MEMORY = 2**31  # default budget in bytes: more tokens than this stay on the disk, on any machine
 BLOCK = 2**22  # bytes of a block of neighbouring rows; `training.memory` is at least this
 WINDOW = 64  # blocks whose rows are mixed

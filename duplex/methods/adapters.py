@@ -10,8 +10,8 @@
 Each token has its own `G`: the softmax of the two largest of eight numbers `R h`, R a matrix; the other six experts get
 zero. This is EVA's mixture of experts (arXiv 2506.20986), known from others' summaries, which do not give the ranks.
 
-`Up` and `B` start at zero, except in `concepts`, the adapters of CAILA's published code (Zheng et al., 2024). There,
-from an image's middle block on, tokens of state and object also run together, for compositions, with mixed adapters:
+`Up` and `B` start at zero, except in `concepts`, CAILA's published adapters (Zheng et al., 2024). There, an image's run
+for compositions starts at the middle block, with the tokens of the other two runs joined, and mixes all three adapters:
 
     y <- y + (Up_c(mean of z_k) + Up_s(z_s) + Up_o(z_o)) / 3,   z_k = quickgelu(Down_k(y))
 
@@ -60,11 +60,11 @@ class BlockAdapters(nn.ModuleList):
     def attach(
         self, blocks: TowerBlocks, cut: LastBlocks, channels: list[int], options: FinetuneOptions
     ) -> list[nn.Module]:
-        """Insert trainable modules into the blocks, or unfreeze the blocks; returns the trained modules."""
+        """Insert (or unfreeze) and return trained modules; `cut` names places in blocks, `channels` output widths."""
         raise NotImplementedError
 
     def outputs(self, x: Tensor, blocks: TowerBlocks, run: Run) -> list[Tensor]:
-        """Pass `x` through the blocks, each called by `run(block, x)`; returns a list of one or three outputs.
+        """Pass `x`, the first block's input, through the blocks by `run(block, x)`; returns one output or three.
 
         Three outputs give the method separate image features for compositions, states and objects.
         """
@@ -109,7 +109,7 @@ class ParallelBottlenecks(BlockAdapters):
 
 
 def _place_beside(begin: nn.Module, end: nn.Module, adapter: nn.Module) -> None:
-    """Add `adapter(x)` to the output of `end`, where x is the input of `begin`, a module that runs earlier."""
+    """Add `0.1 adapter(x)` to the output of `end`, where x is the input of `begin`, a module that runs earlier."""
     entered: dict[str, Tensor] = {}
     begin.register_forward_pre_hook(lambda _, inputs: entered.update(x=inputs[0]))
     end.register_forward_hook(lambda _, __, y: y + PARALLEL_SCALE * adapter(entered.pop("x")))
@@ -189,7 +189,7 @@ def _add_beside(norm: nn.Module, end: nn.Module, adapter: nn.Module) -> None:
 
 
 class ConceptBottleneck(nn.Module):
-    """CAILA's adapter `Up(quickgelu(Down(y)))`; its biases start at zero."""
+    """CAILA's bottleneck `Up(quickgelu(Down(y)))`, with `width` hidden units; its biases start at zero."""
 
     def __init__(self, channels: int, width: int) -> None:
         super().__init__()

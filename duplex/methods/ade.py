@@ -43,9 +43,9 @@ class AdeOptions(WordOptions):
 class ConceptAttention(nn.Module):
     """Attention of an image's CLS feature to patch tokens; returns unit vectors [B, e] and attention weights [B, T].
 
-    With tokens y_t and query q, `v = sum_t a_t (V y_t + b_v)`, `a = softmax_t (K y_t + b_k) . q / sqrt(e)`; K and V are
-    trained. To save products with tokens, `v` is computed as `V (sum_t a_t y_t) + b_v`, since weights sum to 1, and
-    `(K y_t + b_k) . q` as `y_t . K^T q + b_k . q`.
+    With tokens y_t and q, a linear map of the CLS feature: weights `a = softmax_t (K y_t + b_k) . q / sqrt(e)` and the
+    vector `v = sum_t a_t (V y_t + b_v)`, scaled to unit length; K and V are trained. To save products with tokens, `v`
+    is computed as `V (sum_t a_t y_t) + b_v`, as weights sum to 1, and `(K y_t + b_k) . q` as `y_t . K^T q + b_k . q`.
     """
 
     def __init__(self, dim: int, token_width: int, width: int) -> None:
@@ -107,7 +107,7 @@ class Ade(WordMethod[AdeOptions]):
     ) -> tuple[Tensor, Tensor]:
         """Losses if images and partners attend to each other: summed cross-entropies, distance of attention maps.
 
-        partner: index of each image's partner in the batch [B].
+        partner: index of each image's partner in the batch [B]; `z`, `tokens`: the batch's CLS features and patches.
         target: row in `words` of the state (or object) that an image and its partner share [B].
         words: embedded states (or objects) [M, e].
         """
@@ -135,7 +135,7 @@ class Ade(WordMethod[AdeOptions]):
 
 
 def partners(same: Tensor, other: Tensor) -> Tensor:
-    """Index [B] of each image's partner: the next image equal in `same`, if possible not in `other`; or itself."""
+    """For each image, index [B] of the next with its label in `same`, preferably another in `other`; else its own."""
     equal = same[:, None] == same
     different, exists = next_partner_in_batch(equal & (other[:, None] != other))
     nearest, _ = next_partner_in_batch(equal)

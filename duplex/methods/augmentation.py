@@ -32,7 +32,7 @@ EXACT = torch.float64  # of matrices, whose products neither TF32 nor bfloat16 m
 
 
 def augment(pixels: Tensor, names: Collection[str]) -> Tensor:
-    """Apply the augmentations in `names` at random to pixels [B, 3, R, R] uint8, on the pixels' device."""
+    """Augment pixels [B, 3, R, R] uint8 at random; `names`: those of crop, flip, perspective and rotation to apply."""
     matrices = _identities(len(pixels), pixels.device)
     for name in [name for name in DRAWN if name in names]:
         matrices = matrices @ DRAWN[name](len(pixels), pixels.device)

@@ -89,7 +89,7 @@ class ConceptAdapters(nn.Module):
 
 
 class Caila(TextMethod[CailaOptions]):
-    """CAILA: adapters (small trained networks) for states, objects and pairs; `shift` also trains on mixed images."""
+    """CAILA: adapters (small networks) change features of images and prompts; `shift` also trains on mixed features."""
 
     is_seen: Tensor
 
@@ -130,7 +130,7 @@ class Caila(TextMethod[CailaOptions]):
     def shift_loss(self, z_s: Tensor, z_o: Tensor, compositions: Tensor, t: Tensor) -> Tensor:
         """Mean cross-entropy of artificial images: an image's state feature plus the next image's object feature.
 
-        Only artificial images whose composition is seen count; the result is 0 if there are none.
+        Only those whose composition is seen count; 0 if there are none. `t`: text features of the seen compositions.
         """
         images = unit(z_s + z_o.roll(-1, 0))
         m, n = self.primitives(compositions)

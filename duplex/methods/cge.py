@@ -58,7 +58,7 @@ class CompositionGraph(nn.Module):
         self.register_buffer("weights", torch.ones(len(compositions)))
 
     def means(self, x: NodeFeatures) -> NodeFeatures:
-        """Mean features of nodes and their neighbours; for states and objects, `weights` weigh compositions' edges."""
+        """Mean features of each node and its neighbours; states and objects weigh compositions' edges by `weights`."""
         m, n = self.columns.states, self.columns.objects
         w = self.weights[:, None]
         states = self._primitive_means(x.states, m, w * (x.objects.index_select(0, n) + x.compositions), self.sizes[0])
@@ -72,13 +72,13 @@ class CompositionGraph(nn.Module):
 
     @staticmethod
     def composition_means(x: NodeFeatures, rows: Tensor, columns: CompositionIndex) -> Tensor:
-        """For C compositions, the mean [C, w] of its features (`rows`) and its state's and object's (in `x`)."""
+        """Mean [C, w] of each composition's own features (`rows`), its state's and its object's (both in `x`)."""
         both = x.states.index_select(0, columns.states) + x.objects.index_select(0, columns.objects)
         return (rows + both) / 3
 
 
 class GraphNetwork(nn.Module):
-    """Graph network of `layers` convolutions, `inside` to `out` channels; a call returns all layers' features."""
+    """Graph network of `layers` convolutions from `inside` to `out` channels; a call returns every layer's features."""
 
     def __init__(self, graph: CompositionGraph, inside: int, width: int, out: int, layers: int, rate: float) -> None:
         super().__init__()
@@ -160,7 +160,7 @@ class CoCgeOptions(CgeOptions):
 
 
 class CoCge(GraphHead[CoCgeOptions]):
-    """Co-CGE: scores are scaled cosines; the open world's loss lowers those of unseen pairs by their feasibility."""
+    """Co-CGE: scores are scaled cosines; open-world training subtracts margins that grow with feasibility."""
 
     def __init__(self, context: MethodContext, options: CoCgeOptions) -> None:
         super().__init__(context, options)

@@ -73,7 +73,7 @@ class Clear(ThreePaths[ClearOptions]):
         return (*super().prepare(candidates), self.queries())
 
     def reasoned_logits(self, inputs: Inputs, texts: Any, candidates: CompositionIndex) -> list[Tensor]:
-        """Logits of compositions [B, C] by their path, of states [B, M] and objects [B, N] by path plus reasoner."""
+        """Logits of pairs [B, C], states [B, M], objects [B, N]: paths plus reasoners; `texts`: from `prepare`."""
         t, (q_s, q_o) = Prototypes(*texts[:3]), texts[3]
         c, s, o = self.path_logits(self.paths.adapt(inputs["cls"]), t, candidates)
         patches = None if self.project is None else self.project(inputs["patch"].to(c.dtype)) + self.types[1]
@@ -82,7 +82,7 @@ class Clear(ThreePaths[ClearOptions]):
         return [c, s + self.paths.logits(abstract_s, t.states), o + self.paths.logits(abstract_o, t.objects)]
 
     def abstract(self, blocks: Any, q: Tensor, logits: Tensor, words: Tensor, patches: Tensor | None) -> Tensor:
-        """Feature [B, d] that query `q` reads, by `blocks`, from `patches` and `words` with the largest `logits`."""
+        """Feature [B, d] that `q` reads, by attention `blocks`, from `patches` and the `words` of highest `logits`."""
         likely = logits.topk(max(1, math.ceil(self.options.ratio * len(words)))).indices
         y = words[likely] + self.types[0]
         y = y if patches is None else torch.cat([y, patches], 1)

@@ -81,7 +81,7 @@ class ClusPro(ThreePaths[ClusProOptions]):
         return {**losses, "contrast": alpha * contrast, "decorrelation": beta * dependence}
 
     def contrast(self, z_s: Tensor, z_o: Tensor, own_s: Tensor, own_o: Tensor) -> Tensor:
-        """Contrastive loss of state and object factors [B, d]; `own_s`, `own_o`: numbers of their prototypes [B]."""
+        """Contrastive loss of state and object factors [B, d]; `own_s`, `own_o` [B]: prototypes they belong to."""
         states = self.states.flatten(0, 1)  # [M K, d]
         prototypes = torch.cat([states, self.objects.flatten(0, 1)])  # [(M + N) K, d]
         logits_s = z_s @ prototypes.T / self.options.temperature
@@ -102,7 +102,7 @@ def covariance_norm(x: Tensor, y: Tensor) -> Tensor:
 
 
 def initial_clusters(z: Tensor, groups: Tensor, rows: Tensor) -> Tensor:
-    """Prototypes [G, K, d]: K of each group's features `z` [n, d], evenly spaced; `rows` has those of empty groups."""
+    """Prototypes [G, K, d]: K features `z` of each group's images, evenly spaced; an empty group's are from `rows`."""
     prototypes = rows.clone()
     for group in groups.unique().tolist():
         members = (groups == group).nonzero()[:, 0]

@@ -163,18 +163,19 @@ class Codebook(nn.Module):
             n = len(self.labels.objects)
             numbers, place, slots = copy_to_device(self._stored.device, candidates, *self._find_stored(candidates))
             states, objects = numbers // n, numbers % n
-            lengths, stored = self._lengths(states, objects), self._stored.index_select(0, slots)
+            blocks = zip(states.split(BLOCK), objects.split(BLOCK), strict=True)
+            norms = [(self.mean_s[m] + self.mean_o[n] - self.mean_all).norm(dim=1) for m, n in blocks]
+            lengths, stored = torch.cat(norms).clamp(min=LEAST), self._stored.index_select(0, slots)
 
             def combine(by_s: Tensor, by_o: Tensor) -> Tensor:
                 return (by_s.index_select(1, states) + by_o.index_select(1, objects)) / lengths
 
         def logits(z: Tensor, scale: float) -> Tensor:
-            return combine(*self._sums(scale * z)).index_copy_(1, place, scale * z @ stored.T)
+            y = scale * z
+            sums = combine(y @ (self.mean_s - self.mean_all).T, y @ self.mean_o.T)
+            return sums.index_copy_(1, place, y @ stored.T)
 
         return logits
-
-    def _sums(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        return z @ (self.mean_s - self.mean_all).T, z @ self.mean_o.T
 
     @torch.no_grad()
     def inverse_lengths(self) -> Tensor:
@@ -184,11 +185,6 @@ class Codebook(nn.Module):
             squares = torch.addmm((a * a).sum(1)[:, None] + (b * b).sum(1), a, b.T, alpha=2)
             self._inverse = squares.clamp_(min=LEAST**2).rsqrt_().to(self.mean_s.dtype)
         return self._inverse
-
-    def _lengths(self, states: Tensor, objects: Tensor) -> Tensor:
-        blocks = zip(states.split(BLOCK), objects.split(BLOCK), strict=True)
-        lengths = [(self.mean_s[m] + self.mean_o[n] - self.mean_all).norm(dim=1) for m, n in blocks]
-        return torch.cat(lengths).clamp(min=LEAST)
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)

@@ -204,7 +204,7 @@ def mean_messages(
     messages: tuple[Message, ...],
     reading: Reading = Reading(),
 ) -> tuple[Tensor, Tensor]:
-    """Mean message [C, d] of each candidate, weighted by posteriors (Eq. 15-16); mask [C] of candidates with any."""
+    """Mean message [C, d] to each candidate, weighted by posteriors (Eq. 15-16); mask [C] of those that receive any."""
     (total, weight), *others = [message_sums(kind, nodes, candidates, fusion, reading) for kind in messages]
     if reading.normalise == "by_kind":
         total, weight = _mean_of_kind(total, weight)
@@ -262,7 +262,7 @@ def _counterfactual_sums(
 
 
 def blend(rows: Tensor, aggregated: Tensor, momentum: float, renormalise: bool) -> Tensor:
-    """Refined prototypes [C, d]: `momentum * rows + (1 - momentum) * aggregated`, perhaps normalised (Eq. 17-18)."""
+    """Refined prototypes [C, d]: `rows` (weight `momentum`) mixed with mean messages `aggregated` (Eq. 17-18)."""
     if momentum == 1.0:
         return rows
     mixed = momentum * rows + (1.0 - momentum) * aggregated
@@ -291,9 +291,9 @@ def refine(
 
     nodes: features, factors and posteriors of the batch's images, whose labels are `compositions` [B].
     candidates: the compositions whose prototypes may be refined.
-    fusion: computes counterfactuals from factors; None: they are `normalise(z_i + z_j - mean(z))` of features z.
+    fusion: computes counterfactuals from factors; None: images i and j give `normalise(z_i + z_j - mean(z))`.
     momentum: weight lambda of the old prototypes; for an anchored codebook, of the initial ones.
-    reading: options for what the paper's text leaves open.
+    messages: kinds of messages that are sent; reading: options for what the paper's text leaves open.
     """
     n = len(codebook.labels.objects)
     states, objects = compositions // n, compositions % n
@@ -451,7 +451,9 @@ class Duplex(PathSumMethod[DuplexOptions]):
         whole = len(candidates) == self.labels.size and bool((np.diff(candidates) > 0).all())
         listed = None if whole else candidates
         if self.options.reading.softmax == "all" and not whole:
-            return self._terms_of_all(candidates)
+            every = self.score_terms(np.arange(self.labels.size))
+            columns = torch.as_tensor(candidates, device=self.device)
+            return lambda inputs: ((name, term.index_select(1, columns)) for name, term in every(inputs))
         prototypes = self.paths.encode(candidates, names)
         states, objects = self.primitives(torch.as_tensor(candidates, device=self.device))
         visual = self.codebook.logits_over(listed) if "visual" in names else None
@@ -464,11 +466,6 @@ class Duplex(PathSumMethod[DuplexOptions]):
             yield from self.paths.score_terms(z, prototypes, states, objects, names)
 
         return terms
-
-    def _terms_of_all(self, candidates: Ints) -> ScoreTerms:
-        """Score terms of the candidates, with the softmax over all compositions."""
-        every, columns = self.score_terms(np.arange(self.labels.size)), torch.as_tensor(candidates, device=self.device)
-        return lambda inputs: ((name, term.index_select(1, columns)) for name, term in every(inputs))
 
     @torch.no_grad()
     def portable(self, candidates: Ints) -> dict[str, Tensor] | None:

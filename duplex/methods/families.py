@@ -68,7 +68,7 @@ class SeenMethod(Method[OptionsT], Generic[OptionsT]):
 
 @dataclass(frozen=True)
 class TextOptions(Options):
-    """Option shared by all methods with encoded prompts: what their score is."""
+    """Option of all methods with encoded prompts: whether scores are probabilities or logits."""
 
     score: Literal["probability", "logit"] = "probability"  # a composition's part of the score: p(c|x) or its logit
 
@@ -308,12 +308,11 @@ class CrossAttention(nn.Module):
         return self.out(mixed.flatten(-2)), weights.mean(-3)
 
     def _split_heads(self, rows: Tensor) -> Tensor:
-        split: Tensor = rows.unflatten(-1, (self.heads, -1)).transpose(-2, -3)
-        return split
+        return torch.transpose(rows.unflatten(-1, (self.heads, -1)), -2, -3)
 
 
 class CrossBlock(nn.Module):
-    """Block `B(x, y) = g + F(norm(g))`, `g = x + A(norm(x), norm(y))`, A: attention, F: MLP; at first B(x, y) = x."""
+    """Residual block: `x` attends to `y`, then passes an MLP; returns output (untrained: `x`) and attention weights."""
 
     def __init__(self, dim: int, inside: int, heads: int) -> None:
         super().__init__()
@@ -329,7 +328,7 @@ class CrossBlock(nn.Module):
 
 
 def score_in_chunks(score: Callable[[Tensor, Tensor], Tensor], z: Tensor, tokens: Tensor, width: int) -> Tensor:
-    """Apply `score` to chunks of images and join the scores [B, C]; `width`: numbers in memory per image."""
+    """Apply `score(z, tokens)` to chunks of images and join results [B, C]; `width`: numbers in memory per image."""
     step = max(1, CHUNK // max(width, 1))
     return torch.cat([score(a, b) for a, b in zip(z.split(step), tokens.split(step), strict=True)])
 

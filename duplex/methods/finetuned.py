@@ -80,17 +80,12 @@ class FinetunedBlocks(nn.Module):
         self._tokens = cut.tokens if options.tokens else None
         self._frozen = len(blocks) - self.count
         self._device = next(blocks[-1].parameters()).device
-        channels = self._channels(shape)[self._frozen :]
-        self.trained = find_adapters(options.adapter)(tuned, cut, channels, options)
-
-    @torch.no_grad()
-    def _channels(self, shape: tuple[int, ...]) -> list[int]:
-        """Number of output channels of each block; its branches have as many."""
         channels, x = list[int](), torch.zeros((1, *shape), device=self._device)
-        for block in self._blocks:
-            x = block(x)
-            channels.append(x.shape[1 if x.ndim == 4 else -1])
-        return channels
+        with torch.no_grad():
+            for block in blocks:
+                x = block(x)
+                channels.append(x.shape[1 if x.ndim == 4 else -1])  # its branches have as many
+        self.trained = find_adapters(options.adapter)(tuned, cut, channels[self._frozen :], options)
 
     def train(self, mode: bool = True) -> FinetunedBlocks:
         super().train(mode)

@@ -66,7 +66,7 @@ class FlowOptions(Options):
 
 
 class Flow(Method[FlowOptions]):
-    """FlowComposer: adds flows of features, from images to prompts, to a method with three paths (option `base`)."""
+    """FlowComposer: networks move image features towards prompts, on top of a three-path method (option `base`)."""
 
     def __init__(self, context: MethodContext, options: FlowOptions) -> None:
         super().__init__(context, options)
@@ -146,8 +146,7 @@ class Flow(Method[FlowOptions]):
             d_s, d_o, coefficients = self.composed(z_s, z_o)
             moved = unit(z_c + self.options.step * (coefficients[:, :1] * d_s + coefficients[:, 1:] * d_o))
             logits: Tensor = self.base.paths.logits(moved, t)
-            total: Tensor = score_base(inputs) + self.options.weight * (logits if is_logit else logits.softmax(-1))
-            return total
+            return torch.add(score_base(inputs), self.options.weight * (logits if is_logit else logits.softmax(-1)))
 
         return score
 

@@ -155,8 +155,7 @@ def shared_whitening(groups: GroupSums, added: float = 0.0) -> Tensor:
     rho = oas_shrinkage_weight(sample, free)
     values, vectors = torch.linalg.eigh((1 - rho) * sample + (rho + added) * level * eye)
     values = values.clamp(min=1e-9 * level)  # rounding may give a zero eigenvalue a negative sign
-    whitening: Tensor = vectors / values.sqrt()
-    return whitening
+    return torch.div(vectors, values.sqrt())
 
 
 @dataclass(frozen=True)
@@ -205,8 +204,7 @@ def kernel_factor(words: Tensor, rank: int = RANK) -> Tensor:
     different = squares[squares > 1e-12]
     median = different.median() if len(different) else squares.new_ones(())
     values, vectors = torch.linalg.eigh(torch.exp(-0.5 * squares / (LENGTH * median)))
-    columns: Tensor = vectors[:, -rank:] * values[-rank:].clamp(min=0).sqrt()
-    return columns
+    return torch.mul(vectors[:, -rank:], values[-rank:].clamp(min=0).sqrt())
 
 
 @dataclass(frozen=True)
@@ -219,7 +217,7 @@ class Interactions(LowRankWordSimilarities):
         return self.pair_factors(states, objects) @ self.core.flatten(0, 1)
 
     def scores_before_objects(self, x: Tensor) -> Tensor:
-        """Tensor [B, M, s] that `@ objects.T` turns into products of features `x` [B, d] with all `gamma_mn`."""
+        """Tensor [B, M, s]; times `self.objects.T`, it is the product of features `x` [B, d] with each `gamma_mn`."""
         return self.states @ (x @ self.core.flatten(0, 1).T).view(len(x), *self.core.shape[:2])
 
 
@@ -236,7 +234,7 @@ class NormalEquations:
 
         H = [[sum w, w 1, 1 w], [., diag(w 1) + ridge, w], [., ., diag(1 w) + ridge]]    (symmetric)
 
-    v: variance of pairs' deviations from these sums (interactions); n images give a pair the weight `1 / (v + 1 / n)`.
+    v: variance of interactions (means minus mean and effects); n images give a pair the weight `1 / (v + 1 / n)`.
     ridge: penalty on the effects, not on the mean: the number of images at which an effect is shrunk by half.
     kernels: similarities of words; if given, `beta` also holds the interactions' coefficients G.
     tau: variance of G; its inverse is the ridge on G.
@@ -262,7 +260,7 @@ class NormalEquations:
             self.log_prior = phi.shape[1] * math.log(tau)
 
     def gather(self, rows: Tensor) -> Tensor:
-        """Sums of `rows` [P, d], one per pair: over all, by state and by object; stacked to [1 + M + N, d]."""
+        """Sums of `rows` [P, d] (one row per pair) over all pairs, by state and by object, stacked [1 + M + N, d]."""
         m, n = self.seen.shape
         by_s = rows.new_zeros(m, rows.shape[1]).index_add_(0, self.seen.states, rows)
         by_o = rows.new_zeros(n, rows.shape[1]).index_add_(0, self.seen.objects, rows)
@@ -376,7 +374,7 @@ class ClosedForm(MovableTensors):
     whitening: Tensor  # W [d, d]
     additive: AdditiveEffects
     interactions: Interactions | None
-    seen: Tensor  # seen compositions, rising [P]
+    seen: Tensor  # seen compositions, ascending [P]
     rows: Tensor  # h_c of the seen compositions [P, d]
     counts: Tensor  # n_c [P]
     shrinkage: float  # k

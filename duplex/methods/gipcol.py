@@ -96,8 +96,7 @@ class Gipcol(TextMethod[GipcolOptions]):
         return [{"params": others}, {"params": list(self.prompts.network.parameters()), **own}]
 
     def shared(self) -> Prototypes:
-        prototypes: Prototypes = self.prompts(self.labels.pairs["train"], self.checkpointing)
-        return prototypes
+        return Prototypes(*self.prompts(self.labels.pairs["train"], self.checkpointing))
 
     def losses(self, batch: Batch, shared: Prototypes) -> dict[str, Tensor]:
         target = self.train_candidates.positions_of_listed(batch.compositions)

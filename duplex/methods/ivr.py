@@ -61,7 +61,7 @@ class PrimitiveHead(nn.Module):
         return torch.ones_like(difference).scatter(1, worst, 0.0).index_select(0, labels)
 
     def forward(self, f: Tensor, labels: Tensor, domains: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns the losses `CE + CE'`, `L_d + L_d'` and `L_grad` (see the module) for image embeddings `f` [B, e].
+        """Losses of image embeddings `f` [B, e]: cross-entropies, the same with masked channels, penalty `L_grad`.
 
         labels: what is classified: the images' states [B], or their objects.
         domains: the images' objects [B], or states; partners share the label and differ in the domain.
@@ -83,7 +83,7 @@ class PrimitiveHead(nn.Module):
 
 
 class Ivr(WordMethod[IvrOptions]):
-    """IVR: the score adds a product of state and object posteriors and a cosine of embeddings."""
+    """IVR: the score is the product of state and object posteriors, plus a cosine of embeddings."""
 
     def __init__(self, context: MethodContext, options: IvrOptions) -> None:
         super().__init__(context, options, trained_words=True)

@@ -24,7 +24,7 @@ def zero_initialised(layer: nn.Linear) -> nn.Linear:
 
 
 class Bottleneck(nn.Module):
-    """Layer `Up(dropout(relu(Down(y))))` for [B, d], [B, T, w] or [B, w, H, W]; untrained, it returns zeros."""
+    """Two linear layers `Up(dropout(relu(Down(y))))` for y [B, d], [B, T, w] or [B, w, H, W]; untrained, it is 0."""
 
     def __init__(self, channels: int, width: int, rate: float) -> None:
         super().__init__()

@@ -131,8 +131,7 @@ class Paths(nn.Module):
     def prototypes(self, losses: Collection[str], checkpointing: bool) -> Prototypes:
         """Encode the semantic prototypes that the given losses need, with gradients."""
         encoded = self._negatives if "semantic" in losses else self._negatives[:0]
-        prototypes: Prototypes = self.prompts(encoded, checkpointing)
-        return prototypes
+        return Prototypes(*self.prompts(encoded, checkpointing))
 
     def logits(self, z: Tensor, prototypes: Tensor) -> Tensor:
         return self.scale * (z @ prototypes.T)

@@ -39,15 +39,9 @@ from duplex.options import Count, NonNegative, Share, Template
 
 Templates = Annotated[tuple[Template, ...], Field(min_length=2)]
 TEMPLATES = (
-    "a photo of a",
-    "a photo of the",
-    "a picture of",
-    "a picture of a",
-    "a drawing of",
-    "an image of",
-    "an image of a",
+    "a photo of a", "a photo of the", "a picture of", "a picture of a", "a drawing of", "an image of", "an image of a",
     "this is a",
-)
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -95,7 +89,7 @@ class Plid(TextMethod[PlidOptions]):
 
     @torch.no_grad()
     def describe(self, compositions: Ints) -> Tensor:
-        """Text features [C, D, d] of descriptions: each composition's name after each of the D templates."""
+        """Text features [C, D, d] of D templates, each followed by the composition's name."""
         labels, tower = self.labels, self.context.tower
         prompts = [Prompts(labels, tower, paths="composition", template=words) for words in self.options.templates]
         return torch.stack([each.encode(compositions).compositions for each in prompts], dim=1)
@@ -145,7 +139,7 @@ class Plid(TextMethod[PlidOptions]):
         return 1 - torch.rand((), device=like.device, dtype=like.dtype) ** (1 / q)
 
     def margins(self, x: Tensor, deviations: Tensor, target: Tensor) -> Tensor:
-        """Margins [B, C] that the loss adds to the logits of the classes.
+        """Margins [B, C] that the loss adds to logits of the classes, for images with the unit features `x` [B, d].
 
         A margin is half the variance of the difference between the class's logit and the label's logit.
 

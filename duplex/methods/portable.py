@@ -86,7 +86,7 @@ def portable_closed_form(
 
 
 def means_by_word(rows: Tensor, labels: LabelSpace, compositions: Ints) -> dict[str, Tensor]:
-    """Tensors `mean.*` for prototypes of words added later: means of `rows` per state, per object and over all."""
+    """Means of prototypes `rows` per state, per object and overall, as tensors `mean.*` for words added later."""
     means = {"mean.all": rows.mean(0)}
     states = torch.as_tensor(labels.state_of(compositions), device=rows.device)
     objects = torch.as_tensor(labels.object_of(compositions), device=rows.device)
@@ -98,8 +98,8 @@ def means_by_word(rows: Tensor, labels: LabelSpace, compositions: Ints) -> dict[
 def composed_prototypes(t: Tensors, states: Tensor, objects: Tensor) -> Tensor:
     """Predicted prototypes minus the overall mean [C, d]: the sum of state effect, object effect and interaction.
 
-    states: index of each composition's state [C]; a new word has the index -1 and the effect 0.
-    objects: index of each composition's object [C], likewise.
+    t: the exported model's tensors by name.
+    states, objects: index of each composition's state and object [C]; a new word has the index -1 and the effect 0.
     """
     zero = torch.zeros_like(t["effects.mean"])[None]
     rows = torch.cat([t["effects.states"], zero])[states] + torch.cat([t["effects.objects"], zero])[objects]
@@ -111,7 +111,7 @@ def composed_prototypes(t: Tensors, states: Tensor, objects: Tensor) -> Tensor:
 
 
 def score_terms(t: Tensors, features: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Yield (name, values [B, C]) of each summand of the score, computed from cached `features` [B, d]."""
+    """Yield (name, values [B, C]) of each summand of the score, from a model's tensors `t` and `features` [B, d]."""
     x = unit(features)
     yield from score_formula.score_terms(t, x, torch, x.float())
 
@@ -129,7 +129,7 @@ def joined_members(members: Sequence[Tensors], weights: Tensor) -> dict[str, Ten
 
 
 def probabilities(t: Tensors, scores: Tensor) -> Tensor:
-    """Convert scores, -inf for infeasible candidates, to the candidates' probabilities [B, C]."""
+    """Convert scores (-inf: infeasible) to candidates' probabilities [B, C]; `t`: the exported model's tensors."""
     return scores.softmax(-1) if "product" in t else normalise_posterior_sums(scores)
 
 

@@ -1,4 +1,4 @@
-"""Prompts encoded by a frozen text tower: CLIP, CoOp, CSP and three paths, by options.
+"""Score by prompts that a frozen text tower encodes; options choose CLIP, CoOp, CSP or three paths.
 
     S = p(c|x) + p(s|x) p(o|x), or one of these terms
 
@@ -35,7 +35,7 @@ from duplex.options import Count
 
 @dataclass(frozen=True)
 class PromptOptions(PathOptions):
-    """Options of `kind: prompts`: those of prompts, loss and score terms, sampled classes, and EVA's maxima."""
+    """Options of `kind: prompts`: for prompts, loss and score terms, sampled classes, and EVA's scores (`maxima`)."""
 
     losses: tuple[Literal["state", "object", "semantic"], ...] = ("state", "object", "semantic")  # loss terms
     inference: tuple[Literal["semantic", "factors"], ...] = ("semantic", "factors")  # score terms

@@ -65,7 +65,6 @@ class Prompts(nn.Module):
         self.__dict__["tower"] = tower  # no attribute of a module, so that the frozen tower is not part of the state
         words = tower.embedding(torch.tensor(tower.tokens(template)))  # [K, width]
         names = [tower.tokens(prompt_name(name)) for name in (*labels.states, *labels.objects)]
-
         ends = tower.embedding(torch.tensor([tower.start, tower.end]))  # [2, width]
         frozen, learned = [ends], list[Tensor]()
         if context == "fixed":

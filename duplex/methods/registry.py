@@ -110,7 +110,7 @@ def _checked_options(kind: str, value: type[Method[Any]]) -> type[Method[Any]]:
 
 
 def plugin_code_hash(kind: str) -> str | None:
-    """Hash of the code that defines a plug-in's kind, at its import; None for a kind of this package."""
+    """Hash of the code that defined a plug-in's kind when it was imported; None for a kind of this package."""
     return _code[find_method(kind)]
 
 

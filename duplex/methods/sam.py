@@ -87,8 +87,7 @@ class Sam(TextMethod[SamOptions]):
         return [self.scale * (tokens @ rows.T).amax(1) for rows in t], [self.scale * u @ rows.T for rows in t]
 
     def shared(self) -> Prototypes:
-        prototypes: Prototypes = self.prompts(self.labels.pairs["train"], self.checkpointing)
-        return prototypes
+        return Prototypes(*self.prompts(self.labels.pairs["train"], self.checkpointing))
 
     def losses(self, batch: Batch, shared: Prototypes) -> dict[str, Tensor]:
         tokens, alpha = self.tokens(batch.inputs), self.options.distil

@@ -8,7 +8,7 @@ Li et al., "Siamese Contrastive Embedding Network for Compositional Zero-Shot Le
     S = cos(fuse(h_s, h_o), embedding of the composition's words)
 
 * E_s, E_o: perceptrons;  h_s^+: embedding of the positive, the batch's next image with the same state
-* h_s^-: of the negatives, the batch's images with the same object in another state; in L_to, states and objects swap
+* h_s^-: embedding of a negative, an image with the same object in another state; in L_to, states and objects swap
 * L_c, L_s, L_o: cross-entropies of compositions, of states by h_s and of objects by h_o
 
 An image without a positive or without negatives has no contrastive term. The paper's State Transition Module, an

@@ -26,7 +26,7 @@ def two_layer_network(t: Mapping[str, Any], first: str, second: str, x: Any, xp:
 
 
 def named_log_probabilities(t: Mapping[str, Any], x: Any, xp: Any) -> Iterator[tuple[str, Any]]:
-    """Yield (name, log probabilities [B, C]) of those terms `visual`, `semantic`, `factors` that the tensors have."""
+    """Yield (name, log probabilities [B, C]) of the terms `visual`, `semantic`, `factors`, if `t` has their tensors."""
     z, floor = x, FLOOR if "product" in t else -inf
     if "adapter.scale" in t:
         z = unit(z + t["adapter.scale"] * two_layer_network(t, "adapter.down", "adapter.up", z, xp), xp)
@@ -66,7 +66,7 @@ def linear_log_posterior(t: Mapping[str, Any], name: str, x: Any, xp: Any) -> An
 def answer_logits(t: Mapping[str, Any], scores: Any, temperature: float, xp: Any) -> Any:
     """Convert float64 scores to the candidates' log probabilities [B, C], up to a constant per image.
 
-    temperature: divides the logarithms, before `t["log_prior"]` [C] is added; chosen on validation images.
+    temperature: divides the log probabilities, before `t["log_prior"]` [C] is added; chosen on validation images.
     """
     log_p = log_softmax(scores, xp) if "product" in t else xp.log(xp.clip(scores, LEAST, None))
     return log_p / temperature + t["log_prior"]
@@ -90,7 +90,7 @@ def product_member_tensors(t: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def product_member_terms(t: Mapping[str, Any], x: Any, xp: Any, single: Any) -> Iterator[tuple[str, Any]]:
-    """Yield (name, weighted log probabilities [B, C]) of each member of a product; arguments: see `score_terms`."""
+    """Yield (name, weighted log probabilities [B, C]) of each member of a product; `single`: `x` in float32."""
     for place, member in enumerate(product_member_tensors(t)):
         scores = sum(term for _, term in score_terms(member, x, xp, single))
         if "product" in member:

@@ -80,7 +80,7 @@ class Troika(ThreePaths[TroikaOptions]):
         return frozenset({"cls", "text", "patch"} if options.traction else {"cls", "text"})
 
     def pulled_logits(self, z: Tensor, t: Prototypes, tokens: Tensor) -> list[Tensor]:
-        """Logits of pairs [B, C], states [B, M], objects [B, N]: of `z` by texts `t`, pulled by patch `tokens`."""
+        """Logits of pairs [B, C], states [B, M], objects [B, N] for features `z`, by texts `t` that `tokens` pull."""
         assert self.paths.factors is not None and self.traction is not None
         features = (z, *self.paths.factors(z))
         pulled = self.traction(torch.cat(tuple(t)), tokens.to(z.dtype)).split([len(rows) for rows in t], dim=1)

@@ -45,7 +45,9 @@ def examine(params_file: Path = Path("params.yaml")) -> list[DoctorFinding]:
     free = free_bytes(Path.cwd())
     remedy = "free some space before extracting features" if free < LOW_DISK else ""
     disk = DoctorFinding("disk", f"{free / 1e9:.1f} GB free in {Path.cwd()}", remedy)
-    findings = [*_versions(), *_device(), disk]
+    version = DoctorFinding("duplex", f"{__version__}, Python {platform.python_version()} on {platform.system()}")
+    packages = DoctorFinding("packages", ", ".join(f"{name} {package_version(name)}" for name in LIBRARIES))
+    findings = [version, packages, *_device(), disk]
     if not params_file.exists():
         remedy = "change to a project's folder, or make one with `duplex init FOLDER`"
         return [*findings, DoctorFinding("project", f"{params_file} does not exist in this folder", remedy)]
@@ -100,14 +102,8 @@ def _extraction_size(params: Params, name: str) -> Iterator[DoctorFinding]:
     yield DoctorFinding(name, message, remedy)
 
 
-def _versions() -> Iterator[DoctorFinding]:
-    yield DoctorFinding("duplex", f"{__version__}, Python {platform.python_version()} on {platform.system()}")
-    yield DoctorFinding("packages", ", ".join(f"{name} {package_version(name)}" for name in LIBRARIES))
-
-
 def _device() -> Iterator[DoctorFinding]:
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    if device == "cuda":
+    if torch.cuda.is_available():
         memory = torch.cuda.get_device_properties(0).total_memory / 2**30
         yield DoctorFinding("device", f"{torch.cuda.get_device_name(0)}, {memory:.0f} GiB")
     else:
@@ -217,7 +213,9 @@ After an upgrade of duplex, `dvc repro` repeats the stages whose code has change
 
 def init(folder: Path) -> list[str]:
     """Write a new project to `folder` without overwriting files; returns one line of text per step done."""
-    files = _contents(folder.resolve().name)
+    stages = sorted(path.name for path in (shipped_project() / "pipeline").glob("*.py"))
+    files = {"README.md": README.format(name=folder.resolve().name, version=__version__), ".gitignore": GITIGNORE}
+    files |= {name: _text(name) for name in (*COPIED, *(f"pipeline/{stage}" for stage in stages))}
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is a file; give a folder")
     if taken := [name for name in files if (folder / name).exists()]:
@@ -239,15 +237,6 @@ def init(folder: Path) -> list[str]:
             _write(folder, {name: _text(name) for name in DVC_FILES})
             steps.append("dvc init")
     return steps
-
-
-def _contents(name: str) -> dict[str, str]:
-    stages = sorted(path.name for path in (shipped_project() / "pipeline").glob("*.py"))
-    return {
-        "README.md": README.format(name=name, version=__version__),
-        ".gitignore": GITIGNORE,
-        **{name: _text(name) for name in (*COPIED, *(f"pipeline/{stage}" for stage in stages))},
-    }
 
 
 def _write(folder: Path, files: dict[str, str]) -> None:

@@ -1,7 +1,7 @@
 """Encode images on a Ray cluster in shards (parts of a feature cache), or execute the runs of a sweep there.
 
 Each GPU has one actor (worker process); without GPUs, actors use CPU slots. If an actor dies, Ray restarts it: a shard
-is then resumed, a run of a sweep is reported as failed. All nodes must see the same files at the same paths.
+is then resumed, but a run of a sweep is reported as failed. All nodes must see the same files at the same paths.
 """
 
 from __future__ import annotations

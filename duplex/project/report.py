@@ -110,20 +110,15 @@ def average_runs(params: Params, runs: Mapping[tuple[str, str], Sequence[Tree]],
     summary: Tree = aggregate(runs)
     changed = configured_options(params)
     for dataset, method in runs:
-        data = {"encoder": _encoder_of(params, dataset), "counts": counts_of(stored_numbers(paths.statistics(dataset)))}
+        source, counts = params.dataset(dataset), counts_of(stored_numbers(paths.statistics(dataset)))
+        encoder = " ".join(filter(None, (source.encoder.name, source.encoder.weights)))
+        data = {"encoder": encoder if source.features is None else f"features of {source.features}", "counts": counts}
         for name in params.run.methods:
             entry = params.entry(name)
             if (entry.shown_as or name) == method:
                 key = "settings_open" if entry.world == "open" else "settings"
                 summary[dataset][method][key] = {**changed[dataset, name], **data}
     return summary
-
-
-def _encoder_of(params: Params, dataset: str) -> str:
-    entry = params.dataset(dataset)
-    if entry.features is not None:
-        return f"features of {entry.features}"
-    return " ".join(filter(None, (entry.encoder.name, entry.encoder.weights)))
 
 
 def warn_of_outdated(params: Params, paths: ArtifactPaths) -> None:
@@ -299,7 +294,7 @@ def maps_stage(params: Params, dataset: str, paths: ArtifactPaths = ArtifactPath
 
 
 def scene_of(run: LoadedRun, kind: str, seed: int) -> Scene:
-    """What t-SNE maps show of a run: test images, prototypes, and the visual prototypes before training."""
+    """What t-SNE maps show of a run (its `kind`, `seed`): test images, prototypes, and visual ones before training."""
     method, test = run.method.inspectable(), run.inputs.examples["test"]
     start = None
     if method.visual is not None:

@@ -82,12 +82,6 @@ def published_params(dataset: str, methods: Sequence[str], seeds: Sequence[int])
     return params.model_copy(update={"datasets": {dataset: entry.model_copy(update={"encoder": encoder})}})
 
 
-def _with_needed_tokens(params: Params, dataset: str, methods: Sequence[str]) -> Params:
-    needs = [MethodSpec.of(params, dataset, name).request.needs for name in methods]
-    tokens = "patch" if any("patch" in each for each in needs) else "none"
-    return params.model_copy(update={"extraction": params.extraction.model_copy(update={"tokens": tokens})})
-
-
 def plan_reproduction(
     params: Params, dataset: str, seeds: Sequence[int] | None, jobs: int | None, paths: ArtifactPaths = ArtifactPaths()
 ) -> Plan:
@@ -105,7 +99,9 @@ def plan_reproduction(
         raise UsageError(f"{PROJECT / 'params.yaml'} has no method of the paper's tables for {dataset}; add one")
     for name in rows:
         require_configured_inputs(params, dataset, name)
-    params = _with_needed_tokens(params, dataset, rows)
+    needs = [MethodSpec.of(params, dataset, name).request.needs for name in rows]
+    tokens = "patch" if any("patch" in each for each in needs) else "none"
+    params = params.model_copy(update={"extraction": params.extraction.model_copy(update={"tokens": tokens})})
     runs = grid(params, [dataset], rows, seeds)
     prepares = _stale(params, dataset, "prepare", paths)
     extracts = _stale(params, dataset, "extract", paths)

@@ -31,7 +31,7 @@ from duplex.training.inputs import RunInputs
 
 @dataclass(frozen=True)
 class StreamScorer(scoring.SplitScorer):
-    """A scoring task that passes the images, in the given `order`, to an adapter's method `scores`."""
+    """Scores images with an adapter, which gets them in `order`; `scorer` is the adapter's method `scores`."""
 
     order: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))  # [N] image indices, first image first
     batch: int = 1  # images per batch
@@ -64,7 +64,7 @@ class AdaptableRun:
     def evaluated(
         self, options: Options, calibration: scoring.Calibration, world: World, split: str, order: int = 0
     ) -> run.WorldResult:
-        """Evaluate while adapting to `split` in random order number `order`; infeasible pairs are left out."""
+        """Evaluate while an adapter with `options` adapts to `split` in random order `order`; feasible pairs only."""
         plain = scoring.SplitScorer.of(self.method, self.inputs.labels.candidates(world, split))
         candidates, train = plain.candidates.compositions, self.inputs.examples["train"]
         mask = scoring.feasible_compositions(self.method, self.inputs.words, calibration)
@@ -77,7 +77,7 @@ class AdaptableRun:
         return run.evaluate_world(self.method, self.inputs, self.settings, world, calibration, split, task)
 
     def chosen_options(self) -> tuple[Options, float]:
-        """The options with the best validation AUC, and this AUC; options are varied one at a time."""
+        """The adapter's options with the best validation AUC, and this AUC; options are varied one at a time."""
         kind = find_stream_adapter(self.params.adapter)
         given = {name: value if isinstance(value, list) else [value] for name, value in self.params.options.items()}
         values = {**kind.grid, **given}
@@ -95,7 +95,7 @@ class AdaptableRun:
 def evaluate_stream(
     stream: AdaptableRun, plain: Mapping[World, run.WorldResult], calibrations: Mapping[str, scoring.Calibration]
 ) -> tuple[dict[str, Any], list[pd.DataFrame]]:
-    """Evaluate an adapting run on test images; returns its metrics, and predictions in the first order by world.
+    """Evaluate an adapting run on test images; returns metrics, and for each world the predictions in the first order.
 
     plain: the results without adapting, by world.
     """

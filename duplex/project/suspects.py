@@ -4,8 +4,8 @@ Labels are judged by margins: the score of an image's label minus that of the be
 the image's cosine with the mean whitened feature of the label's images in the other folds (random parts of the data).
 Near-copies and outliers (images far from all others) are listed as well.
 
-Unlabelled images are ranked by how uncertain a trained model's answer is, with one image of each answer before the
-second of any.
+Unlabelled images are ranked in rounds, each with one image of every pair that a trained model predicts; in a round, the
+model's least certain answers come first.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class LabelledSource:
 def open_labelled(
     name: str, images: Path | None = None, params: Params | None = None, stages: Iterable[str] = DATA_STAGES
 ) -> LabelledSource:
-    """Open the images of a data set (`stages` must be up to date), a folder, a table (files in `images`) or a model."""
+    """Open the images of `name`: data set (`stages` must be up to date), folder, table (files in `images`) or model."""
     place, encoder = Path(name), ""
     if params is not None and (name in params.datasets or not place.exists()):
         root = params.dataset(name).source.root
@@ -110,7 +110,7 @@ class LabelMargins:
 
 
 def margins(features: NDArray[Any], labels: Ints, *, folds: int = FOLDS, seed: int = 0) -> LabelMargins:
-    """Margins of `labels`, with cosines to label means of the other folds as scores; 0 if a label has no such mean."""
+    """Each image's margin: cosine with its label's mean in the other folds (0 if none) minus the best other label's."""
     if len(features) < 2 * folds:
         raise UsageError(f"{len(features)} images are too few to check labels; expected at least {2 * folds}")
     classes, label = np.unique(labels, return_inverse=True)
@@ -148,7 +148,11 @@ def rank_suspects(source: LabelledSource) -> pd.DataFrame:
     plain = unit(torch.from_numpy(cache.cls[rows]))
     margins_by_kind = label_margins(whitened(plain, compositions, labels).numpy(), compositions, labels)
     near = most_similar(plain.numpy(), plain.numpy(), NEAREST + 1)[1][:, 1:]  # the first is the image itself
-    copies = _copies(table, looks_from_texts(pixels[files[row]] for row in rows))
+    pairs_of_copies = near_copies(looks_from_texts(pixels[files[row]] for row in rows)).tolist()
+    cells = table[[name for name in ("state", "object", "split") if name in table]].to_numpy()
+    copies = [""] * len(table)
+    for one, other in sorted(pairs_of_copies, key=lambda pair: (cells[pair[1]] != cells[pair[0]]).tolist()):
+        copies[one], copies[other] = table["image"][other], table["image"][one]
     table = table.assign(copy_of=copies, distance=(1 - near.mean(axis=1)).round(6))
     return rank_by_margins(table, labels, margins_by_kind)
 
@@ -168,16 +172,8 @@ def whitened(plain: Tensor, compositions: Ints, labels: LabelSpace) -> Tensor:
     return unit((plain - plain.mean(0)) @ shared_whitening(groups, ADDED).to(plain))
 
 
-def _copies(table: pd.DataFrame, looks: NDArray[np.uint8]) -> list[str]:
-    cells = table[[name for name in ("state", "object", "split") if name in table]].to_numpy()
-    found = [""] * len(table)
-    for one, other in sorted(near_copies(looks).tolist(), key=lambda pair: (cells[pair[1]] != cells[pair[0]]).tolist()):
-        found[one], found[other] = table["image"][other], table["image"][one]
-    return found
-
-
 def rank_by_margins(table: pd.DataFrame, labels: LabelSpace, margins_by_kind: dict[str, LabelMargins]) -> pd.DataFrame:
-    """Sort a table by the sum of margins, each divided by its standard deviation; adds ranks, margins, better labels.
+    """Sort by the sum of margins, each kind divided by its standard deviation; adds ranks, margins and better labels.
 
     Labels are listed twice: the user edits one copy; `old_state` and `old_object` show which labels changed.
     """
@@ -225,7 +221,7 @@ def write_suspects_page(path: Path, title: str, ranked: pd.DataFrame, root: Path
 
 
 def copied_pairs(ranked: pd.DataFrame) -> list[tuple[str, ...]]:
-    """The two image names of each near-copy pair: pairs with two labels first, then pairs in two splits."""
+    """Names of each two images that are near-copies: first those with different labels, then those in two splits."""
     rows = ranked.set_index("image")
     pairs = {tuple(sorted(pair)) for pair in rows["copy_of"][rows["copy_of"] != ""].items()}
     names = [name for name in (*OLD.values(), "split") if name in rows]
@@ -243,7 +239,7 @@ class RelabelledTable:
 
 
 def relabelled(source: LabelledSource, edited: Path) -> RelabelledTable:
-    """Replace a source's labels by those of the table `edited`, which `duplex suspects` wrote and the user corrected.
+    """Replace a source's labels with those in the table `edited`, which `duplex suspects` wrote and the user corrected.
 
     Rows whose columns `old_state` and `old_object` differ from the source are left out, as they may undo a correction.
     Raises UsageError if no label changes, a column is misspelt, or a text cannot be a label.

@@ -295,7 +295,7 @@ def _with_progress(label: str, engine: Execute, tasks: Sequence[Task]) -> Iterat
 
 
 def commit_targets(runs: Sequence[SweptRun], changed: Collection[str]) -> list[str]:
-    """Targets of `dvc commit` for `runs`: groups such as `train`, or single stages if a group has other changed ones.
+    """Targets of `dvc commit` for `runs`: groups such as `train`, or single stages if stages of other runs changed too.
 
     changed: names of the changed stages, those of `runs` included.
     """
@@ -418,7 +418,7 @@ class TuningRow:
         return {
             **record,
             "val_auc": self.val_auc,
-            "val_auc_se": standard_error([result.auc for result in self.results]),
+            "val_auc_se": standard_error([each.auc for each in self.results]) if len(self.results) > 1 else None,
             "val_auc_all": fmean(everywhere) if everywhere else None,
             "epoch": fmean([result.epoch for result in self.results]),
             "seconds": fmean([result.seconds for result in self.results]),
@@ -435,7 +435,7 @@ def tune(
     paths: ArtifactPaths = ArtifactPaths(),
     engine: Engine = "local",
 ) -> list[TuningRow]:
-    """Train each method with all combinations of `choices` (setting -> values), per seed; a row per combination."""
+    """Train methods with all combinations of `choices` (setting -> values) per seed; returns a row per combination."""
     for thing, values in (("method", methods), ("seed", seeds), *choices.items()):
         if not values:
             raise UsageError(f"there is no {thing} to try; give at least one")

@@ -145,7 +145,7 @@ class Candidates:
         terms: ScoreTerms | None,
         probabilities: Callable[[Tensor], Tensor],
     ) -> Candidates:
-        """Make `Candidates` from compositions [C] of a label space; only `feasible` ones (None: all) can be answers."""
+        """Make candidates of compositions [C] of `labels`; other arguments are fields (`feasible` None: all True)."""
         return cls(
             states=labels.states,
             objects=labels.objects,
@@ -313,10 +313,9 @@ def split_composition(text: str, labels: LabelSpace) -> Pair:
 
 def are_words_trained(pair: Pair, labels: LabelSpace) -> WordsSeen:
     """Whether a pair's state has training images, and whether its object has; case, `.` and `_` do not matter."""
-    places = _find(pair[0], labels.states), _find(pair[1], labels.objects)
-    return WordsSeen(
-        *(place is not None and bool(own[place]) for place, own in zip(places, labels.trained_words, strict=True))
-    )
+    m, n = _find(pair[0], labels.states), _find(pair[1], labels.objects)
+    states, objects = labels.trained_words
+    return WordsSeen(m is not None and bool(states[m]), n is not None and bool(objects[n]))
 
 
 def with_added_compositions(

@@ -27,7 +27,7 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from duplex.encoders.base import Encoder, is_random
+from duplex.encoders.base import Encoder, first_line, is_random
 from duplex.encoders.image_blocks import cached_blocks, capture_block_input
 from duplex.errors import DuplexError, UsageError, as_usage_error, install_command
 from duplex.evaluation.metrics import METRICS, interval_text, number
@@ -37,7 +37,7 @@ from duplex.methods import portable, score_formula
 from duplex.methods.gaussian import ClassStatistics, FitSettings, FittedStatistics
 from duplex.methods.layers import unit
 from duplex.recognition import numpy_example
-from duplex.recognition.trained import MODEL, TrainedModel, encoder_code_changed, first_line
+from duplex.recognition.trained import MODEL, TrainedModel, encoder_code_changed
 from duplex.system.files import refuse_existing, replace_folder, sha256, sole_writer, write_json, write_text
 from duplex.training.checkpoint import read_header, read_tensors, tensor_digest, with_checksum, write_model
 
@@ -212,7 +212,7 @@ def sole_model_writer(folder: Path, instead: str) -> AbstractContextManager[None
 
 
 def refuse_lost_updates(folder: Path, contents: Mapping[str, str]) -> None:
-    """Raise `UsageError` if `contents` (sha256 -> digest of pixels) lacks images added to the model at `folder`."""
+    """Raise `UsageError` if new `contents` (sha256 -> digest of pixels) lack images added to the model at `folder`."""
     try:
         updates = read_fit(folder).get("updates", [])
     except UsageError:  # not a model, or one that cannot be updated
@@ -227,11 +227,8 @@ def refuse_lost_updates(folder: Path, contents: Mapping[str, str]) -> None:
 def write_statistics(folder: Path, fitted: FittedStatistics, model: Mapping[str, Tensor]) -> None:
     """Write the statistics of the training features into a model's folder."""
     statistics = fitted.statistics
-    fields = {
-        "model": tensor_digest(model),
-        "shape": [statistics.states, statistics.objects],
-        "settings": asdict(fitted.settings),
-    }
+    shape = [statistics.states, statistics.objects]
+    fields = {"model": tensor_digest(model), "shape": shape, "settings": asdict(fitted.settings)}
     write_model(folder / STATISTICS, "statistics", fields, {name: getattr(statistics, name) for name in FIELDS})
 
 
@@ -329,7 +326,7 @@ def exported_tensors(trained: TrainedModel, world: World) -> dict[str, Tensor]:
 
 
 def refuse_existing_model(out: Path, *, force: bool) -> None:
-    """Raise `UsageError` if `out` exists and is not empty; with `force`, only if it holds files that are no model's."""
+    """Raise `UsageError` if `out` exists and is not empty; with `force`, only if some files are not a model's."""
     refuse_existing(out, force=force)
     others = sorted({path.name for path in out.iterdir()} - NAMES) if out.is_dir() else []
     if others:
@@ -350,7 +347,7 @@ def copy_export(folder: Path, out: Path, *, force: bool) -> bool:
 def upload(
     folder: Path, name: str, commit_message: str = "Exported by duplex", branch: str | None = None, **settings: Any
 ) -> str:
-    """Upload a folder to the Hugging Face repository `name`, which is created if missing; returns its URL."""
+    """Upload a folder to the Hugging Face repository `name`, created with `settings` if missing; returns its URL."""
     from huggingface_hub import HfApi
 
     api = HfApi(token=settings.pop("token", None))

@@ -226,7 +226,7 @@ def read_labelled_folder(
 
 
 def near_copy_notes(data: LabelledImages, images: Sequence[str], copies: Ints) -> list[str]:
-    """A list with one note on near-copies (`copies`: pairs of rows): how many there are, how many in two splits."""
+    """A list with one note that counts near-copies (`copies`: pairs of rows), in all and in two splits; [] if none."""
     split = data.manifest.set_index("image")["split"]
     across = sum(split[images[a]] != split[images[b]] for a, b in copies)
     where = f"{across:,} in two splits, which flatter the measured numbers" if across else "each in one split"
@@ -437,7 +437,7 @@ class FolderRecipes:
         began: `time.monotonic()` at which the time for training began.
         """
         yield [Trial("nothing trained", self._spec(NOTHING_TRAINED))]
-        trained = "prompts" if self.text_width else "linear heads"
+        trained = "prompts" if self.text_width else "heads"
         frozen = [Trial(f"{trained}, rate {rate:g}", self._spec(TRAINED, rate)) for rate in FROZEN_RATES]
         yield frozen
         beside_blocks = frozen[0]  # with blocks that train, prompts may train fast

@@ -22,7 +22,7 @@ def scores(t: Any, features: Any) -> Any:
 
 
 def digest(t: Any) -> str:
-    """The sha256 of the names, types, shapes and values of tensors, as stored in the header."""
+    """The sha256 of the names, types, shapes and values of tensors `t` (name -> array), as in a model file's header."""
     sha256 = hashlib.sha256()
     for name in sorted(t):
         sha256.update(f"{name} torch.{t[name].dtype} {t[name].shape}\n".encode())

@@ -40,21 +40,13 @@ from duplex.features.encode import (
     pad_batches,
     split_rows,
 )
-from duplex.features.file import (
-    CONTENTS,
-    ENCODED,
-    FIRST_BAD,
-    LIBRARIES,
-    PIXELS,
-    Features,
-    check_identity,
-    status_reason,
-)
+from duplex.features.file import CONTENTS, ENCODED, FIRST_BAD, PIXELS, Features, check_identity, status_reason
 from duplex.features.imported import as_numpy, checked_features
 from duplex.labels import WORLDS, LabelSpace, World
 from duplex.methods import base
 from duplex.methods.base import Inputs
 from duplex.recognition.answers import Answer, Candidates, Pair, UnreadableImage, as_pair, with_added_compositions
+from duplex.recognition.export import RunFacts, copy_export, export, upload
 from duplex.recognition.trained import TrainedModel, TrainedRun, download, open_trained
 from duplex.system.files import expanded_path
 from duplex.system.threads import in_initial_modes
@@ -158,16 +150,12 @@ class Recognizer:
             settings: `commit_message`, `private`, `token` and `branch`, as in huggingface_hub's
                 `ModelHubMixin.push_to_hub`.
         """
-        from duplex.recognition.export import upload
-
         with TemporaryDirectory() as scratch:
             return upload(self._write(Path(scratch), world, licence, repository=repo_id), repo_id, **settings)
 
     def _write(
         self, out: Path, world: World | None, licence: str, *, repository: str | None = None, force: bool = False
     ) -> Path:
-        from duplex.recognition.export import RunFacts, copy_export, export
-
         if self.added:
             raise UsageError("added compositions cannot be saved with a model; save the recognizer without them")
         if not copy_export(Path(self.trained.where), out, force=force):
@@ -330,7 +318,7 @@ class Recognizer:
     def check_cache(self, features: Features) -> None:
         """Raise `UsageError` unless `features`, read from a cache, were computed by the model's encoder."""
         record = self.trained.backbone.record
-        expect = {key: record[key] for key in features.identity if key in record and key not in LIBRARIES}
+        expect = {key: record[key] for key in features.identity if key in record}
         try:
             check_identity(features.identity, expect, features.path)
         except DuplexError as error:
@@ -338,7 +326,7 @@ class Recognizer:
 
 
 def stream_scorer(adapter: base.StreamAdapter, batch: int) -> base.Scorer:
-    """A scorer whose calls all continue one stream of images, which an adapter gets in batches of `batch` images."""
+    """A scorer that passes images to an adapter, `batch` at a time; all calls continue the same stream of images."""
     waiting: deque[Inputs] = deque()
     scores = iter(adapter.scores(iter(waiting.popleft, None)))
 

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from duplex.encoders.base import Encoder, family_code_hash, load_encoder
+from duplex.encoders.base import Encoder, family_code_hash, first_line, load_encoder
 from duplex.encoders.image_blocks import block_input_shape, cached_blocks
 from duplex.errors import UsageError, as_usage_error, shown
 from duplex.evaluation.probabilities import Confidence
@@ -67,7 +67,7 @@ class LazyEncoder:
     def tower(self, which: str) -> Encoder:
         """The encoder with its "image" or "text" tower; raises `UsageError` if it is not the encoder of training.
 
-        If "text" is wanted first, both towers of equal precision are loaded, since one file holds the weights of both.
+        If "text" is wanted first and the precisions are equal, loads both towers, since one file holds their weights.
         """
         if which not in self.towers:
             name, tag = self.record["name"], self.record["tag"] or None
@@ -108,17 +108,13 @@ class TrainedModel(ABC):
     confidence: Confidence  # temperature and prior of the answers' probabilities
     novelty: NoveltyDetector | None  # finds images that resemble no training image
     needs: frozenset[str]  # inputs of the method, such as "cls" and "patch"
+    has_finetuned_blocks: bool  # whether it has fine-tuned blocks of the image tower, and so needs block inputs, too
     finetuned: FinetunedBlocks | None = None  # computes features with the fine-tuned blocks; None if there are none
 
     @property
     def outputs(self) -> WantedOutputs:
         """The encoder outputs that the model needs besides CLS features: patch tokens, block inputs, pixels."""
         return WantedOutputs.of_record(self.backbone.record, "patch" in self.needs, self.has_finetuned_blocks)
-
-    @property
-    def has_finetuned_blocks(self) -> bool:
-        """Whether the model has fine-tuned blocks of the image tower, and so needs block inputs, too."""
-        return self.finetuned is not None
 
     @abstractmethod
     def candidates(self, world: World) -> Candidates:
@@ -160,6 +156,7 @@ class TrainedRun(TrainedModel):
         self.calibration = record.calibration or {}
         self.confidence = record.confidence
         self.needs = find_method(record.kind).needs(record.options)
+        self.has_finetuned_blocks = record.finetune is not None
         self.backbone = LazyEncoder(record.encoder, str(device))
         self._words_file = words
         needs_text = "text" in self.needs or ("words" in self.needs and words is None)
@@ -167,23 +164,17 @@ class TrainedRun(TrainedModel):
         shapes: dict[str, tuple[int, ...]] = {"cls": (self.backbone.dim,)}
         if "patch" in self.needs:
             shapes["patch"] = self.backbone.tower("image").patch_shape
-        blocks = None
+        vectors = self.words if "words" in self.needs else None
+        context = MethodContext(self.labels, shapes, tower, vectors)
         if record.finetune is not None:
             blocks = partial(finetuned_blocks_factory, record.encoder, device=str(device))
             image_tower = self.backbone.tower("image")
             shapes["block_inputs"] = block_input_shape(image_tower, cached_blocks(image_tower, record.encoder))
-        vectors = self.words if "words" in self.needs else None
-        context = MethodContext(self.labels, shapes, tower, vectors)
-        if blocks is not None and record.finetune is not None:
             make_blocks, members = blocks(record.finetune), lambda options: blocks(options)()
             context = replace(context, finetuned_blocks=make_blocks, member_blocks=members)
         self.method: Method[Any] = load_checkpoint(checkpoint, context, record.encoder).to(device)
         self.finetuned = self.method.blocks if isinstance(self.method, WithFinetuning) else None
         self.novelty = read_novelty(checkpoint, device)
-
-    @property
-    def has_finetuned_blocks(self) -> bool:
-        return self.record.finetune is not None
 
     @cached_property
     def words(self) -> PrimitiveVectors:
@@ -226,10 +217,11 @@ class ExportedModel(TrainedModel):
         self.calibration = {fields["world"]: Calibration(**fields["calibration"])}
         self.confidence = Confidence(**fields["confidence"])
         self.needs = frozenset({"cls"})
+        self.has_finetuned_blocks = bool(fields["finetune"])
         self.backbone = LazyEncoder(fields["encoder"], str(device))
         self.novelty = NoveltyDetector.from_tensors(tensors, device)
         self._tensors = {name: tensor.to(device) for name, tensor in tensors.items() if not name.startswith(PREFIX)}
-        if fields["finetune"]:
+        if self.has_finetuned_blocks:
             self.backbone.tower("image")  # raises unless it is the encoder of training
             options = FinetuneOptions.from_dict(fields["finetune"])
             blocks = finetuned_blocks_factory(fields["encoder"], options, str(device))().to(device)
@@ -332,8 +324,3 @@ def download(name: str, **settings: Any) -> Path:
         return Path(snapshot_download(name, allow_patterns=[MODEL], **settings))
     except Exception as error:  # of many kinds: network, cache and hub
         raise UsageError(f"{HUB}{name} is not on disk and could not be downloaded: {first_line(error)}") from error
-
-
-def first_line(error: Exception) -> str:
-    """First line of an exception's message, cut after 200 characters."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

@@ -1,8 +1,8 @@
 """Add labelled images to a fitted model without training: `duplex update`.
 
-The model's visual prototypes follow in closed form (least squares) from counts and sums of features by pair and their
-second moment, which the model's folder stores. An update adds those of more images, which may show new words, and
-solves again: the result equals a closed-form fit to all images. Trained prompts and fine-tuned blocks stay as they are;
+The model's visual prototypes follow in closed form (least squares) from statistics in its folder: counts and sums of
+features by pair, and second moments. An update adds the statistics of more images, which may show new words, and solves
+again: the result equals a closed-form fit to all images. Trained prompts and fine-tuned blocks stay as they are;
 prompts of new words come from the text tower.
 """
 
@@ -168,7 +168,7 @@ def _encoded(recognizer: Recognizer, paths: list[Path]) -> Inputs:
 def updated_model(
     trained: ExportedModel, stored: Mapping[str, Tensor], fitted: FittedStatistics, new: NewImages
 ) -> UpdatedModel:
-    """Compute a model's labels, tensors and statistics after the images `new` are added."""
+    """Compute a model's labels, tensors (now `stored`) and statistics (now `fitted`) after adding the images `new`."""
     labels, rows = trained.labels, new.rows
     world = next(iter(trained.calibration))
     states, objects = list(labels.states), list(labels.objects)
@@ -230,11 +230,11 @@ def refitted_closed_form(
 
 
 def heads_of_new_words(t: Mapping[str, Tensor], name: str, groups: GroupSums, known: int) -> dict[str, Tensor]:
-    """The tensors of the linear heads `name` (states or objects), in which the words after the first `known` are new.
+    """Tensors of the linear heads `name` (states or objects) of `t`, extended by the words after the first `known`.
 
         f_w = mean_k f_k + a (g_w - mean_k g_k)    f, g: logits of heads and closed form;  k: known words;  w: a new one
 
-    At the mean feature of w's images, a makes f_w exceed the mean by what known words' logits do on average at theirs.
+    a: at the mean of w's images, f_w exceeds mean_k f_k as much as a known word's logit does at its own, on average.
     """
     means = groups.means.float()
     f = means[:known] @ t[f"classifier.{name}.weight"][:, :known] + t[f"classifier.{name}.offset"][:known]

@@ -139,7 +139,7 @@ def read_metrics(path: Path, command: str = "dvc repro report") -> dict[str, Any
 
 
 def stored_numbers(path: Path, command: str = "dvc repro") -> Tree | None:
-    """Read a JSON file of numbers, NaN and infinity as None; returns None if the file does not exist."""
+    """Read a JSON file of numbers, NaN and infinity as None; None without a file. Errors advise to run `command`."""
     try:
         return dict(json.loads(path.read_text(encoding="utf-8"), parse_constant=lambda _: None))
     except FileNotFoundError:
@@ -225,7 +225,7 @@ def read_run(files: RunPaths) -> RunRecord:
 
 
 def read_table(path: Path, advice: str = "`dvc repro -f` writes it again") -> pd.DataFrame | None:
-    """Read a CSV file; None if it does not exist. Names of states and objects stay text, even a state called `NA`."""
+    """Read a CSV file; None if it does not exist. Names stay text, even a state `NA`; `advice` ends error messages."""
     text = ("image", "label", "object", "map", "kind", "world", "top1", "top2", "top3")
     missing = {"margin": ["", "nan"]}
     try:
@@ -249,7 +249,7 @@ def margins_of(predictions: pd.DataFrame, world: str) -> Margins | None:
 def mean_curve(seeds: Sequence[Margins], points: int = POINTS, rounds: int = ROUNDS) -> MeanCurve:
     """The seen–unseen curve averaged over seeds, with a bootstrap interval if all seeds have the same test images.
 
-    Each bootstrap round resamples the same images for all seeds.
+    points: of the curve; rounds: of the bootstrap, each of which resamples the same images for all seeds.
     """
     curves = [Curve.of(margins) for margins in seeds]
     top = max(float(curve.seen_accuracies[0]) for curve in curves)
@@ -268,6 +268,6 @@ def mean_curve(seeds: Sequence[Margins], points: int = POINTS, rounds: int = ROU
 
 
 def unseen_at(seen: Floats, unseen: Floats, grid: Floats) -> Floats:
-    """For each value of `grid`, the curve's best unseen accuracy where seen accuracy is at least that value (or 0)."""
+    """For each value in `grid`, the highest unseen accuracy of points with at least this seen accuracy; 0 if none."""
     last = seen.size - np.searchsorted(seen[::-1], grid - 1e-12, side="left") - 1
     return np.where(last >= 0, unseen[last], 0.0)

@@ -130,7 +130,7 @@ def pair_accuracy_table(
     best: bool = False,
     train: Mapping[str, int] | None = None,  # number of training images
 ) -> Table:
-    """Table of pairs by accuracy, the lowest first (`best`: the highest first); ties by number of images."""
+    """Table of up to `limit` pairs, the lowest accuracy first (`best`: the highest), of equal ones the most images."""
     pairs = answers.groupby("label").agg(seen=("seen", "first"), images=("right", "size"), share=("right", "mean"))
     shown = pairs.sort_values(["share", "images"], ascending=[not best, False], kind="stable").head(limit)
     rivals: dict[str, str] = {}

@@ -7,8 +7,8 @@ pages and print.
 
 from __future__ import annotations
 
-import base64
 import math
+from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
@@ -409,11 +409,7 @@ def _environment() -> Environment:
     )
     environment.filters.update(
         drawing=lambda figure: Markup(figure.svg),  # `draw` escapes its texts
-        data_uri=_data_uri,
+        data_uri=lambda figure: "data:image/svg+xml;base64," + b64encode(standalone_svg(figure.svg).encode()).decode(),
         groupby_runs=lambda blocks: [(kind, list(run)) for kind, run in groupby(blocks, key=lambda each: each.kind)],
     )
     return environment
-
-
-def _data_uri(figure: Figure) -> str:
-    return "data:image/svg+xml;base64," + base64.b64encode(standalone_svg(figure.svg).encode()).decode("ascii")

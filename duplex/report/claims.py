@@ -1,7 +1,7 @@
 """Find the runs that match rows of the paper's tables, and judge by them the claims listed in claims.yaml.
 
 A run is recognised as a row by its settings in the summary or, if the summary has none, by its name. Its numbers are
-compared with the paper's if its encoder is the row's and its data set has a benchmark's counts, whatever its name. A
+compared with the paper's if the encoder is the row's and the data set has a benchmark's number of pairs and images. A
 claim that one row is above another is judged on any data, between runs with the same data, encoder and fine-tuned
 blocks; if a claim is about whole methods, their blocks may differ.
 """
@@ -77,14 +77,14 @@ class Gap:
 
     @property
     def order(self) -> str:
-        """Verdict on the claim that `value` is above 0, by the interval: undecided if it contains 0 or is missing."""
+        """Verdict on `value` > 0: reproduced if the interval is above 0, not reproduced if below, else undecided."""
         if self.low is None or self.high is None or self.low <= 0 <= self.high:
             return UNDECIDED
         return REPRODUCED if self.low > 0 else NOT_REPRODUCED
 
     @property
     def equality(self) -> str:
-        """Verdict on the claim that `value` is 0: reproduced if the interval contains 0 and |value| is at most 1."""
+        """Is `value` 0? Reproduced if 0 is in the interval and |value| <= 1 point, not if outside, else undecided."""
         if self.low is None or self.high is None:
             return UNDECIDED
         if self.low <= 0 <= self.high:
@@ -160,7 +160,7 @@ class Measured:
         )
 
     def surroundings(self, table: str, shared: Sequence[str] = SHARED) -> str:
-        """The settings `shared` of a `table` of the summary as JSON; results with equal JSON can be compared."""
+        """The settings named in `shared` of a `table` of the summary, as JSON; equal JSON: results can be compared."""
         settings = self.settings(table)
         return "" if settings is None else json.dumps([settings.get(key) for key in shared])
 
@@ -248,7 +248,8 @@ def paper_value(row: Tree, table: str, benchmark: str, metric: str) -> MeanWithE
     numbers = row.get(table, {}).get(benchmark)
     errors: Sequence[float] = ()
     if numbers is None or (isinstance(numbers, Mapping) and metric not in numbers):
-        quoted = _quoted(row, table)
+        wanted = row.get("quoted"), row.get("backbone", CLIP)
+        quoted = next((each for each in published_rows(table) if (each["method"], each["backbone"]) == wanted), {})
         numbers = quoted.get(benchmark)
         errors = quoted.get("errors", {}).get(benchmark, ())
     if numbers is None:
@@ -265,11 +266,6 @@ def published_rows(table: str) -> list[Tree]:
     published = read_package_yaml("quoted.yaml")
     backbones = published["backbones"] if table == "closed" else ()
     return [*published[table], *published["later"][table], *backbones] if table in WORLDS else []
-
-
-def _quoted(row: Tree, table: str) -> Tree:
-    wanted = row.get("quoted"), row.get("backbone", CLIP)
-    return next((dict(line) for line in published_rows(table) if (line["method"], line["backbone"]) == wanted), {})
 
 
 @dataclass(frozen=True)

@@ -144,7 +144,7 @@ def lambda_figures(data: DatasetResults, places: Sequence[Tree]) -> list[Figure]
 
 @dataclass(frozen=True)
 class Scene:
-    """Points of t-SNE maps: test images, visual prototypes (both before and after training), semantic prototypes."""
+    """Points of t-SNE maps: test images and visual prototypes, before and after training, and semantic prototypes."""
 
     labels: LabelSpace
     compositions: Ints  # [n] compositions of the test images

@@ -1,4 +1,4 @@
-"""Parts of the report with test images: nearest to a method's prototypes, nearest texts, and swapped factors.
+"""Report parts on test images: those nearest to prototypes, the texts nearest to them, and swapped factors.
 
 Nearest means the largest cosine, as in the Duplex paper's qualitative figure; the bias on unseen pairs is not used.
 A swap joins the state factor of one image with the object factor of another, and looks for the nearest image.

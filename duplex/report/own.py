@@ -26,18 +26,7 @@ from duplex.labels import SPLITS, Ints, LabelSpace
 from duplex.methods.gaussian import ClassStatistics, ClosedForm
 from duplex.methods.layers import unit
 from duplex.report.answers import accuracy_parts, answers_of, confusion_parts, probability_part, wrong_answers_part
-from duplex.report.blocks import (
-    Chart,
-    Figure,
-    Mark,
-    Note,
-    Report,
-    ReportPart,
-    ReportSection,
-    Series,
-    draw,
-    render_page,
-)
+from duplex.report.blocks import Chart, Figure, Mark, Note, Report, ReportPart, ReportSection, Series, draw, render_page
 from duplex.report.images import thumbnails_under
 from duplex.report.tables import recipe_table
 from duplex.system.files import write_text
@@ -114,8 +103,7 @@ def closed_form_answers(examples: Mapping[str, Examples], labels: LabelSpace, ro
     prior: Floats = confidence.log_prior(seen, np.ones_like(seen))
     shift = torch.from_numpy(prior * confidence.temperature).float()  # the argmax of log p / T + prior
     best = [(log_p(part) + shift).argmax(1).numpy() for part in examples["test"].cls.split(step)]
-    answers: Ints = candidates[np.concatenate(best)]
-    return answers
+    return np.asarray(candidates[np.concatenate(best)])
 
 
 @dataclass(frozen=True)
@@ -176,8 +164,8 @@ def _facts(data: OwnData) -> list[tuple[str, str]]:
         ("states", f"{len(data.labels.states):,}"),
         ("objects", f"{len(data.labels.objects):,}"),
         ("labelled pairs", f"{pairs:,}"),
+        (f"accuracy, {100 * data.answered.new_share:g} % unseen", f"{data.answered.accuracy:.1f} %"),
     ]
-    facts.append((f"accuracy, {100 * data.answered.new_share:g} % unseen", f"{data.answered.accuracy:.1f} %"))
     return [*facts, *data.facts]
 
 

@@ -20,15 +20,7 @@ import pandas as pd
 
 from duplex.evaluation.metrics import METRICS, MISSING, OPEN_METRICS, PART_METRICS, TIPS, interval_of, interval_text
 from duplex.labels import GROUPS, WORLDS
-from duplex.report.aggregate import (
-    TERMS,
-    Aggregate,
-    DatasetResults,
-    Results,
-    RunRecord,
-    Tree,
-    at_threshold,
-)
+from duplex.report.aggregate import TERMS, Aggregate, DatasetResults, Results, RunRecord, Tree, at_threshold
 from duplex.report.blocks import (
     Block,
     Column,
@@ -275,7 +267,7 @@ def _gap_cells(gap: Gap | None) -> list[TableCell]:
 
 
 def feasibility_table(data: DatasetResults) -> Table | None:
-    """Table of each method's feasibility threshold by word vectors, with AUC; None if there is no threshold."""
+    """Table of each method's threshold on feasibility (from word vectors) and its AUC; None if no method has one."""
     forms = {"threshold": "{:.3f}", "feasible": "{:,.0f}"}
     forms |= dict.fromkeys(("val_auc_all_feasible", "val_auc_at_threshold"), "{:.1f}")
     forms |= {"val_auc_gain": "{:+.2f}", "val_auc_gain_se": "{:.2f}", "auc": "{:.1f}"}
@@ -329,7 +321,9 @@ def _ablation_table(entry: Tree, lines: Sequence[tuple[Tree, Measured]], dataset
         place = (each.file, dataset, each.name)
         cells = [*map(text_cell, row["cells"]), *metric_cells(each.tree["closed"], (*place, "closed"))]
         cells += [text_cell(_order_text(whole, each)), text_cell(number_verdict(each, known, "closed", "auc")[0])]
-        cells += [text_cell(_paper_text(known, benchmark)) for benchmark in entry["paper"]]
+        for benchmark in entry["paper"]:
+            values = [paper_value(known, "closed", benchmark, metric) for metric in METRICS]
+            cells.append(text_cell(" / ".join(MISSING if value is None else f"{value.mean:.1f}" for value in values)))
         if is_recorded:
             cells += metric_cells(each.tree.get("validation", {}), (*place, "validation"), ("auc",))
             cells += [text_cell(_untrained(each)), text_cell(_settings_text(each))]
@@ -356,11 +350,6 @@ def _settings_text(each: Measured) -> str:
         return MISSING
     shown = {key: value for key, value in settings.items() if key not in ("world", "encoder", "counts")}
     return json.dumps(shown)[1:-1].replace('"', "")
-
-
-def _paper_text(row: Tree, benchmark: str) -> str:
-    values = [paper_value(row, "closed", benchmark, metric) for metric in METRICS]
-    return " / ".join(MISSING if value is None else f"{value.mean:.1f}" for value in values)
 
 
 def _order_text(whole: Measured, each: Measured) -> str:
@@ -438,7 +427,7 @@ def frequency_table(data: DatasetResults) -> Table | Note:
 
 
 def frequency_at_ends_table(results: Results, data: DatasetResults) -> Table | None:
-    """Table of accuracies by frequency group at the ends of the seen–unseen curve, without and with the graph."""
+    """Table of accuracies by frequency group at the ends of the seen–unseen curve, without and with the local graph."""
     runs = [run for seeds in data.runs.values() for run in seeds.values()]
     rows = []
     for group in ("head", "medium", "tail", "seen", "unseen"):  # rows of the appendix

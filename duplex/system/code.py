@@ -92,7 +92,7 @@ def _with_imports(files: Files, find: Callable[[str], Files]) -> Files:
 
 
 def _room_file(module: str) -> Files:
-    """The file of a module, as a dict of one, if it is in a folder of `FOLLOWED`; an empty dict for other modules."""
+    """Dict of the one file of a module, if it is in a folder of `FOLLOWED`; an empty dict for other modules."""
     package, *parts = module.split(".")
     if package != PACKAGE.name or not parts or parts[0] not in FOLLOWED:
         return {}

@@ -162,7 +162,7 @@ def sha256(path: Path) -> str:
 
 
 def sha256_once(path: Path) -> str:
-    """Like `sha256`, but within a process a file is read again only if its size or modification time has changed."""
+    """The sha256 of a file; within a process, it is read again only if its size or modification time has changed."""
     status = path.stat()
     return _sha256_of_state(path, status.st_size, status.st_mtime_ns)
 

@@ -199,7 +199,7 @@ def read_novelty(checkpoint: ModelHeader, device: torch.device) -> NoveltyDetect
 
 
 def check_inputs(place: object, record: TrainingRecord, labels: LabelSpace, encoder: Mapping[str, str]) -> None:
-    """Raise `DuplexError` unless the run `place` had these labels, encoder and word vectors in training."""
+    """Raise `DuplexError`, naming the run `place`, unless its `record` has these labels, encoder and word vectors."""
     for key in COMPARED:
         trained_on, here = record.encoder.get(key), encoder.get(key)
         if trained_on != here:
@@ -247,7 +247,7 @@ def load_checkpoint(checkpoint: Path | ModelHeader, context: MethodContext, enco
 def load_members(
     options: CombinedRunsOptions, folder: Path, context: MethodContext, encoder: Mapping[str, str]
 ) -> tuple[Method[Any], ...]:
-    """Load the runs that the product in `folder` combines; raises `DuplexError` if one has been trained again."""
+    """Load the runs that the product in `folder` combined; `DuplexError` if one has been trained again since."""
     loaded = []
     for member in options.members:
         checkpoint = read_checkpoint_header(Path(os.path.normpath(folder / member["checkpoint"])))

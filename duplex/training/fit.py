@@ -28,7 +28,7 @@ from duplex.encoders.base import encoder_identity, is_random, load_encoder, reso
 from duplex.errors import DuplexError, UsageError, require, require_type, require_whole, shown
 from duplex.evaluation.curve import Curve, Margins
 from duplex.evaluation.intervals import compare_seeds
-from duplex.evaluation.metrics import METRICS, OPEN_METRICS
+from duplex.evaluation.metrics import METRICS, OPEN_METRICS, interval_of
 from duplex.features.extract import encode_shared, user_cache
 from duplex.features.file import IMPORTED
 from duplex.features.imported import FEATURES, checked_features
@@ -55,7 +55,7 @@ class Dataset:
     """
 
     def __init__(self, name: str, data: Data, *, project: Params | None = None) -> None:
-        """Make a data set from its parts; users call `load_dataset` or `Dataset.from_arrays` instead.
+        """Make a data set of the labels and features `data`; users call `load_dataset` or `from_arrays` instead.
 
         name: its name in messages and, in a project, in params.yaml.
         project: the project's params.yaml, where `fit` finds methods by name; None: the one that the package ships.
@@ -305,7 +305,11 @@ def fit(
     own = {key: value for key, value in chosen.items() if not isinstance(value, str)}
     name, entry = _entry(data, method)
     spec = _spec(data, name, entry, world, settings)
-    _check_needs(data, spec, settings)
+    if spec.finetune is not None and isinstance(data._data.features, np.ndarray):
+        raise UsageError(f"{spec.name} fine-tunes blocks of the image tower; load image files with `block_inputs=`")
+    reads_text = find_method(spec.kind).needs(spec.options) & {"text", "words"}
+    if settings.get("precision") in ("bf16", "fp16") and not reads_text:
+        raise UsageError(f"precision is for the text tower, which {spec.name} does not use; leave it out")
     training_log = own.get("log")
     if training_log is None:
         training_log = open_log(spec.training.log, log_folder(spec.training.log, data.name, name, seed))
@@ -317,16 +321,8 @@ def fit(
         return train_run(spec, inputs, seed, device, data.evaluation, hooks=hooks, choose_by=own.get("select"))
 
 
-def _check_needs(data: Dataset, spec: MethodSpec, settings: Mapping[str, Any]) -> None:
-    if spec.finetune is not None and isinstance(data._data.features, np.ndarray):
-        raise UsageError(f"{spec.name} fine-tunes blocks of the image tower; load image files with `block_inputs=`")
-    precision = settings.get("precision")
-    if precision in ("bf16", "fp16") and not find_method(spec.kind).needs(spec.options) & {"text", "words"}:
-        raise UsageError(f"precision is for the text tower, which {spec.name} does not use; leave it out")
-
-
 def require_both_groups(inputs: RunInputs, split: str, name: str) -> None:
-    """Raise UsageError unless a split has images of both seen and unseen pairs; without both, AUC is undefined."""
+    """Raise UsageError unless a split of the data set `name` has images of seen and of unseen pairs: AUC needs both."""
     is_seen = inputs.labels.is_seen(inputs.examples[split].compositions.cpu().numpy())
     if is_seen.all() or not is_seen.any():
         group = "unseen" if is_seen.all() else "seen"
@@ -413,8 +409,7 @@ class Result:
     @property
     def interval(self) -> tuple[float, float] | None:
         """The 95 % interval of AUC, in percent; None if there are too few images."""
-        low, high = self.metrics.get("auc_low"), self.metrics.get("auc_high")
-        return None if low is None or high is None else (low, high)
+        return interval_of(self.metrics)
 
     @cached_property
     def curve(self) -> pd.DataFrame:

@@ -102,7 +102,7 @@ class CachedFeatures:
     root: str | None = None  # folder of the images as params.yaml gives it; None: any
 
     def require(self) -> tuple[Path, None]:
-        """The cache's path, and None for all its rows; raises `UsageError` if the manifest changed after loading."""
+        """The cache's path and rows (None: all); raises `UsageError` if the manifest changed after loading."""
         if sha256(self.manifest) != self.manifest_sha256:
             raise UsageError("the data set was prepared again after it was loaded; load it again")
         return self.path, None
@@ -138,7 +138,7 @@ class Data:
         return {**vars(self), "kept": {}, "advanced": {}}
 
     def inputs(self, request: InputRequest = InputRequest()) -> RunInputs:
-        """Like `read`, but keeps what it read in memory and returns it again for an equal request."""
+        """Read the requested data and keep it in memory; an equal request returns the same object."""
         key = replace(request, needs=request.needs & {"patch"})
         if key not in self.kept:
             self.kept[key] = self.read(request)
@@ -297,7 +297,7 @@ LoadInputs = Callable[[Params, str, ArtifactPaths, InputRequest], RunInputs]  # 
 
 
 class LastDatasetLoader:
-    """A callable like `load_inputs` that keeps in memory what it read of the most recent data set."""
+    """Callable that reads the inputs of data sets and keeps those of the most recent data set in memory."""
 
     def __init__(self) -> None:
         self._dataset = ""

@@ -100,7 +100,7 @@ class NumberLog(ABC):
 
     @abstractmethod
     def write(self, group: str, place: int, values: Mapping[str, float]) -> None:
-        """Write the `values` of a step (`group` is `train`) or an epoch (`epoch`) with the number `place`."""
+        """Write `values` by name: of step number `place` for the group `train`, of epoch number `place` for `epoch`."""
 
     def step(self, report: StepReport) -> None:
         rates = {f"learning_rate_{n}": rate for n, rate in enumerate(report.rates)}
@@ -156,7 +156,7 @@ class TensorboardLog(NumberLog):
 
 
 class WandbLog(NumberLog):
-    """Training log as a run of Weights & Biases, in the project of WANDB_PROJECT, by default `duplex`."""
+    """Training log as a run of Weights & Biases, in the project that WANDB_PROJECT names, by default `duplex`."""
 
     def __init__(self, folder: Path) -> None:
         """Start a run with files in `folder`, whose last three parts name it; WANDB_MODE=offline sends nothing."""

@@ -33,7 +33,7 @@ from duplex.training.logs import EpochReport, StepReport, TrainingHooks
 def make_optimiser(
     method: Method[Any], settings: TrainingOptions, hooks: TrainingHooks = TrainingHooks()
 ) -> torch.optim.Optimizer:
-    """The optimiser that `hooks` or else `settings` choose for a method's parameters; without any, it gets a dummy."""
+    """The optimiser of a method's parameters (a dummy if it has none), chosen by `hooks` or else by `settings`."""
     groups = [{**group, "params": list(group["params"])} for group in method.groups()]
     groups = groups or [{"params": [torch.nn.Parameter(torch.zeros(1))]}]
     if hooks.optimiser is not None:
@@ -50,7 +50,7 @@ def make_optimiser(
 def make_schedule(
     optimiser: torch.optim.Optimizer, settings: TrainingOptions, hooks: TrainingHooks = TrainingHooks()
 ) -> torch.optim.lr_scheduler.LRScheduler:
-    """The learning-rate schedule; each epoch's factor comes from `hooks.schedule`, or else from `rate_share`."""
+    """Learning-rate schedule with a factor for each epoch, from `hooks.schedule` if set, else from `settings`."""
 
     def share(epoch: int) -> float:
         return rate_share(epoch, settings) if hooks.schedule is None else float(hooks.schedule(epoch))
@@ -109,8 +109,8 @@ def choose_threads(method: Method[Any], images: Batch, batch_size: int) -> tuple
 def time_threads(step: Callable[[], None], counts: tuple[int, ...], rounds: int = ROUNDS) -> dict[int, float]:
     """The median seconds of a step for each number of threads in `counts`.
 
-    The counts take turns, so that the load of other programs affects all of them equally. A count that needs more than
-    `FAR_SLOWER` times the fastest one's time is left out of further rounds.
+    In each of `rounds` rounds, every count is timed once, so that the load of other programs affects all equally. A
+    count that needs more than four times as long as the fastest is left out of further rounds.
     """
     taken: dict[int, list[float]] = {count: [] for count in counts}
     torch.set_num_threads(min(counts))
@@ -225,7 +225,7 @@ def train_epoch(
 
 
 def shuffled_rows(images: Batch, order: torch.Generator) -> Tensor:
-    """The indices of all images in a random order; for inputs on disk, neighbouring rows stay close together."""
+    """All images' indices, shuffled by `order`; for inputs on disk, neighbouring rows stay close together."""
     for values in images.inputs.values():
         if not isinstance(values, Tensor):
             return values.shuffled_rows(order)
@@ -313,7 +313,7 @@ def learning_rates(optimiser: torch.optim.Optimizer) -> tuple[float, ...]:
 
 
 def prefetch(images: Batch, steps: Iterable[Tensor]) -> Iterator[tuple[Batch, Tensor]]:
-    """Yield, for each optimiser step, a batch and the indices of those of its images that the step uses.
+    """For each step (`steps`: image indices), yield a batch and the positions in it of the images that the step uses.
 
     With inputs in memory, the batch is always `images`; with inputs on disk, it is the step's images, read ahead.
     """
@@ -365,7 +365,7 @@ def train(
     resume: ResumePoint = ResumePoint(),
     hooks: TrainingHooks = TrainingHooks(),
 ) -> TrainingResult:
-    """Train a method in place and give it the tensors of its best epoch.
+    """Train a method in place on the images `examples`; it then holds the tensors of its best epoch.
 
     Epoch 0 is the untrained method; a method without parameters to train has no other epoch.
 

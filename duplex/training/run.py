@@ -530,7 +530,7 @@ def frequency_accuracies(result: WorldResult, inputs: RunInputs) -> dict[str, di
 
 
 def term_metrics(method: Method[Any], inputs: RunInputs) -> dict[str, dict[str, Any]]:
-    """Closed-world test metrics of each score term alone and of sums of some terms, by names of terms."""
+    """Closed-world test metrics of each score term and of sums of some terms; keys such as `terms_visual+semantic`."""
     labels, test = inputs.labels, inputs.examples["test"]
     sums = term_sum_statistics(method, labels.candidates("closed", "test"), test, labels)
     records = {}

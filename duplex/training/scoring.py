@@ -285,10 +285,10 @@ def calibrate(
     rule: FeasibilityRule = "auto",
     reader: ScoreReader | None = None,
 ) -> tuple[Calibration, Margins]:
-    """Choose the bias on unseen pairs and the feasibility threshold in one pass over the validation images.
+    """Choose bias and feasibility threshold on validation images; also returns their margins with no pair excluded.
 
-    Also returns the images' margins with no pair excluded. `points`: number of thresholds to try.
-
+    words, points: word vectors that give the feasibility, and number of thresholds to try.
+    reader: called with each block of scores and its images, but only if no thresholds are tried.
     rule: "words" uses the threshold with the best validation AUC. "auto" uses it only if its cross-fitted gain (gain in
         AUC on pairs that had no part in choosing it) exceeds twice its standard error. "none" uses no threshold.
     """
@@ -400,7 +400,7 @@ class NoveltyDetector:
 
     @classmethod
     def fit(cls, train: Examples, val: Examples, labels: LabelSpace, passing: float = PASSING) -> NoveltyDetector:
-        """Fit to `train`; a share `passing` of `val`, unseen pairs weighted to `NEW_SHARE`, is within the threshold."""
+        """Fit to `train` images; the threshold lets the weighted share `passing` of the `val` images pass."""
         sizes = len(labels.states), len(labels.objects)
         known = train.compositions >= 0
         groups = ClassStatistics.of(unit(train.cls.double())[known], train.compositions[known], *sizes).by_pair()

@@ -1,4 +1,4 @@
-"""Trials: trainings that are compared by validation, each in a folder named by a digest of what it is made from.
+"""Trials: trainings that are compared by validation, each in a folder named by a digest of settings, seed and data.
 
 `duplex tune` tries a grid of trials. `finetune: auto` and `duplex fit` choose how much to train: nothing, prompts, then
 one, two, four … fine-tuned blocks of the image tower. A trial whose files exist is not trained again, and an
@@ -203,7 +203,7 @@ class RecipeChoice:
 def search_recipes(
     levels: Iterable[Sequence[Trial]], attempt: Callable[[Trial], TrialResult], report: Callable[[str], None]
 ) -> RecipeChoice:
-    """Try recipes, the cheapest first, and return the one that the rules of this module choose.
+    """Try recipes, the cheapest first, and choose one by validation AUC; the module's docstring has the rules.
 
     levels: lists of recipes of equal cost, such as two learning rates.
     attempt: function that trains a recipe and returns its result.
