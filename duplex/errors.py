@@ -47,7 +47,7 @@ def require_whole(value: object, noun: str, low: int = 1, high: int | None = Non
     """`value` as an int; UsageError, calling it `noun`, unless it is whole, from `low` to `high` (None: no limit)."""
     number = int(value) if isinstance(value, Integral) and not isinstance(value, bool) else None
     if number is None or number < low or (high is not None and number > high):
-        expected = f"a whole number from {low}" + ("" if high is None else f" to {high}")
+        expected = "a whole number " + (f"of at least {low}" if high is None else f"from {low} to {high}")
         raise UsageError(f"{noun} is {shown(value)}; expected {expected}")
     return number
 

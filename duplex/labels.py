@@ -197,7 +197,7 @@ def _look_up(index: Mapping[str, int], names: Iterable[str], kind: str) -> Ints:
     try:
         return np.fromiter(map(index.__getitem__, names), dtype=np.int64)
     except KeyError as error:
-        raise DuplexError(f"{kind} {error} is not among the data set's {len(index)} {kind}s; check the name") from error
+        raise DuplexError(f"{kind} {error} is none of the data set's {len(index)} {kind}s; use one of them") from error
 
 
 def checked_numbers(values: ArrayLike, size: int, noun: str) -> Ints:

@@ -256,13 +256,13 @@ class FinetuneOptions(Options):
 
     def rules(self) -> Iterable[tuple[object, str]]:
         is_some = self.blocks == "all" or self.blocks >= 1
-        yield is_some, f"blocks is {self.blocks}; expected all, or 1 or more; leave finetune out to train none"
+        yield is_some, f"blocks is {self.blocks}; expected all, or 1 or more; to train no block, leave out finetune"
         for adapter in self.adapters:
             require(adapter, installed_plugins("duplex.adapters"), "adapter")
             has_width = adapter != "full" or self.width is None
-            yield has_width, f"adapter: {adapter} has no width; leave it out"
+            yield has_width, f"adapter: {adapter} has no width; leave out width"
             has_dropout = adapter not in ("lora", "full", "concepts", "experts") or self.dropout == type(self).dropout
-            yield has_dropout, f"adapter: {adapter} has no dropout; leave it out"
+            yield has_dropout, f"adapter: {adapter} has no dropout; leave out dropout"
         is_set = len(set(self.augment)) == len(self.augment)
         yield is_set, f"augment is {list(self.augment)}; name each augmentation once"
 

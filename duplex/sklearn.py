@@ -117,7 +117,7 @@ class CompositionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         check_classification_targets(y)
         width = 1 if y.ndim == 1 else y.shape[1]
         if width > 2 or not (first or width == self.width_):
-            expected = "two, state and object, or a single label" if first else f"{self.width_} as before"
+            expected = "two (state and object) or one" if first else f"{self.width_}, as in earlier calls"
             raise OptionError(f"the labels have {width} columns; expected {expected}", "y")
         labels = _two_columns(y.reshape(len(y), width))
         names = [np.unique(column) for column in labels.T]
@@ -162,7 +162,7 @@ class CompositionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
             return seen
         listed = np.asarray(self.candidates)
         if listed.ndim != 2 or listed.shape[1] != width or not len(listed):
-            expected = f"expected pairs [C, {width}], 'seen' or None"
+            expected = f"expected an array of pairs [C, {width}], 'seen' or None"
             raise OptionError(f"the shape is {listed.shape}; {expected}", "candidates")
         return np.unique(_composition_numbers(_two_columns(listed), names))
 
@@ -194,7 +194,7 @@ class CompositionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         predicted = self.predict(X)
         labels = np.asarray(y)
         if labels.size != predicted.size or len(labels) != len(predicted):
-            raise OptionError(f"the shape is {labels.shape}; expected {predicted.shape}, as predict() returns", "y")
+            raise OptionError(f"the shape is {labels.shape}; expected {predicted.shape}, the shape of predict(X)", "y")
         labels = labels.reshape(predicted.shape)
         for names, column in zip(self.names_[: self.width_], labels.reshape(-1, self.width_).T, strict=True):
             _union(names, np.asarray(column.tolist()))  # raises for numbers in place of text
@@ -228,19 +228,19 @@ def _composition_numbers(labels: Array, names: Sequence[Array]) -> Ints:
         places = pd.Index(values).get_indexer(pd.Index(column))
         if (places < 0).any():
             label = column[places < 0].tolist()[0]
-            raise OptionError(f"the {kind} {label!r} is in no training image; leave it out", "candidates")
+            raise OptionError(f"the {kind} {label!r} is in no training image; remove candidates with it", "candidates")
         numbers = numbers * len(values) + places
     return numbers
 
 
 def _with_listed(names: Array, listed: Array) -> Array:
     for label in np.setdiff1d(names, listed).tolist()[:1]:
-        expected = "all labels of y, as one list for each column of y, in their order"
+        expected = "all labels of y: one list for each column of y, in the order of the columns"
         raise OptionError(f"the label {label!r} of y is missing; expected {expected}", "classes")
     return _union(names, listed)
 
 
 def _union(names: Array, more: Array) -> Array:
     if (names.dtype.kind in "biuf") != (more.dtype.kind in "biuf"):  # numpy would turn numbers into text
-        raise OptionError("labels are numbers in one place and text in another; expected one type", "y")
+        raise OptionError("labels are numbers in one place and text in another; make them all text or all numbers", "y")
     return np.union1d(names, more)

@@ -128,9 +128,9 @@ def _demand_unchanged(method: Method[Any], place: str, batch: Batch, original: B
 
 
 def _check_options(kind: type[Method[Any]], record: dict[str, Any]) -> Options:
-    _demand(issubclass(kind, Method), kind, "is no subclass of duplex.methods.base.Method")
+    _demand(issubclass(kind, Method), kind, "is not a subclass of duplex.methods.base.Method")
     frozen = issubclass(kind.Options, Options) and kind.Options.__dataclass_params__.frozen  # type: ignore[attr-defined]
-    _demand(frozen, kind, "Options is no frozen dataclass that extends duplex.options.Options")
+    _demand(frozen, kind, "Options is not a frozen dataclass that extends duplex.options.Options")
     options = kind.Options.from_dict(record)
     reloaded = kind.Options.from_dict(json.loads(json.dumps(options.to_dict())))
     _demand(reloaded == options, kind, f"Options change when saved as JSON: {options} became {reloaded}")
@@ -168,19 +168,19 @@ def _check_losses(method: Method[Any]) -> None:
     for count, title in ((8, "a batch"), (1, "a batch of one image")):
         method.zero_grad(set_to_none=True)
         shared = method.shared()
-        _demand(isinstance(shared, tuple), method, "shared() returns no tuple")
+        _demand(isinstance(shared, tuple), method, "shared() does not return a tuple")
         losses = method.losses(train[torch.arange(count)], shared)
-        _demand(isinstance(losses, dict) and losses, method, "losses() returns no dict of named terms, or an empty one")
+        _demand(isinstance(losses, dict) and losses, method, "losses() must return a dict of at least one named term")
         for name, value in losses.items():
             scalar = isinstance(value, Tensor) and value.shape == () and value.is_floating_point()
-            _demand(scalar, method, f"loss {name!r} of {title} is no single number; expected a scalar tensor of floats")
+            _demand(scalar, method, f"loss {name!r} of {title} is not one number; expected a scalar tensor of floats")
             _demand(torch.isfinite(value), method, f"loss {name!r} of {title} is {value}")
         total = torch.stack(list(losses.values())).sum()
         _demand(total.requires_grad, method, "the losses depend on no parameter; groups() should then be empty")
         total.backward()
         method.after_batch()
     gradients = [p.grad for group in groups for p in group["params"] if p.grad is not None]
-    _demand(gradients, method, "the losses depend on no parameter of groups()")
+    _demand(gradients, method, "the losses depend on none of the parameters in groups()")
     _demand(all(torch.isfinite(g).all() for g in gradients), method, "a gradient is not finite")
 
 
@@ -212,9 +212,9 @@ def _check_training(kind: type[Method[Any]], options: Options) -> None:
 
 def _scores(method: Method[Any], candidates: Ints, inputs: Inputs) -> Tensor:
     scorer = method.eval().scorer(candidates.copy())
-    _demand(callable(scorer), method, f"scorer() returns {type(scorer).__name__}, no function")
+    _demand(callable(scorer), method, f"scorer() returns {type(scorer).__name__}, not a function")
     scores: Any = scorer(inputs)
-    _demand(isinstance(scores, Tensor), method, f"scorer()'s function returns {type(scores).__name__}, no tensor")
+    _demand(isinstance(scores, Tensor), method, f"scorer()'s function returns {type(scores).__name__}, not a tensor")
     return cast(Tensor, scores)
 
 
@@ -327,6 +327,6 @@ def _check_predictions(method: Method[Any]) -> None:
     _demand(not p[:, 0].any(), method, "probabilities() of an excluded (-inf) candidate are not 0")
     if (tensors := method.portable(candidates)) is not None:
         odd = [name for name, value in tensors.items() if not isinstance(value, Tensor)]
-        _demand(not odd, method, f"portable() returns {odd[:1]}, which is no tensor")
+        _demand(not odd, method, f"portable() returns {odd[:1]}, which is not a tensor")
         total = torch.stack([term for _, term in portable.score_terms(tensors, batch.inputs["cls"])]).sum(0)
         _demand(torch.allclose(total[:, 1:], scores[:, 1:], atol=1e-5), method, "portable() disagrees with scorer()")

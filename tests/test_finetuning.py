@@ -94,7 +94,7 @@ def test_scores_of_image_files_equal_those_of_the_evaluation(project) -> None:
     assert not torch.allclose(plain, wanted, atol=1e-2)
     answers = list(recognizer.stream(files, num_workers=0))
     assert [one.best.name for one in answers] == [one.best.name for one in recognizer(files)]
-    with pytest.raises(UsageError, match="also reads block inputs of the image tower; give images instead of features"):
+    with pytest.raises(UsageError, match="also needs block inputs of the image tower; give images instead of features"):
         recognizer.scores(np.ones((1, 128), np.float32))
 
 
@@ -108,7 +108,7 @@ def test_recognition_encodes_prompts_with_the_adapters_of_the_text_tower(project
     columns, test = inputs.labels.candidates("closed", "train"), inputs.examples["test"]
     wanted = fresh.scorer(columns)({name: values[:8] for name, values in test.inputs.items()})
     torch.testing.assert_close(scores, wanted, rtol=0, atol=1e-4)
-    with pytest.raises(UsageError, match="cannot be exported; choose another run"):
+    with pytest.raises(UsageError, match="cannot be exported; choose a run of another kind"):
         exported_tensors(trained, "closed")
     with pytest.raises(UsageError, match="cannot score added pairs"):
         Recognizer(trained, [("red", "cube")]).scores(project.pictures()[:1], "closed")
@@ -134,7 +134,7 @@ def test_an_exported_folder_has_the_finetuned_blocks(project, tmp_path: Path) ->
     np.testing.assert_allclose(numpy_example.scores(tensors, moved), run.scores(files), rtol=1e-6, atol=1e-5)
     assert np.abs(numpy_example.scores(tensors, inputs["cls"].numpy()) - run.scores(files).numpy()).max() > 1e-2
     assert "The image tower's last block" in (tmp_path / "out" / "README.md").read_text()
-    with pytest.raises(UsageError, match="also reads block inputs of the image tower; give images instead of features"):
+    with pytest.raises(UsageError, match="also needs block inputs of the image tower; give images instead of features"):
         folder.scores(np.ones((1, 128), np.float32))
 
 

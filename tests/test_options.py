@@ -65,7 +65,7 @@ def test_whole_numbers_have_inclusive_bounds():
     for value in (1, 5, True, 2.0, "2"):
         with pytest.raises(UsageError, match=f"^k is {value!r}; expected a whole number from 2 to 4$"):
             require_whole(value, "k", 2, 4)
-    with pytest.raises(UsageError, match=r"expected a whole number from 1$"):
+    with pytest.raises(UsageError, match=r"expected a whole number of at least 1$"):
         require_whole(0, "k")
     assert require_whole(10**9, "k") == 10**9
     assert shown("a\nb" * 40) == repr("a\nb" * 40)[:80]

@@ -102,7 +102,7 @@ def test_recognition_and_export_read_pixels(project, tmp_path: Path) -> None:
         {name: values[:20] for name, values in test.inputs.items()}
     )
     torch.testing.assert_close(recognizer.scores(files, "closed"), wanted, rtol=0, atol=1e-4)
-    with pytest.raises(UsageError, match="also reads pixels; give images instead of features"):
+    with pytest.raises(UsageError, match="also needs pixels; give images instead of features"):
         recognizer.scores(np.ones((1, 128), np.float32))
     facts = model_card_facts(project.run.root, name=None, licence="mit", repository=None)
     export(recognizer.trained, "closed", tmp_path / "out", facts)
@@ -122,7 +122,7 @@ def test_pixels_that_cannot_be_used_are_reported_in_one_line(project, tmp_path: 
     prepare(bare, "own", paths)
     extract(bare, "own", paths, num_workers=0)
     assert read_tokens(paths.features("own"), "pixels") is None
-    messages = {"varied": "changes pixels, and .* has none", "plain": "for any number: encoder.pixels to true"}
+    messages = {"varied": "changes pixels, and .* has none", "plain": "or encoder.pixels to true"}
     for method, message in messages.items():
         with pytest.raises(UsageError, match=rf"{message}.*`duplex extract --dataset own`"):
             train_stage(bare, "own", method, 0, paths)

@@ -93,17 +93,17 @@ FAULTS: dict[str, dict[str, Any]] = {  # message -> functions that violate the p
         "losses": lambda self, batch, shared: {"composition": self.logits(batch.cls).std(0).mean()}
     },
     "depend on no parameter": {"losses": lambda self, batch, shared: {"composition": batch.cls.sum()}},
-    "no single number": {"losses": lambda self, batch, shared: {"composition": self.logits(batch.cls).sum(0)}},
-    "no dict of named terms": {"losses": lambda self, batch, shared: {}},
+    "not one number": {"losses": lambda self, batch, shared: {"composition": self.logits(batch.cls).sum(0)}},
+    "return a dict of at least one": {"losses": lambda self, batch, shared: {}},
     "a gradient is not finite": {
         "losses": lambda self, batch, shared: {"composition": (0 * self.logits(batch.cls)).sqrt().sum()}
     },
     "training steps change nothing": {"groups": lambda self: [{"params": list(self.parameters()), "lr": 0.0}]},
-    "shared.. returns no tuple": {"shared": lambda self: []},
+    "shared.. does not return a tuple": {"shared": lambda self: []},
     "audio": {"needs": classmethod(lambda cls, options: frozenset({"audio"}))},
     "neither cls nor patch": {"needs": classmethod(lambda cls, options: frozenset())},
-    "returns list, no function": {"scorer": lambda self, rows: []},
-    "returns list, no tensor": {"scorer": lambda self, rows: lambda inputs: []},
+    "returns list, not a function": {"scorer": lambda self, rows: []},
+    "returns list, not a tensor": {"scorer": lambda self, rows: lambda inputs: []},
     "float64; expected .6, 10. of float32": {
         "scorer": lambda self, rows: lambda inputs: torch.zeros(6, len(rows)).double()
     },
@@ -117,7 +117,7 @@ FAULTS: dict[str, dict[str, Any]] = {  # message -> functions that violate the p
     "do not sum to the scores": {"score_terms": lambda self, rows: lambda inputs: [("a", torch.zeros(6, len(rows)))]},
     "negative or do not sum to 1": {"probabilities": lambda self, scores: scores},
     "candidate are not 0": {"probabilities": lambda self, scores: torch.ones_like(scores) / scores.shape[1]},
-    "which is no tensor": {"portable": lambda self, candidates: {"a": 1}},
+    "which is not a tensor": {"portable": lambda self, candidates: {"a": 1}},
 }
 
 

@@ -145,5 +145,5 @@ def _run() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # names of files may hold bytes that are not text
     if "" in sys.argv[1:]:  # an empty path would mean the current folder
-        raise UsageError("an argument is empty, perhaps an unset shell variable; give a value or leave it out")
+        raise UsageError("an argument is empty, perhaps an unset shell variable; give it a value or omit it")
     app()

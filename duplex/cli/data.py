@@ -41,9 +41,9 @@ if TYPE_CHECKING:
     from duplex.data.tables import LabelledImages
     from duplex.options import SourceOptions
 
-Name = Annotated[str, Argument(help="A data set of params.yaml, or any name with --root.")]
+Name = Annotated[str, Argument(help="A data set of params.yaml; with --root, any name.")]
 Root = Annotated[Path | None, Option(help="Folder or table of a data set that is not in params.yaml.")]
-NoRun = Annotated[bool, Option("--no-run", help="Leave run.datasets of params.yaml as it is.")]
+NoRun = Annotated[bool, Option("--no-run", help="Add nothing to run.datasets of params.yaml.")]
 
 ENCODER, WEIGHTS = "ViT-L-14-quickgelu", "openai"  # the paper's
 PRINTED = 20  # suspects on stdout
@@ -112,7 +112,7 @@ def check(name: Name, root: Root = None, as_json: AsJson = False) -> None:
 @group.command()
 def download(
     name: Annotated[str, Argument(help="Benchmark to download: mit-states, ut-zappos or cgqa.")],
-    to: Annotated[Path | None, Option(help="Folder to write; default: the root in params.yaml, or data/NAME.")] = None,
+    to: Annotated[Path | None, Option(help="Target folder; default: NAME's root in params.yaml, or data/NAME.")] = None,
 ) -> None:
     """Download a benchmark and unpack it. The same command resumes an interrupted download."""
     from duplex.data.download import BENCHMARKS
@@ -156,7 +156,7 @@ def _share(text: str, default: float) -> Any:
 @group.command()
 def add(
     name: Annotated[str, Argument(help="Name of the data set.")],
-    path: Annotated[Path, Argument(help="Folder of images, table, benchmark's folder, or hf-datasets:OWNER/NAME.")],
+    path: Annotated[Path, Argument(help="Folder of images or of a benchmark, table, or hf-datasets:OWNER/NAME.")],
     images: ImageFolder = None,
     split_seed: Annotated[int | None, seed_option(f"Seed of the split [{SplitOptions.seed}].", "--split-seed")] = None,
     val_unseen: Annotated[float | None, _share("pairs held out for validation", SplitOptions.val_unseen)] = None,
@@ -164,7 +164,7 @@ def add(
     val_images: Annotated[float | None, _share("seen pairs' images for validation", SplitOptions.val_images)] = None,
     test_images: Annotated[float | None, _share("seen pairs' images for test", SplitOptions.test_images)] = None,
     encoder: Annotated[
-        str | None, encoder_option(help=f"Encoder [{ENCODER}]; none: it is unknown which one computed --features.")
+        str | None, encoder_option(help=f"Encoder [{ENCODER}]; none if the one that computed --features is unknown.")
     ] = None,
     weights: Weights = None,
     features: Annotated[
@@ -207,10 +207,10 @@ def add(
     write_dataset(name, entry if known else {**entry, "training": DEFAULT_TRAINING}, run=run)
     changes = f"; changed: {' and '.join(entry)}" if known else ""
     later = "" if run else " after you add it to run.datasets of params.yaml"
-    log(f"wrote datasets/{name}.yaml{changes}; `dvc repro` runs it{later}")
+    log(f"wrote datasets/{name}.yaml{changes}; `dvc repro` trains on this data set{later}")
     if unsupported:
         needs = f"{', '.join(unsupported)}, which need the encoder that made the features, or patch tokens"
-        other = f"; `duplex sweep --datasets {name} --methods {supported[0]}` trains another" if supported else ""
+        other = f"; instead, run `duplex sweep --datasets {name} --methods {supported[0]}`" if supported else ""
         log(f"{name} was not added to run.datasets, because run.methods has {needs}{other}")
 
 
@@ -234,7 +234,7 @@ def _print_findings(name: str, dataset: LabelledImages, issues: list[DataIssue])
     print(statistics_text(name, counts))
     if dataset.made_split:
         images = ", ".join(f"{counts.splits[split].images:,} {split}" for split in SPLITS)
-        print(f"made a split: {images} images; a table can set its own in a column `split`")
+        print(f"made a split: {images} images; to set your own, give a table with a column `split`")
     if fatal := next((issue for issue in issues if issue.fatal), None):
         raise DuplexError(f"{name} is not added: {fatal}")
 
@@ -331,7 +331,7 @@ def _encoder_entry(
 
     if name == "none" or (name is None and known is None and features is not None):
         if features is None or weights is not None:
-            raise UsageError("--encoder none needs --features and no --weights; to give --weights, name the encoder")
+            raise UsageError("--weights needs --encoder NAME, and --encoder none needs --features; add what is missing")
         return {"name": IMPORTED}
     if features is not None and is_random(weights):
         raise UsageError(f"the text tower of --weights {weights} would not fit imported features; leave --weights out")
@@ -380,21 +380,21 @@ def _encoder_issues(encoder: dict[str, Any], labels: LabelSpace) -> Iterator[Dat
 
     name, weights = encoder["name"], encoder.get("weights")
     if unknown := unknown_words(name, map(prompt_name, (*labels.states, *labels.objects))):
-        message = f"words are unknown to {name}; choose another --encoder (`duplex encoders` lists those on disk)"
+        message = f"words are unknown to {name}; choose another --encoder (see `duplex encoders`)"
         yield DataIssue(message, len(unknown), tuple(unknown), True, fatal=True)
     try:
         missing = missing_weights(name, weights)
     except UsageError as error:
         raise UsageError(f"--encoder {name}: {error}") from error
     if is_random(weights):
-        yield DataIssue("encoder has random weights, whose results mean nothing", 1, (f"{name} + {weights}",), False)
+        yield DataIssue("encoder has random weights, so its results mean nothing", 1, (f"{name} + {weights}",), False)
     if missing is None and not unknown and (long := long_prompts(name, weights, labels)):
         message = f"pairs have a longer prompt than {name} reads; shorten the names of their states or objects"
         yield DataIssue(message, len(long), tuple(long), True, fatal=True)
     if missing is not None:
         size = f", about {missing.size / 1e9:.1f} GB" if missing.size else ""
         address = f"{name} + {weights}{size}, from {missing.address}"
-        yield DataIssue("weights are not on disk and will be downloaded", 1, (address,), False)
+        yield DataIssue("encoder's weights are not on disk and will be downloaded", 1, (address,), False)
 
 
 Labelled = Annotated[str, Argument(help="A data set of params.yaml, a folder or table of images, or a fitted model.")]
@@ -426,7 +426,7 @@ def suspects(
     for row in table.head(PRINTED).to_dict("records"):
         label = f"{row['state']} {row['object']}"
         better = f"{row['better_state']} {row['better_object']}"
-        typer.echo(f"{row['rank']:>5}  {label:<28} rather {better:<28} {row['image']}")
+        typer.echo(f"{row['rank']:>5}  {label:<28} perhaps {better:<28} {row['image']}")
     log(
         f"wrote {csv} and suspects.html with {len(table)} images and {len(copied_pairs(table))} pairs of near-copies; "
         f"correct the columns state and object where they are wrong, then run `duplex relabel {source} {csv}`"
@@ -461,6 +461,6 @@ def relabel(
     log(f"wrote {target} with {result.changed} corrected labels; {hint}")
     if result.outdated:
         why = f"their labels in {name} have changed since the list was made"
-        log(f"{len(result.outdated):,} images keep their labels, since {why}: {', '.join(result.outdated[:SHOWN])}")
+        log(f"{len(result.outdated):,} images were not relabelled, as {why}: {', '.join(result.outdated[:SHOWN])}")
     if result.new:
         log(f"new states or objects, perhaps misspelt: {', '.join(result.new)}")

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 @app.command()
 def report(
-    dataset: Annotated[str | None, dataset_option("Write a page on this data set's best run instead.")] = None,
+    dataset: Annotated[str | None, dataset_option("Write only a page on this data set's best run.")] = None,
 ) -> None:
     """Write the report of all evaluated runs, or the page of one data set, and print its path.
 
@@ -71,7 +71,7 @@ def retrieve(
     pair: Annotated[str, Argument(help="A state and an object, such as 'striped heart'.")],
     dataset: Dataset,
     method: Annotated[
-        str | None, method_option("--method", "-m", help="Method; default: the last of run.methods with prototypes.")
+        str | None, method_option("--method", "-m", help="Method; default: the last with prototypes in run.methods.")
     ] = None,
     seed: Annotated[int | None, seed_option("Seed of the run; default: the first of run.seeds.")] = None,
     top: Annotated[int, Option(min=1, help="Number of nearest images to show per prototype.")] = 4,
@@ -149,7 +149,7 @@ def fit(
 
     Checks and encodes the images, then trains a larger part of the model if this raises validation AUC by more than the
     standard error. OUT.cache stores unfinished training, so the same command resumes an interrupted fit. Features are
-    kept in the user's cache, so correcting labels does not trigger re-encoding. The printed metrics are measured before
+    kept in a feature cache, so correcting labels does not trigger re-encoding. The printed metrics are measured before
     the final fit, which uses all images.
     """
     from duplex.recognition.fit import fit_folder
@@ -206,7 +206,7 @@ def predict(
     add: Add = None,
     compositions: Compositions = None,
     form: Annotated[
-        str | None, Option("--format", help="table, jsonl, csv, label-studio; default: by --out's suffix, else table.")
+        str | None, Option("--format", help="table, jsonl, csv or label-studio; default: --out's suffix or table.")
     ] = None,
     out: Annotated[Path | None, Option(help="Write to this file instead of stdout.")] = None,
     force: Force = False,
@@ -358,7 +358,7 @@ def next_(
 ) -> None:
     """Choose the unlabelled images whose labels would help a model most, and list them in a CSV file to label.
 
-    Copies of images that the model was fitted to are left out. Features are kept in the user's cache.
+    Copies of images that the model was fitted to are left out. Features are kept in a feature cache.
     """
     from duplex.project.suspects import rank_unlabelled
     from duplex.recognition.export import FIT, fitted_digests, read_fit
@@ -376,7 +376,7 @@ def next_(
             escape_unprintable(f"{row['rank']:>5}  {row['answer']:<28} {row['margin']:.3f}  {row['image']}{note}")
         )
     log(
-        f"wrote {target}; fill its columns state and object, delete the other lines, then run "
+        f"wrote {target}; fill in state and object, delete the lines without labels, then run "
         f"`duplex update {model} {target} --images {folder}`"
     )
 
@@ -391,7 +391,7 @@ def export(
     world: World = None,
     onnx: Annotated[bool, Option("--onnx", help="Add trained.onnx, which scores image features.")] = False,
     onnx_encoder: Annotated[bool, Option("--onnx-encoder", help="Add encoder.onnx and see.py, which runs it.")] = False,
-    page: Annotated[Path | None, Option(help="Add page/, a static site; give onnxruntime-web's folder dist.")] = None,
+    page: Annotated[Path | None, Option(help="onnxruntime-web's folder dist; adds page/, a static site.")] = None,
     push: Annotated[str | None, Option(help="Upload to the Hugging Face hub as OWNER/NAME.")] = None,
     licence: Annotated[str, Option("--licence", help="Licence of the model: mit, cc-by-4.0, …")] = "other",
     name: Annotated[str | None, Option(help="Title of the model card; default: OWNER/NAME or the run.")] = None,
@@ -431,7 +431,7 @@ def _add_onnx(
 
     if trained.finetuned is not None and not tower:
         names = "recognize.py and trained.onnx read" if scores else "recognize.py reads"
-        log(f"{names} features of the fine-tuned image tower; --onnx-encoder exports this tower")
+        log(f"{names} features of the fine-tuned image tower; to export this tower, too, add --onnx-encoder")
     if scores:
         write_scores(folder, tensors, trained.backbone.dim)
     if tower:
@@ -449,7 +449,7 @@ def serve(
     add: Add = None,
     compositions: Compositions = None,
     new_share: NewShare = None,
-    adapt: Annotated[bool, Option("--adapt", help="Adapt to the images: answers then depend on their order.")] = False,
+    adapt: Annotated[bool, Option("--adapt", help="Adapt the model to images; answers depend on image order.")] = False,
     device: Device = "auto",
     max_megabytes: Annotated[int, Option(min=1, help="Largest request, in megabytes.")] = Limits.bytes // 2**20,
     max_images: Annotated[int, Option(min=1, help="Largest number of images in a request.")] = Limits.images,
@@ -498,7 +498,7 @@ def _load_same(loaded: tuple[str, tuple[Pair, ...]], where: str, *options: Any) 
     """Load the model in a worker process; raises an error if it changed since the server started."""
     recognizer = load_model(where, *options)
     if recognizer.trained.fingerprint != loaded[0]:
-        raise DuplexError(f"{where} holds another model than it did when the server started; start the server again")
+        raise DuplexError(f"the model in {where} has changed since the server started; start the server again")
     if recognizer.added != loaded[1]:
         raise DuplexError("the file of --compositions has changed since the server started; start the server again")
     return recognizer

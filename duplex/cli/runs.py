@@ -49,7 +49,7 @@ Method = Annotated[str, method_option("--method", "-m", help="A method of params
 Methods = Annotated[str | None, method_option(help="Methods, comma-separated; default: run.methods of params.yaml.")]
 Seed = Annotated[int, seed_option("Seed of the run, for initial values, batches and dropout.")]
 Jobs = Annotated[
-    int | None, Option(min=1, help="Worker processes; default: one per GPU; without GPUs, cores / threads of a run.")
+    int | None, Option(min=1, help="Worker processes; default: one per GPU or, without GPUs, cores / threads per run.")
 ]
 
 
@@ -120,7 +120,7 @@ def train(dataset: Dataset, method: Method = "duplex", seed: Seed = 0) -> None:
 
     outcome = train_stage(load_params(), dataset, method, seed)
     checkpoint = ArtifactPaths().run(dataset, method, seed).checkpoint
-    chosen = "" if outcome.selected_by == "auc" else f" by {outcome.selected_by}"
+    chosen = "" if outcome.selected_by == "auc" else f" (chosen by {outcome.selected_by})"
     log(f"{checkpoint}: epoch {outcome.best_epoch}{chosen}, validation AUC {100 * outcome.best_auc:.2f}")
 
 
@@ -231,7 +231,7 @@ def reproduce(
         params, folder = load_params(), PROJECT
     else:
         raise UsageError(
-            f"{PROJECT / 'params.yaml'}, which lists the paper's table rows, is not here; run from the project's folder"
+            f"{PROJECT / 'params.yaml'}, which lists the paper's table rows, is absent; run this in the project folder"
         )
     plan = plan_reproduction(params, dataset, parse_seeds(seeds), jobs, paths)
     for line in plan.lines():
@@ -373,7 +373,7 @@ def compare(
     methods: Annotated[tuple[str, str], method_option(help="Two methods to compare: FIRST SECOND.")],
     seed: Annotated[int | None, seed_option("Seed of the runs; default: all seeds that both methods have.")] = None,
     world: Annotated[str, Option(help="World to compare in: closed or open.")] = "closed",
-    splits: Annotated[int | None, Option(min=2, help="Average over this many splits of `duplex data split`.")] = None,
+    splits: Annotated[int | None, Option(min=2, help="Average over this many splits from `duplex data split`.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Print how far the second method's S, U, HM and AUC exceed the first's, in percentage points.
@@ -390,7 +390,7 @@ def compare(
     require(world, WORLDS, "world")
     names = [dataset] if splits is None else [split_name(dataset, number + 1) for number in range(splits)]
     if missing := next((name for name in names if name not in params.datasets), None):
-        raise UsageError(f"params.yaml has no {missing}; `duplex data split {dataset} --splits {splits}` adds it")
+        raise UsageError(f"there is no data set {missing}; `duplex data split {dataset} --splits {splits}` adds it")
     runs = {name: _margins_of_runs(params, name, methods, seed, world) for name in names}
     report: dict[str, Any] = {"dataset": dataset, "world": world, "first": methods[0], "second": methods[1]}
     if splits is None:
@@ -465,7 +465,7 @@ def _read_predictions(file: Path, run: str, world: str, streamed: bool) -> pd.Da
         raise DuplexError(f"{file} has no adapted scores; run `duplex evaluate {run} --stream`")
     if images.empty:
         raise DuplexError(
-            f"{file} has no images of the {world} world; "
+            f"{file} has no results for the {world} world; "
             f"add {world} to evaluation.worlds in params.yaml and run `duplex evaluate {run}`"
         )
     return images.sort_values("row", kind="stable").reset_index(drop=True)
@@ -506,7 +506,7 @@ def score(
     """Print seen and unseen accuracy, best harmonic mean and AUC of a score file, in percent, with 95 % intervals."""
     require(protocol, PROTOCOLS, "protocol")
     if k is not None and min(k) < 1:
-        raise UsageError(f"--k is {min(k)}; expected a whole number from 1 on")
+        raise UsageError(f"--k is {min(k)}; expected a whole number of at least 1")
     if file.suffix == ".csv" and other is None and k is None:
         report = _score_answers(file)
     elif other is None:
@@ -569,7 +569,7 @@ def _measure(
     accumulator = ScoreAccumulator(scores.target, scores.seen, k=max(ks), feasible_mask=scores.feasible_mask)
     if scores.feasible_mask is not None and not scores.feasible_mask[scores.target].all():
         lost = int((~scores.feasible_mask[scores.target]).sum())
-        log(f"{scores.path}: feasible_mask excludes the labels of {lost} images; they count as wrong")
+        log(f"{scores.path}: feasible_mask excludes the labels of {lost} images; these count as wrong")
     with _path_in_errors(scores.path):
         for rows, block in _blocks(scores):
             accumulator.add(block, rows)
@@ -587,7 +587,7 @@ def _compare(first: Path, second: Path, ks: list[int] | None, rounds: int, seed:
         k = (ks or first_scores.ks)[0]
         second_k = (ks or second_scores.ks)[0]
         if k != second_k:
-            raise UsageError(f"k is {k} in {first} and {second_k} in {second}; choose one with --k")
+            raise UsageError(f"k is {k} in {first} and {second_k} in {second}; set k for both with --k")
         _check_k(first_scores, k)
         if ks and len(ks) > 1:
             raise UsageError(f"--k is given {len(ks)} times; give it once to compare two files")

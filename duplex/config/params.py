@@ -142,7 +142,7 @@ class MethodChanges(ParamsSection):
     def _check_keys(self) -> MethodChanges:
         for key in ("kind", "extends", "world", "shown_as", "per_dataset", "of"):
             if key in self.options:
-                raise OptionError("cannot differ by data set; set it in the method's entry, or add a method", key)
+                raise OptionError("cannot differ by data set; set it for the whole method, or add another method", key)
         return self
 
 
@@ -296,7 +296,7 @@ class Params(ParamsSection):
             only = self.entry(name).world
             raise UsageError(
                 f"params.yaml: evaluation.worlds is {list(self.evaluation.worlds)} and {name} is for the {only} world "
-                f"alone; remove it from run.methods, or add {only} to evaluation.worlds"
+                f"alone; remove {name} from run.methods, or add {only} to evaluation.worlds"
             )
         return worlds
 
@@ -346,7 +346,7 @@ class Params(ParamsSection):
         words = self.evaluation.word_vectors
         if words is not None and not words.is_file():
             raise UsageError(
-                f"params.yaml: evaluation.word_vectors: {words} is not a file; give one, or null for the text tower"
+                f"params.yaml: evaluation.word_vectors: {words} is not a file; give one, or null to use the text tower"
             )
         for name in sorted(set(self.datasets) & set(RESERVED)):
             raise UsageError(f"params.yaml: datasets.{name}: the name is reserved; choose another")
@@ -364,7 +364,7 @@ class Params(ParamsSection):
         for dataset, name in product(self.run.datasets, self.run.methods):
             known = published_recipes()[require(name, published_recipes(), "published recipe")]["per_dataset"]
             if dataset not in known:
-                raise UsageError(f"{name} has no published settings for {dataset}; choose {' or '.join(known)}")
+                raise UsageError(f"{name} has no published settings for {dataset}; use {' or '.join(known)} instead")
             entry = self.methods[name]
             values = {**entry.options_for(dataset), **entry.training_for(dataset), **entry.finetune_for(dataset)}
             if undecided := [key for key, value in values.items() if value == "?"]:
@@ -400,7 +400,7 @@ class Params(ParamsSection):
                 if other != name:
                     raise UsageError(
                         f"params.yaml: run.methods: {other} and {name} are both shown as {entry.shown_as or name} "
-                        f"in the {world} world; change `world` or `shown_as` of one"
+                        f"in the {world} world; change `world` or `shown_as` of one of them"
                     )
 
     @contextmanager
@@ -466,7 +466,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         content = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
         content = json.loads(json.dumps(content, default=str, ensure_ascii=False).encode())
     except FileNotFoundError as error:
-        raise UsageError(f"{path} does not exist here; run from the project's folder") from error
+        raise UsageError(f"{path} does not exist here; run this in the project's folder") from error
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
     except (YAMLError, ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
@@ -591,7 +591,7 @@ def remove_dataset(name: str) -> None:
     record, files = read_yaml(PARAMS_FILE), dataset_files(PARAMS_FILE)
     require(name, load_params().datasets, "data set")
     if name in record.get("datasets", {}):
-        raise UsageError(f"{name} stands under `datasets:` in {PARAMS_FILE}; delete that entry by hand instead")
+        raise UsageError(f"{name} is defined under `datasets:` in {PARAMS_FILE}; delete that entry by hand instead")
     left = [other for other in record["run"]["datasets"] if other != name]
     if not left:
         raise UsageError(f"{PARAMS_FILE}: run.datasets lists only {name}; add another data set there first")

@@ -15,7 +15,7 @@ from duplex.data.images import ImageTree, describe_skipped, uncropped_path
 from duplex.data.tables import LabelledImages, complete_rows
 from duplex.labels import SPLITS, prompt_name
 
-ALIKE = "read like another in a prompt"
+ALIKE = "have the same text in prompts"
 SHOWN = 5  # examples of an issue in its text
 
 

@@ -149,7 +149,7 @@ def _safe(name: str, archive: Path) -> list[str]:
     parts = name.replace("\\", "/").split("/")
     if name.startswith(("/", "\\")) or ".." in parts or parts[0].endswith(":") or "\0" in name:
         raise DuplexError(
-            f"{archive}: {name!r} would be outside of the folder; nothing was unpacked; get the published archive"
+            f"{archive}: {name!r} would leave the target folder, so nothing was unpacked; get the published archive"
         )
     return [part for part in parts if part not in ("", ".")]
 
@@ -269,7 +269,7 @@ def _hub_table(name: str, cache: Path) -> Path:
         images = [(place.parent / image).as_posix() for image in part["image"]]
         parts.append(part.assign(image=images, split=split))
     if not parts:
-        raise UsageError(f"{HUB}{name} has no Parquet files; download it, and name its folder or table instead")
+        raise UsageError(f"{HUB}{name} has no Parquet files; download it yourself, and give its folder or table")
     table = pd.concat(parts)
     write_manifest(table if set(table["split"]) == set(SPLITS) else table.drop(columns="split"), root / TABLE)
     return root / TABLE

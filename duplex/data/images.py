@@ -80,7 +80,7 @@ def machine_fault(place: object, error: BaseException) -> MachineFault | None:
         reason = str(error.strerror or error).lower()
     else:
         return None
-    return MachineFault(f"{place} could not be read: {reason}; finished work is not affected, run the command again")
+    return MachineFault(f"{place} could not be read: {reason}; run the command again (finished work is kept)")
 
 
 class BadImageFile(Exception):
@@ -237,7 +237,7 @@ class ImageTree:
         self._folders: dict[str, dict[str, bool]] = {}  # folder -> name of a file in it -> whether it stays inside
         self.skipped: dict[str, list[str]] = {}  # kind, such as a suffix -> paths skipped by the last `images`
         if not os.path.isdir(self._real):
-            raise DuplexError(f"the data root {root} is not a folder; correct its path")
+            raise DuplexError(f"{root} is not a folder; give the path of the images' folder")
 
     def has(self, path: str) -> bool:
         """Whether a file exists at a path below the root; raises DuplexError for a link that leads out of the root."""

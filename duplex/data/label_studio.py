@@ -50,7 +50,7 @@ def _task_rows(task: Mapping[str, Any], place: str) -> list[list[Any]]:
     for region in regions.values():
         if not set(CONTROLS) <= set(region):
             raise DuplexError(
-                f"{place} has no state or no object; label both, with controls of the labelling config that are named "
+                f"{place} has no state or no object; label both, with controls that the labelling config names "
                 f"state and object (found: {', '.join(sorted(map(str, region))) or 'none'})"
             )
         sides = [region.get(name) for name in ("x", "y", "width", "height")]

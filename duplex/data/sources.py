@@ -81,7 +81,7 @@ def _load_unchanged(source: SourceOptions, contents: Keys) -> LabelledImages:
     if not source.root.is_dir():
         raise UsageError(
             f"the data root {source.root} is not a folder; correct `source: {{root: ...}}` in params.yaml, "
-            "or fetch a benchmark with `duplex data download`"
+            "or, for a benchmark, run `duplex data download`"
         )
     if source.kind == "standard":
         return load_czsl(source.root)
@@ -90,7 +90,7 @@ def _load_unchanged(source: SourceOptions, contents: Keys) -> LabelledImages:
         data = from_rows(frame, source.split, source.root, contents)
         return replace(data, notes={**notes, **data.notes})
     if source.table is None:
-        raise UsageError("a source of kind table needs `table`, the path of its CSV or Parquet file")
+        raise UsageError(f"the source with root {source.root} has kind table and needs `table`, a CSV or Parquet file")
     frame, tree = read_table(source.table), ImageTree(source.root)
     for image in frame["image"]:
         tree.has(image)  # raises for a link that leaves the root; `data check` reports missing images
@@ -143,7 +143,7 @@ def load_czsl(root: Path) -> LabelledImages:
             paths = list(_candidates(record, place))
             rows.append((next(filter(tree.has, paths), paths[0]), state, thing, split))
     if not rows:
-        raise DuplexError(f"{root / METADATA}: no row has a pair that the pair lists name; use one data set's files")
+        raise DuplexError(f"{root / METADATA}: no row's pair is in the pair lists; use the files of one data set")
     notes = {
         "rows left out because their state, object or split is NA": absent,
         "rows left out because their pair is in no list": unlisted,
@@ -261,7 +261,7 @@ def read_folder(root: Path) -> tuple[pd.DataFrame, dict[str, int]]:
     if frame["depth"].nunique() > 1:
         deep = frame.loc[frame["depth"] == 3, "image"].iloc[0]
         flat = frame.loc[frame["depth"] == 2, "image"].iloc[0]
-        raise DuplexError(f"{root} mixes {deep!r} and {flat!r}; use one of {FORMS} for all")
+        raise DuplexError(f"{root} mixes {deep!r} and {flat!r}; use either {FORMS} for all images")
     for kind in ("state", "object"):
         check_labels(frame[kind], kind, root)
         names = sorted(frame[kind].unique())

@@ -127,7 +127,7 @@ def check_labels(labels: Iterable[str], kind: str, place: object) -> None:
                 f"expected at most {LABEL_LIMIT}"
             )
         if UNFIT.search(label):
-            raise DuplexError(f"{place}: the {kind} {label!r} has a control or invalid Unicode character; correct it")
+            raise DuplexError(f"{place}: the {kind} {label!r} has a control or invalid Unicode character; remove it")
         if not prompt_name(label):
             raise DuplexError(f"{place}: the {kind} {label!r} contains no word for a prompt; rename it")
 
@@ -206,7 +206,7 @@ def _refuse_misspelt(header: Sequence[str], place: object, known: Sequence[str])
         if "split" in lacking and word.rstrip("s") in SPLIT_NAMES:
             similar = ["split"]
         if similar:
-            raise DuplexError(f"{place} has a column {name!r}; write {similar[0]!r}, or rename or drop the column")
+            raise DuplexError(f"{place} has a column {name!r}; rename it (to {similar[0]!r} if it is that) or drop it")
 
 
 def _read_csv(path: Path, optional: Sequence[str], needed: Sequence[str]) -> tuple[pd.DataFrame, Place]:
@@ -224,7 +224,7 @@ def _read_csv(path: Path, optional: Sequence[str], needed: Sequence[str]) -> tup
                 numbers.append(number)
             number = lines.line_num + 1
     except csv.Error as error:
-        raise DuplexError(f"{path}, line {number} is not valid CSV ({error}); check its quotes") from error
+        raise DuplexError(f"{path}, line {number} is not valid CSV ({error}); correct its quotes") from error
     if not rows:
         raise DuplexError(f"{path} is empty; it needs a header with {', '.join(needed)} and may have split")
     header = rows[0]
@@ -307,7 +307,7 @@ def labels_of(manifest: pd.DataFrame) -> LabelSpace:
     labels = LabelSpace.from_pairs(pairs)
     for kind, names in (("state", labels.states), ("object", labels.objects)):
         if lacking := sorted(set(manifest[kind]) - {"", *names}):
-            raise DuplexError(f"the {kind} {lacking[0]!r} is on no image with both labels; add one, or drop the {kind}")
+            raise DuplexError(f"no image with {kind} {lacking[0]!r} has both labels; complete one, or drop the {kind}")
     return labels
 
 
@@ -334,7 +334,7 @@ def from_rows(
     twice = frame["image"].duplicated()
     if twice.any():
         image = frame.loc[twice, "image"].iloc[0]
-        raise DuplexError(f"{place}: the image {image!r} has two different rows; an image has one label and one split")
+        raise DuplexError(f"{place}: the image {image!r} has two different rows; keep only the right one")
     made_split = "split" not in frame
     keys = None
     if made_split:

@@ -385,7 +385,7 @@ def download_error(what: str, error: BaseException) -> DuplexError:
     reason = " ".join(str(error).split()) or type(error).__name__
     return DuplexError(
         f"the weights of {what} are not on disk and could not be downloaded{offline}: {reason}; "
-        f"download them where there is a network, or name a folder that holds them, local-dir:FOLDER or blip:FOLDER"
+        f"download them on a machine with a network, or give a folder with them as local-dir:FOLDER or blip:FOLDER"
     )
 
 

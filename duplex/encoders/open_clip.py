@@ -136,7 +136,7 @@ def build_model(source: EncoderSource) -> Any:
     kind, config = open_clip_class(source.architecture), offline_model_arguments(source.architecture)
     unknown = sorted(set(config) - set(inspect.signature(kind).parameters))
     if unknown:
-        raise DuplexError(f"{source.name}: {unknown[0]!r} is no key of open_clip's {kind.__name__}; remove it")
+        raise DuplexError(f"{source.name}: open_clip's {kind.__name__} has no {unknown[0]!r}; remove it from model_cfg")
     if source.seed is not None:
         with initialised_by(source.seed):
             return kind(**config).eval().requires_grad_(False)
@@ -222,7 +222,7 @@ def convert_weights(archive: Path, folder: Path, name: str, tag: str | None = No
         raise UsageError(f"{archive} does not exist")
     scripted = is_torchscript(archive)
     if tag is None and not scripted:
-        raise UsageError(f"{archive} does not say how images are prepared; name the published weights with --tag")
+        raise UsageError(f"{archive} does not state its preprocessing; set --tag to published weights with the same")
     preprocess = preprocess_of(name, architecture, tag or "openai")
     existing = next((folder / name for name in (WEIGHTS[0], CONFIG) if (folder / name).exists()), None)
     if existing is not None:

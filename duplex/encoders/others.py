@@ -205,7 +205,7 @@ class TimmFamily(EncoderFamily):
         path, seed = Path(weights).expanduser(), random_seed(weights)
         is_local = path.is_file() or seed is not None
         if not is_local and weights not in tags:
-            raise UsageError(f"weights {weights!r} are neither a file nor a tag of {name!r} ({listed})")
+            raise UsageError(f"weights {weights!r} are neither a file nor a tag of {name!r} (its tags: {listed})")
         config: Any = timm.get_pretrained_cfg(model if is_local else f"{model}.{weights}")
         return config, path if is_local else None
 
@@ -248,11 +248,11 @@ def _build_timm(source: EncoderSource) -> Any:
     absent = [name for name, tensor in expected.items() if name not in state or state[name].shape != tensor.shape]
     unknown = sorted(set(state) - set(expected))
     if absent or unknown:
-        problem = f"holds an unknown {unknown[0]!r}" if unknown else f"has no {absent[0]!r} of the expected shape"
+        problem = f"holds an unknown {unknown[0]!r}" if unknown else f"lacks {absent[0]!r} of the expected shape"
         names = ", ".join(map(repr, (absent or list(expected))[:3]))
         raise DuplexError(
             f"{source.weights} {problem}, so it does not hold the weights of {source.name!r} under timm's names; "
-            f"{len(absent)} of {len(expected)} expected tensors are missing, such as {names}; rename those of the file"
+            f"{len(absent)} of {len(expected)} tensors are missing; rename the file's to timm's names, such as {names}"
         )
     model.load_state_dict(state)
     return model.eval().requires_grad_(False)

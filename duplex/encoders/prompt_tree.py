@@ -53,7 +53,7 @@ def check_length(tokens: int, context_length: int) -> None:
     if tokens > context_length:
         raise DuplexError(
             f"a prompt has {tokens} tokens; this text tower reads at most {context_length}: "
-            "shorten the context or the names"
+            "shorten the context or the names of states and objects"
         )
 
 

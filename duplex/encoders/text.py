@@ -125,7 +125,7 @@ class ClipTextTower:
         if blocks is None:
             raise DuplexError(
                 f"the text tower {type(text).__name__} does not take token embeddings, which prompts need; "
-                "choose one with open_clip's own text transformer, such as ViT-B-32 (`duplex encoders list`)"
+                "choose an encoder with open_clip's own text transformer, such as ViT-B-32 (`duplex encoders list`)"
             )
         self.precision = precision
         self.vocabulary = Vocabulary(text.token_embedding.weight, tokenizer)

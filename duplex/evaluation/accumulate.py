@@ -85,8 +85,8 @@ def column_groups(seen: Bools, bucket: ArrayLike | None, feasible_mask: ArrayLik
     is_whole = buckets.shape == seen.shape and buckets.dtype.kind in "iub" and buckets.min() >= 0
     if not is_whole or (feasible is not None and feasible.shape != seen.shape):
         raise UsageError(
-            f"feasible_mask and bucket must have one value for each of the {seen.size} columns, and no bucket below 0; "
-            "buckets are whole numbers"
+            f"feasible_mask or bucket does not fit the {seen.size} columns; give one value for each column, "
+            "and buckets as whole numbers from 0"
         )
     kind = np.min_scalar_type(-int(buckets.max()) - 2)
     groups = buckets.astype(kind)
@@ -215,7 +215,7 @@ class ScoreAccumulator:
             raise UsageError(f"target and seen must have one dimension; their shapes are {shapes}")
         columns = self.seen.size
         if not self.target.size or not columns:
-            raise UsageError(f"nothing to evaluate: target has {self.target.size} images, seen has {columns} columns")
+            raise UsageError(f"target has {self.target.size} images, seen has {columns} columns; expected at least one")
         low, high = self.target.min(), self.target.max()
         if low < 0 or high >= columns:
             raise UsageError(f"target holds {low} to {high}; expected column numbers from 0 to {columns - 1}")
@@ -247,8 +247,8 @@ class ScoreAccumulator:
         fits = scores.ndim == 2 and len(scores) == images.size and first_column + scores.shape[1] <= self.seen.size
         if not fits or first_column < 0 or not (on_device or scores.dtype.kind in "fiub"):
             raise DuplexError(
-                f"a block of scores {tuple(scores.shape)} of {scores.dtype} does not fit {images.size} images and the "
-                f"columns {first_column} to {self.seen.size}"
+                f"the block of scores has the shape {tuple(scores.shape)} and type {scores.dtype}; expected numbers of "
+                f"{images.size} images, in columns from {first_column} to at most {self.seen.size - 1}"
             )
         if not images.size or not scores.shape[1]:
             return self

@@ -40,7 +40,7 @@ class Margins:
         """Compute margins from score statistics, for top-`k` accuracy; `k`: at most that of the `ScoreAccumulator`."""
         if not (isinstance(k, Integral) and 1 <= k <= competitors.seen.shape[1]):
             raise UsageError(
-                f"k is {shown(k)}; expected 1 to {competitors.seen.shape[1]}, the k of the score accumulator"
+                f"k is {shown(k)}; expected 1 to {competitors.seen.shape[1]}, the k given to ScoreAccumulator"
             )
         is_seen = competitors.is_seen
         same = np.where(is_seen[:, None], competitors.seen, competitors.unseen)[:, :k]

@@ -94,7 +94,7 @@ def thresholds(feasibility: Floats, seen: Bools, count: int = 50) -> Floats:
     """`count` evenly spaced thresholds from the lowest to the highest feasibility [C] of unseen compositions."""
     unseen = feasibility[~seen]
     if not unseen.size:
-        raise DuplexError("every composition is seen; a feasibility threshold needs unseen ones")
+        raise DuplexError("every composition is seen, so a threshold excludes none; leave the threshold out")
     return np.linspace(unseen.min(), unseen.max(), count)
 
 
@@ -128,7 +128,7 @@ def choose_threshold(accumulator: ScoreAccumulator, steps: Floats, k: int = 1) -
     for statistics in accumulator.cumulative():
         components = AucComponents.of(Margins.of(statistics, k))
         if components.auc is None:
-            raise DuplexError("choosing a feasibility threshold needs validation images of both seen and unseen pairs")
+            raise DuplexError("feasibility thresholds need validation images of seen and unseen pairs; add such images")
         by_cut.append(components.auc)
         wins.append(auc_points_by_pair(components, pair, images.size))
     passing = np.minimum(np.arange(steps.size, 0, -1), len(by_cut) - 1)  # buckets that pass each threshold

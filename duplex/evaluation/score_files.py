@@ -73,7 +73,7 @@ def open_scores(path: Path) -> Iterator[ScoreFile]:
     if not path.is_file():
         raise UsageError(f"{path} is not a file; give an .npz or .h5 file with {', '.join(REQUIRED)}")
     if path.suffix not in (".npz", ".h5", ".hdf5"):
-        raise UsageError(f"{path} is neither an .npz nor an .h5 file")
+        raise UsageError(f"{path} is neither an .npz nor an .h5 file; save the scores in one of these formats")
     try:
         store = np.load(path, allow_pickle=False) if path.suffix == ".npz" else h5py.File(path, "r")
     except READ_ERRORS as error:

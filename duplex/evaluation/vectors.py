@@ -71,7 +71,7 @@ def _read(path: Path, wanted: set[str]) -> dict[str, Floats]:
         raise DuplexError(f"{path} cannot be read: {error.strerror}") from error
     lengths = {vector.size for vector in table.values()}
     if len(lengths) > 1:
-        raise DuplexError(f"{path} has vectors of several lengths: {', '.join(map(str, sorted(lengths)))}")
+        raise DuplexError(f"{path} has vectors of the lengths {', '.join(map(str, sorted(lengths)))}; use another file")
     return table
 
 
@@ -85,7 +85,7 @@ def _numbers(text: str, place: str) -> Floats | None:
     except ValueError as error:
         raise DuplexError(f"{place} is not a word followed by numbers, as in a GloVe file") from error
     if not np.isfinite(vector).all():
-        raise DuplexError(f"{place} holds a number that is NaN or infinite")
+        raise DuplexError(f"{place} holds a number that is NaN or infinite; correct or remove the line")
     return vector
 
 

@@ -176,7 +176,7 @@ def extract(
     if not root.is_dir():
         raise UsageError(f"the images' folder {root} does not exist; set the data set's root in params.yaml")
     if out.is_dir():
-        raise UsageError(f"{out} is a folder; --out names the cache's file")
+        raise UsageError(f"{out} is a folder; give --out the path of a file, such as {out / 'features.h5'}")
     span, path = plan_shard(len(images), batch_size, shard, out)
     identity = cache_identity(encoder.identity.to_dict(), manifest_sha256, tokens, block_inputs, recorded_root, pixels)
     job = ExtractionJob(
@@ -329,7 +329,7 @@ def plan_shard(total: int, batch_size: int, shard: tuple[int, int] | None, out: 
         raise UsageError(f"shard {k}/{n} does not exist; expected k/N with k from 0 to N - 1, such as 0/4")
     batches = math.ceil(total / batch_size)
     if n > batches:
-        raise UsageError(f"{total} images make {batches} batches, too few for {n} shards; use at most {batches}")
+        raise UsageError(f"{total} images make {batches} batches, too few for {n} shards; use at most {batches} shards")
     start = batches * k // n * batch_size
     stop = min(total, batches * (k + 1) // n * batch_size)
     return Span(start, stop, total), shard_path(out, k, n)
@@ -347,7 +347,7 @@ def find_shards(out: Path) -> list[Path]:
     if not counts:
         raise DuplexError(f"there is no shard of {out}; `{extract_command(out, '0/N')}` writes the first")
     if len(counts) > 1:
-        raise DuplexError(f"{out.parent} has shards k-of-n with n in {sorted(counts)}; remove those of the wrong n")
+        raise DuplexError(f"{out.parent} has shards k-of-n of several n, {sorted(counts)}; remove those of the wrong n")
     n = counts.pop()
     paths = [shard_path(out, k, n) for k in range(n)]
     for k, path in enumerate(paths):
@@ -369,7 +369,7 @@ def join_shards(out: Path) -> int:
             if identity and (key := first_difference(identity, here)):
                 raise DuplexError(f"{path} was made with another {key} than {paths[0]}; extract it again with --fresh")
             if span.start != end or (file["status"][...] == PENDING).any():
-                raise DuplexError(f"{path} does not continue the previous shard; extract all shards at one batch size")
+                raise DuplexError(f"{path} does not continue the previous shard; extract all again with one batch size")
             identity = identity or here
             end, total = span.stop, span.total
             shapes = {name: file[name].shape[1:] for name in DATASETS if name in file}

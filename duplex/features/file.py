@@ -193,9 +193,9 @@ DISPLAY_NAMES = {  # in messages, compared in this order: what others follow fro
     "manifest": "manifest",
     ROOT: "folder of images",
     "dim": "feature width",
-    "tokens": "token choice",
+    "tokens": "setting of `tokens`",
     "block_inputs": "number of block inputs",
-    PIXELS: "choice of pixels",
+    PIXELS: "setting of `pixels`",
 }
 
 

@@ -50,7 +50,7 @@ class FeatureFile:
         Raises UsageError if the file does not exist or holds other arrays, DuplexError if it is damaged.
         """
         if path.exists() and not path.is_file():
-            raise UsageError(f"{path} is not a file; expected a .npy file")
+            raise UsageError(f"{path} is not a file; expected a .npy or .npz file")
         try:
             content = np.load(path, mmap_mode="r", allow_pickle=False)
             if not isinstance(content, np.lib.npyio.NpzFile):
@@ -235,8 +235,8 @@ def refuse_other_width(file: FeatureFile, encoder: str, weights: str | None) -> 
         width = encoder_identity(encoder, weights).dim
     if width not in (None, file.width):
         raise UsageError(
-            f"{file.path} has features of width {file.width}, and {encoder} makes features of {width}; name the "
-            "encoder that made them, or --encoder none"
+            f"{file.path} has features of width {file.width}, and {encoder} makes features of {width}; give "
+            "--encoder the encoder that made them, or none"
         )
 
 

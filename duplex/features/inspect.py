@@ -90,7 +90,7 @@ def verify(
         if (status >= FIRST_BAD) != (int(statuses[row]) >= FIRST_BAD):
             now = status_reason(status) if status >= FIRST_BAD else "readable"
             then = status_reason(statuses[row]) if statuses[row] >= FIRST_BAD else "readable"
-            raise DuplexError(f"{path}: {image} (row {row}) is now {now}, but {then} in the cache; {remedy}")
+            raise DuplexError(f"{path}: {image} (row {row}) is now {now}, but was {then} when encoded; {remedy}")
         if statuses[row] != ENCODED:
             continue
         again = encoder.encode_images(pixels[None].to(encoder.device))[0].detach().float().cpu().numpy()

@@ -54,7 +54,7 @@ class CailaOptions(TextOptions):
     def rules(self) -> Iterable[tuple[object, str]]:
         for name in ("width", "dropout", "scale", "mixture"):
             is_used = self.adapter == "feature" or getattr(self, name) == getattr(type(self), name)
-            yield is_used, f"adapter: blocks has no {name}; leave it out"
+            yield is_used, f"adapter: blocks has no {name}; leave {name} out"
 
 
 class ConceptAdapters(nn.Module):
@@ -113,7 +113,7 @@ class Caila(TextMethod[CailaOptions]):
             return self.images.images(unit(inputs["cls"]))
         state, object = inputs.get("cls_state"), inputs.get("cls_object")
         if state is None or object is None:
-            raise UsageError("adapter: blocks reads state features; set finetune.adapter and finetune.text to concepts")
+            raise UsageError("adapter: blocks needs fine-tuning; set finetune.adapter and finetune.text to concepts")
         return unit(inputs["cls"]), unit(state), unit(object)
 
     def shared(self) -> Prototypes:

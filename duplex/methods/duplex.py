@@ -61,7 +61,7 @@ class Reading(Options):
 
     def rules(self) -> Iterable[tuple[object, str]]:
         paired = self.counterfactuals == "pairs" or self.diagonal
-        yield paired, "counterfactuals: labels pairs no image with itself; leave diagonal out"
+        yield paired, "with counterfactuals: labels, no image is paired with itself; leave diagonal out"
 
     def changed(self) -> set[str]:
         return {name for name, value in self.to_dict().items() if value != getattr(type(self), name)}
@@ -334,7 +334,7 @@ class DuplexOptions(PathOptions):
         yield from self.path_rules(self.losses, self.inference)
         yield self.paths == "three" or not self.graph, "graph: true needs paths: three"
         yield not self.graph or self.messages, "graph: true needs at least one kind in messages"
-        yield len(set(self.messages)) == len(self.messages), "messages names a kind twice"
+        yield len(set(self.messages)) == len(self.messages), "messages lists a kind twice; remove one"
         recomputed = self.rows == "recomputed"
         yield not (recomputed and self.graph), "rows: recomputed would undo the refinement; set graph to false"
         from_data = (self.seen_rows, self.unseen_rows) == ("data", "compose")
@@ -346,7 +346,7 @@ class DuplexOptions(PathOptions):
         changed, trained = self.reading.changed(), self.reading.codebook == "trained"
         about_graph = sorted(changed - {"softmax", "codebook"})
         names = ", ".join(about_graph)
-        yield self.graph or not about_graph, f"reading: {names} changes the local graph; set graph to true"
+        yield self.graph or not about_graph, f"reading: {names} only changes the local graph; set graph to true"
         factors = {"state", "object"} & set(self.messages)
         yield factors or "edges" not in changed, "reading.edges needs state or object in messages"
         paired = "counterfactual" in self.messages or not changed & {"counterfactuals", "diagonal", "fusion_rank"}
@@ -357,7 +357,7 @@ class DuplexOptions(PathOptions):
         yield self.rows == "initial" or not trained, "rows: recomputed would undo the training of reading.codebook"
         is_all = self.reading.softmax == "all"
         given = self.semantic_negatives == "seen" or not is_all
-        yield given, "reading.softmax: all is over all compositions; leave semantic_negatives out"
+        yield given, "reading.softmax: all already compares all compositions; leave semantic_negatives out"
 
     def trained_losses(self) -> set[str]:
         trained = self.adapted or self.reading.codebook == "trained" or (self.graph and self.momentum < 1)

@@ -76,7 +76,7 @@ class Flow(Method[FlowOptions]):
         has_factors = isinstance(paths, Paths) and paths.factors is not None
         if not has_factors or not set(LOSSES) <= {*getattr(own, "losses", LOSSES)}:
             kind = options.base["kind"]
-            raise UsageError(f"flow needs a base with three trained paths, unlike {kind} here; use {{kind: prompts}}")
+            raise UsageError(f"flow needs a base that trains three paths, not {kind}; set base to {{kind: prompts}}")
         for name in HOOKS:
             setattr(self, name, getattr(self.base, name))
         dim = context.dim

@@ -389,7 +389,7 @@ class ClosedForm(MovableTensors):
         words: word vectors of states and objects; if given, the model has interactions.
         """
         if not len(statistics.pairs):
-            raise DuplexError("there is no readable training image; the closed form needs at least one")
+            raise DuplexError("there is no readable training image; `duplex data check NAME` lists the unreadable ones")
         groups = statistics.by_pair()
         whitening = shared_whitening(groups, settings.added_variance)
         seen = PairMeans(

@@ -48,7 +48,7 @@ class GipcolOptions(TextOptions):
 
     def rules(self) -> Iterable[tuple[object, str]]:
         is_plain = self.words == "added" and self.network_rate is None and self.network_decay is None
-        yield self.edges or is_plain, "edges: false has no network; leave words, network_rate and network_decay out"
+        yield self.edges or is_plain, "edges: false uses no network; leave words, network_rate and network_decay out"
 
 
 class GraphPrompts(Prompts):

@@ -55,8 +55,8 @@ class PathOptions(Options):
         yield three or "factors" not in inference, "factors in inference needs paths: three"
         yield inference, "inference needs at least one term"
         for key, names in (("losses", losses), ("inference", inference)):
-            yield len(set(names)) == len(names), f"{key} names a term twice"
-        message = f"losses {list(losses)} have no trained parameter with these options; set losses to []"
+            yield len(set(names)) == len(names), f"{key} lists a term twice; remove one"
+        message = f"with these options, the losses {list(losses)} have no parameter to train; set losses to []"
         yield not losses or self.trained_losses() & set(losses), message
 
     def trained_losses(self) -> set[str]:

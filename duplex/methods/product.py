@@ -35,7 +35,7 @@ class ProductOptions(CombinedRunsOptions):
     def rules(self) -> Iterable[tuple[object, str]]:
         yield from super().rules()
         several = self.weights == "equal" or len(self.of) > 1
-        yield several, f"weights is tuned and of is {list(self.of)}; tuned weights need two methods or more"
+        yield several, f"weights: tuned needs two methods in `of`, not {list(self.of)}; add one, or omit weights"
 
 
 class ProductMethod(Method[ProductOptions]):

@@ -49,7 +49,7 @@ class PromptOptions(PathOptions):
         yield self.sampled is None or "semantic" in self.losses, "sampled needs the loss semantic"
         compared = "semantic" in self.inference and (not self.losses or "semantic" in self.losses)
         yield compared or not self.maxima, "maxima needs semantic in losses and in inference"
-        yield self.sampled is None or not self.maxima, "maxima needs all classes; set sampled to null"
+        yield self.sampled is None or not self.maxima, "maxima needs all compositions, not samples; set sampled to null"
 
 
 class PathSumMethod(Method[OptionsT], Generic[OptionsT]):

@@ -26,7 +26,7 @@ GROUP = "duplex.methods"
 ARGUMENTS = {"data", "method", "seed", "world", "on_step", "on_epoch"}  # of `duplex.fit`, beside training options
 KNOWN_NEEDS = ("cls", "patch", "text", "words")
 HINTS = {
-    "text": "needs the text tower of the encoder that made the features: name one with a text tower (`encoder=`, or "
+    "text": "needs the text tower of the encoder that made the features: give an encoder that has one (`encoder=`, or "
     "the data set's encoder in params.yaml), or choose a kind without `text` (`duplex methods`)",
     "words": "needs word vectors: a file in GloVe format (`word_vectors=`, or evaluation.word_vectors of a project)",
     "patch": 'needs patch tokens, and there are none: load the images with tokens="patch" or, in a project, set '
@@ -97,7 +97,7 @@ def _load_method(kind: str, identity: int) -> type[Method[Any]]:
 def _checked_options(kind: str, value: type[Method[Any]]) -> type[Method[Any]]:
     if not (isinstance(value.Options, type) and issubclass(value.Options, Options)):
         name = f"{value.__module__}:{value.__qualname__}"
-        raise BrokenMethodError(f"method kind {kind!r}: {name}.Options is no subclass of duplex.options.Options")
+        raise BrokenMethodError(f"method kind {kind!r}: {name}.Options must be a subclass of duplex.options.Options")
     taken = {field.name for field in fields(TrainingOptions)} | ARGUMENTS  # `duplex.fit` would not pass these on
     for field in fields(value.Options):
         if field.name in taken:
@@ -128,7 +128,7 @@ def make_method(kind: str, options: Options, context: MethodContext) -> Method[A
     for need in sorted(method_class.needs(options)):
         available = getattr(context, need) is not None if need in ("text", "words") else need in context.inputs
         if not available:
-            hint = HINTS.get(need, f"needs the input {need!r}, and this cache holds {', '.join(context.inputs)}")
+            hint = HINTS.get(need, f"needs the input {need!r}, but the data set has only {', '.join(context.inputs)}")
             raise UsageError(f"method kind {kind!r} {hint}")
     if context.finetuned_blocks is None or method_class.combines_runs:
         return method_class(context, options)

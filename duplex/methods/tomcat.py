@@ -71,7 +71,7 @@ class Tomcat(StreamAdapter):
         parts = run.method.inspectable()
         features = parts.text_space_features or parts.features
         if parts.semantic is None or features is None:
-            raise UsageError(f"tomcat adapts prompts, and {run.method.class_name} has none; choose another run")
+            raise UsageError(f"tomcat adapts prompts, and {run.method.class_name} has none; choose a run with prompts")
         self.t = unit(parts.semantic(run.candidates[run.feasible]))  # of the candidates that compete [C, d]
         self.features = features
         self.kappa = math.exp(run.method.context.tower.logit_scale)

@@ -131,8 +131,8 @@ def warn_of_outdated(params: Params, paths: ArtifactPaths) -> None:
             metrics = paths.run(dataset, method, seed).metrics
             if metrics.is_file() and (found := run_difference(params, dataset, method, seed, paths, RUN_STAGES)):
                 print(
-                    f"duplex: {metrics} does not match {method} in params.yaml: {found}; the report shows it as it "
-                    "is, and `dvc repro` makes it again",
+                    f"duplex: {metrics} does not match {method} in params.yaml: {found}; the report shows the old "
+                    "numbers, and `dvc repro` computes new ones",
                     file=sys.stderr,
                 )
                 break

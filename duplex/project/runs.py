@@ -188,7 +188,7 @@ def load_featured_run(
         check_inputs(path, record, inputs.labels, inputs.encoder)
     except DuplexError as error:
         command = f"duplex train --dataset {dataset} --method {method} --seed {seed}"
-        raise DuplexError(f"{error}; `{command}` would make the run again") from error
+        raise DuplexError(f"{error}; `{command}` trains this run again") from error
     trained = load_checkpoint(checkpoint, inputs.context(), inputs.encoder)  # refuses a file replaced since
     return LoadedRun(trained, inputs, params.dataset(dataset).source.root)
 

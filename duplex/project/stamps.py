@@ -31,7 +31,7 @@ Stamp = dict[str, Any]
 DATA_STAGES = ("prepare", "extract")
 RUN_STAGES = ("train", "evaluate")
 CALIBRATION = ("thresholds", "feasibility", "word_vectors")  # keys of `evaluation:` that training uses
-UNSTAMPED = "it has no stamp"  # an artifact that no stage wrote
+UNSTAMPED = "no stage of the pipeline wrote it"  # an artifact that no stage wrote
 CHANGES = {  # key of a stamp -> what it means if it differs
     "code": "its code has changed",
     "encoder_files": "its encoder's files have changed",
@@ -122,7 +122,7 @@ def _features_digest(features: Path, dataset: str, earlier: Mapping[str, Any]) -
         return sha256_once(features)
     if isinstance(digest := earlier.get("features"), str):  # on this machine there are only the results
         return digest
-    raise UsageError(f"params.yaml: datasets.{dataset}.features: {features} is not a file; null encodes the images")
+    raise UsageError(f"params.yaml: datasets.{dataset}.features: {features} is no file; set null to encode the images")
 
 
 def _method_modules(params: Params) -> set[str]:
@@ -187,7 +187,7 @@ def difference(path: Path, wanted: Stamp) -> str:
         return found
     for name, checksum in outputs.items():
         if _checksum(path.parent / name) != checksum:
-            return f"its {name} is not the one that was written with {path.name}"
+            return f"its {name} has changed since {path.name} was written"
     return ""
 
 

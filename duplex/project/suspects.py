@@ -89,7 +89,7 @@ def open_labelled(
     if (place / FIT).is_file():
         record = fit_cache_folder(named_path(place)) / SOURCE
         if not record.is_file():
-            raise UsageError(f"{record}, where `duplex fit` notes its images, does not exist; give the images' folder")
+            raise UsageError(f"{record}, which says where the images are, does not exist; give the images' folder")
         chosen = read_fit(place)["encoder"]
         options = {"encoder": chosen["name"], "weights": chosen.get("weights")}
         encoder = "".join(f" --{option} {value}" for option, value in options.items() if value)
@@ -202,7 +202,7 @@ def write_suspects_page(path: Path, title: str, ranked: pd.DataFrame, root: Path
         return Thumb(thumbnail(root / image), f"{row['rank']}. {label}", f"image labelled {label}", lines=texts)
 
     better = ranked[:images][["image", "better_state", "better_object"]].to_numpy()
-    first = [thumb(image, f"rather {state} {thing}") for image, state, thing in better]
+    first = [thumb(image, f"perhaps {state} {thing}") for image, state, thing in better]
     pairs = [thumb(image) for pair in copied_pairs(ranked)[:images] for image in pair]
     far = [thumb(image) for image in ranked.nlargest(OUTLIERS, "distance")["image"]]
     found = (
@@ -247,7 +247,7 @@ def relabelled(source: LabelledSource, edited: Path) -> RelabelledTable:
     manifest, dataset = source.table, source.name
     table = read_table(edited, tuple(OLD.values()))
     if unknown := sorted(set(table["image"]) - set(manifest["image"])):
-        raise UsageError(f"{edited} lists {unknown[0]!r}, which is not an image of {dataset}")
+        raise UsageError(f"{edited} lists {unknown[0]!r}, which is not an image of {dataset}; remove that row")
     if table["image"].duplicated().any():
         raise UsageError(f"{edited} lists {table['image'][table['image'].duplicated()].iloc[0]!r} twice; keep one")
     corrected = table.set_index("image")
@@ -299,15 +299,15 @@ def rank_unlabelled(recognizer: Recognizer, folder: Path, excluded: Container[st
         raise UsageError(f"{folder} holds no images but those in the model already; give a folder of unlabelled images")
     needed = recognizer.trained.outputs
     if needed.pixels:
-        raise UsageError(f"{recognizer.trained.where} reads pixels, which the user's cache lacks; choose another model")
+        raise UsageError(f"{recognizer.trained.where} needs pixels, which the cache lacks; choose a model without them")
     names = list(files.values())
     stored: dict[str, Any] = {"block_inputs": needed.block_inputs, "max_bad": 1.0}
     stored["tokens"] = "patch" if needed.patches else "none"
     features, bad = encode_shared(user_cache(), recognizer.encoder, folder, names, list(files), **stored)
     if bad:
-        problem = f"{len(bad):,} of {len(files):,} images cannot be used, first {bad[0].image} ({bad[0].reason})"
+        problem = f"{len(bad):,} of {len(files):,} images cannot be used, such as {bad[0].image} ({bad[0].reason})"
         if len(bad) == len(files):
-            raise UsageError(f"{problem}; give a folder of images")
+            raise UsageError(f"{problem}; give a folder of readable images")
         print(f"duplex: {problem}", file=sys.stderr)
     path, places = features.require()
     good = np.delete(np.arange(len(files)), [each.row for each in bad])

@@ -184,7 +184,7 @@ def read_fit(folder: Path) -> dict[str, Any]:
     if record.get("format") != FIT_FORMAT or record != with_checksum(record):
         raise UsageError(f"{path} is damaged or was written by another version of duplex; run `duplex fit` again")
     if record["model"] != read_header(folder / MODEL, "export").digest:
-        raise UsageError(f"{path} belongs to another model than {MODEL} beside it; put back the {FIT} of {MODEL}")
+        raise UsageError(f"{path} belongs to another model than {MODEL} beside it; restore the {FIT} of this {MODEL}")
     return record
 
 
@@ -316,7 +316,7 @@ def exported_tensors(trained: TrainedModel, world: World) -> dict[str, Tensor]:
     """The tensors of an export: for scores, for probabilities, and to detect images unlike the training images."""
     tensors = trained.tensors(world)
     if tensors is None:
-        raise UsageError(f"methods of kind {trained.kind!r} cannot be exported; choose another run")
+        raise UsageError(f"methods of kind {trained.kind!r} cannot be exported; choose a run of another kind")
     candidates = trained.candidates(world)
     masks = {"seen": candidates.seen, "feasible": candidates.feasible}
     tensors = {**tensors, **{name: torch.from_numpy(mask.copy()) for name, mask in masks.items()}}
@@ -516,6 +516,6 @@ def _write_onnx(module: nn.Module, example: Tensor, path: Path, input_name: str,
                 verbose=False,
             )
     except (RuntimeError, ValueError, TypeError) as error:
-        raise DuplexError(f"{path.name} cannot be written for this model: {error!s:.200}; leave it out") from error
+        raise DuplexError(f"{path.name} cannot be written for this model: {error!s:.200}; omit its option") from error
     finally:
         logging.disable(before)

@@ -582,7 +582,7 @@ def _fit(recipes: FolderRecipes, out: Path, force: bool) -> Path:
         f"{measured['calibration_error']:.1f} %, AUC {measured['metrics']['closed']['auc']:.1f} (closed world)"
     )
     _say_rival(recipes)
-    say(f"fitting all {len(recipes.encode_readable().manifest):,} labelled images")
+    say(f"fitting the model to all {len(recipes.encode_readable().manifest):,} labelled images")
     run = fit_on_all_images(recipes, choice.recipe)
     with sole_model_writer(out, "then run the same command again"):
         refuse_lost_updates(out, recipes.data.contents)  # an update may have ended during the fit

@@ -252,7 +252,7 @@ class Recognizer:
     def candidates(self, world: World | None = None) -> Candidates:
         """The compositions that answers in a `world` are chosen from, with the function that scores them."""
         if not self.worlds:
-            raise UsageError(f"{self.trained.where} was calibrated for no world; train again")
+            raise UsageError(f"{self.trained.where} has no calibration, which answers need; train it again")
         world = self.worlds[0] if world is None else world
         require(world, WORLDS, "world")
         if world not in self._candidates:
@@ -267,7 +267,7 @@ class Recognizer:
 
     def _adapting(self, candidates: Candidates, world: World, adapt: Mapping[str, Any]) -> Candidates:
         if self.added or not isinstance(self.trained, TrainedRun):
-            raise UsageError("an export, or a model with added pairs, cannot adapt; give a run's folder without --add")
+            raise UsageError("exports and models with added pairs cannot adapt; give a run's folder, and omit --add")
         kind = base.find_stream_adapter(adapt["adapter"])
         compositions, train = self.labels.candidates(world, "train"), torch.zeros(0, dtype=torch.int64)
         none = base.Batch({"cls": torch.zeros(0, self.trained.backbone.dim)}, train)
@@ -295,7 +295,7 @@ class Recognizer:
             if outputs.patches or outputs.block_inputs or outputs.pixels:
                 inputs = "pixels" if outputs.pixels else "block inputs of the image tower"
                 more = "patch tokens" if outputs.patches else inputs
-                raise UsageError(f"{self.trained.where} also reads {more}; give images instead of features")
+                raise UsageError(f"{self.trained.where} also needs {more}; give images instead of features")
             for start in range(0, len(rows), batch_size):
                 yield as_inputs({"cls": rows[start : start + batch_size]}, self.device)
             return
@@ -462,7 +462,7 @@ def _expand(name: str, stdin: TextIO, skipped: Counter[str]) -> list[Path]:
     if not path.exists() and glob.has_magic(name):
         matches = [Path(match) for match in sorted(glob.glob(name, recursive=True))]
         if not matches:
-            raise UsageError(f"no file matches {name}")
+            raise UsageError(f"no file matches {name}; correct the pattern")
         found: list[Path] = []
         for match in matches:
             found += _images_in(match, skipped) if match.is_dir() else [match]

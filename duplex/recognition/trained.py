@@ -135,7 +135,7 @@ class TrainedModel(ABC):
         """The calibration for a world; raises `UsageError` if the model was not trained for it."""
         if world not in self.calibration:
             known = ", ".join(self.calibration) or "none"
-            raise UsageError(f"{self.where} was not trained for the {world} world; its worlds: {known}")
+            raise UsageError(f"{self.where} was not trained for the {world} world; choose one of its worlds: {known}")
         return self.calibration[world]
 
 
@@ -147,7 +147,7 @@ class TrainedRun(TrainedModel):
         checkpoint = read_checkpoint_header(path)
         record = checkpoint.record
         if record.encoder.get("encoder") == IMPORTED:
-            raise UsageError(f"{path} was trained on features of an unknown encoder; choose a run that can take images")
+            raise UsageError(f"{path} was trained on features of an unknown encoder; choose a run with a known encoder")
         self.record = record
         self.where = str(path.parent)
         self.kind = record.kind

@@ -119,7 +119,7 @@ def _update(model: Path, source: Path, out: Path, images: Path | None, say: Say)
     write_update(header, out, updated, record, new)
     if stale:
         more = f"`duplex export {out} FOLDER` with {', '.join(STALE[name] for name in stale)} writes new ones"
-        say(f"not copied, as scores change: {', '.join(stale)}; {more}")
+        say(f"not copied, since the scores have changed: {', '.join(stale)}; {more}")
     return out
 
 
@@ -139,8 +139,8 @@ def read_images(recognizer: Recognizer, source: Path, images: Path | None, recor
     contents = {file: distinct.pixels[file].partition(" ")[0] for file in distinct.digests}
     if again := list(compress(frame["image"], copied_images(contents, fitted_digests(record)))):
         raise UsageError(
-            f"{len(again):,} of the {len(frame):,} images are in the model already, first {again[0]}, and would count "
-            "twice; leave them out, or run `duplex fit` with all images"
+            f"{len(again):,} of the {len(frame):,} images are in the model already, such as {again[0]}, and would "
+            "count twice; leave them out, or run `duplex fit` with all images"
         )
     paths = [description.root / image for image in frame["image"]]
     inputs = _encoded(recognizer, paths)

@@ -184,7 +184,7 @@ def curve_part(curve: SampleSizeCurve) -> ReportPart:
     caption = (
         f"Closed form on the frozen features, on test images; means of {DRAWS} random draws of a quarter and of half "
         "of the training images of every pair, the band from the lowest to the highest draw. It has "
-        "no text and nothing trained, so its accuracy is another than the model's; the shape is what counts."
+        "no text and nothing trained, so its accuracy differs from the model's; the shape is what counts."
     )
     slope = f"{curve.slope:.2f}".replace("-", "−")
     doubled = (

@@ -49,5 +49,5 @@ def load_plugin(
             f"{name} cannot be loaded ({type(reason).__name__}: {reason}); fix or uninstall it{advice}"
         ) from reason
     if not (isinstance(plugin, type) and issubclass(plugin, base)):
-        raise error(f"{name}: {point.value} is no subclass of {base.__module__}.{base.__qualname__}")
+        raise error(f"{name}: {point.value} is not a subclass of {base.__module__}.{base.__qualname__}")
     return plugin

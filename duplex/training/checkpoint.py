@@ -81,7 +81,7 @@ def read_header(path: Path, kind: Kind) -> ModelHeader:
         raise DuplexError(f"{path} is not a file that duplex wrote ({reason}); {REMEDIES[kind]}") from error
     version, holds = fields.get("format"), fields.get("holds")
     if version != FORMAT:
-        raise DuplexError(f"{path} has format {version}, this version reads format {FORMAT}; {REMEDIES[kind]}")
+        raise DuplexError(f"{path} has the format {version}, but this version reads {FORMAT}; {REMEDIES[kind]}")
     if holds != kind:
         raise DuplexError(f"{path} is a file of the kind {holds}; expected {kind}")
     fingerprint = fields.pop("checksum", None)
@@ -209,8 +209,8 @@ def check_inputs(place: object, record: TrainingRecord, labels: LabelSpace, enco
             )
     if record.encoder.get(WORD_VECTORS) != encoder.get(WORD_VECTORS):
         raise DuplexError(
-            f"{place} was trained with other word vectors than evaluation.word_vectors in params.yaml names; "
-            "train again, or give the same file"
+            f"{place} was trained with other word vectors than those of evaluation.word_vectors in params.yaml; "
+            "train again, or give the file that was used in training"
         )
     if record.labels != labels:
         raise DuplexError(f"{place} was trained on other labels than those of the data set; train again")
@@ -253,7 +253,7 @@ def load_members(
         checkpoint = read_checkpoint_header(Path(os.path.normpath(folder / member["checkpoint"])))
         if checkpoint.fingerprint != member["fingerprint"]:
             raise DuplexError(
-                f"{checkpoint.path} was trained again after {folder} combined it; make that product again"
+                f"{checkpoint.path} was trained again after {folder} had combined it; train {folder} again"
             )
         finetune, blocks = checkpoint.record.finetune, None
         if finetune is not None:

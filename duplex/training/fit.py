@@ -180,7 +180,7 @@ def load_dataset(
         given |= {"split_seed": split_seed, "tokens": None if tokens == "none" else tokens}
         given["block_inputs"] = block_inputs or None
         if names := [name for name, value in given.items() if value is not None]:
-            raise UsageError(f"{', '.join(names)}: only for image files; add `encoder=`, or leave this out")
+            raise UsageError(f"without `encoder=`, {', '.join(names)} cannot be used; add `encoder=`, or omit this")
         return _project_dataset(str(source), device)
     seed = SplitOptions.seed if split_seed is None else require_whole(split_seed, "split_seed", 0, LARGEST_SEED)
     require_whole(block_inputs, "block_inputs", 0)
@@ -224,10 +224,10 @@ def _shipped_params() -> Params:
 
 def _project_dataset(name: str, device: str | None) -> Dataset:
     if not Path("params.yaml").is_file():
-        raise UsageError(f"the current folder has no params.yaml with a data set {name!r}; image files need `encoder=`")
+        raise UsageError(f"no params.yaml here; run this in the project of {name!r}, or give `encoder=` for images")
     params, paths = load_params(), ArtifactPaths(ArtifactPaths.root.resolve())
     if name not in params.datasets and Path(name).exists():
-        raise UsageError(f"params.yaml has no data set {name}; to load these image files, give `encoder=`")
+        raise UsageError(f"params.yaml has no data set {name}; to load the images of this path, give `encoder=`")
     data = open_data(params, name, paths)
     if device is not None:
         data = replace(data, device=_checked_device(device))
@@ -306,7 +306,7 @@ def fit(
     name, entry = _entry(data, method)
     spec = _spec(data, name, entry, world, settings)
     if spec.finetune is not None and isinstance(data._data.features, np.ndarray):
-        raise UsageError(f"{spec.name} fine-tunes blocks of the image tower; load image files with `block_inputs=`")
+        raise UsageError(f"{spec.name} cannot fine-tune blocks from features; load image files with `block_inputs=`")
     reads_text = find_method(spec.kind).needs(spec.options) & {"text", "words"}
     if settings.get("precision") in ("bf16", "fp16") and not reads_text:
         raise UsageError(f"precision is for the text tower, which {spec.name} does not use; leave it out")
@@ -326,7 +326,7 @@ def require_both_groups(inputs: RunInputs, split: str, name: str) -> None:
     is_seen = inputs.labels.is_seen(inputs.examples[split].compositions.cpu().numpy())
     if is_seen.all() or not is_seen.any():
         group = "unseen" if is_seen.all() else "seen"
-        raise UsageError(f"{name}: no {split} image has a pair that is {group}, so AUC is undefined; list such images")
+        raise UsageError(f"{name} has no {split} image of a pair that is {group}, so AUC is undefined; add such images")
 
 
 def _entry(data: Dataset, method: str | type[Method[Any]]) -> tuple[str, MethodEntry]:
@@ -348,7 +348,7 @@ def _kind_of(method: type[Method[Any]]) -> str:
         raise UsageError(f"{method.__name__} is defined inside a function; define it in a module or a notebook's cell")
     kind = next((name for name, source in installed_methods().items() if source.value == target), target)
     if find_method(kind) is not method:
-        raise UsageError(f"{kind} names another class than the one given; rename {method.__name__}")
+        raise UsageError(f"{kind} is the name of another class; rename {method.__name__}")
     return kind
 
 

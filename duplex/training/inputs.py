@@ -247,7 +247,7 @@ class Data:
         if blocks > stored:
             raise UsageError(
                 f"finetune.blocks is {finetune.blocks} and {path} holds the inputs of {stored} blocks; set "
-                f"datasets.{dataset}.encoder.block_inputs to {blocks} (for any number: encoder.pixels to true) {remedy}"
+                f"datasets.{dataset}.encoder.block_inputs to {blocks} (or encoder.pixels to true) {remedy}"
             )
         record = {"block_inputs": str(stored)}
         if not self.skip_frozen_blocks or opened.rows is None or blocks == stored:
@@ -379,7 +379,7 @@ def require_configured_inputs(params: Params, dataset: str, method: str) -> None
         "text": f"the text tower of the encoder that made the features: set datasets.{dataset}.encoder "
         "to one with a text tower",
         "words": "word vectors: set evaluation.word_vectors to a file in GloVe format",
-        "patch": f"patch tokens, which imported features lack: let datasets.{dataset} encode its images",
+        "patch": f"patch tokens, which imported features lack: give datasets.{dataset} an encoder instead of features",
     }
     others = supported_methods(params, dataset)
     advice = f"or choose a method such as {', '.join(others[:3])}" if others else "or choose another method"

@@ -361,7 +361,7 @@ def tune_and_score(
         if rule == "auto" and (pairs := count_unseen_pairs(val, labels)) < FEWEST_PAIRS:
             few = f"validation images are of {pairs} unseen pair{'' if pairs == 1 else 's'}"
             needed = f"a feasibility threshold needs {FEWEST_PAIRS} or more"
-            print(f"{few}, {needed}: all pairs stay candidates", file=sys.stderr)
+            print(f"{few}, but {needed}, so all pairs stay candidates", file=sys.stderr)
         by_world["open"] = calibrate(method, val, labels, "open", inputs.words, settings.thresholds, rule)
         choice, margins_all = by_world["open"]
         measured = [each.val_auc_all_feasible for each in (choice, *choice.alternatives)]
@@ -395,7 +395,7 @@ def calibration_for(record: TrainingRecord, world: World, place: object) -> Cali
     """The calibration that the run `place` chose for a world; raises `UsageError` if it has none for that world."""
     calibration = (record.calibration or {}).get(world)
     if calibration is None:
-        raise UsageError(f"{place} was not trained for the {world} world; train again with a `world` that covers it")
+        raise UsageError(f"{place} was not trained for the {world} world; train it again with `world` set to {world}")
     return calibration
 
 

@@ -124,7 +124,7 @@ def score_split(
         raise UsageError(f"evaluation.k is {k}; expected at most {len(candidates)}, the number of candidates")
     compositions = examples.compositions.cpu().numpy()
     if not candidates.contains(compositions).all():
-        raise DuplexError("an image's label is not among the candidates of its split; check the split's pairs")
+        raise DuplexError("an image's label is not among its split's pairs; `duplex prepare` writes the pairs again")
     seen = labels.seen if candidates.listed is None else labels.is_seen(candidates.listed)
     target, device = candidates.positions(compositions), examples.compositions.device
     accumulator = ScoreAccumulator(target, seen, k=k, bucket=bucket, feasible_mask=feasible_mask)
@@ -195,7 +195,7 @@ def checked_auc(margins: Margins) -> float:
     """The validation AUC, a fraction; raises `DuplexError` unless there are images of both seen and unseen pairs."""
     auc = AucComponents.of(margins).auc
     if auc is None:
-        raise DuplexError("the validation AUC is undefined; its split needs images of both seen and unseen pairs")
+        raise DuplexError("the validation AUC needs images of both seen and unseen pairs; add those that are missing")
     return auc
 
 
@@ -347,8 +347,8 @@ def best_bias(margins: Margins) -> float:
     bias = curve.bias(int(np.argmax(curve.harmonic)))
     if not abs(bias) <= LARGEST_BIAS:
         raise DuplexError(
-            f"the scores are so large that the best bias is {bias:.3g}; expected at most {LARGEST_BIAS:,.0f} in size: "
-            "scale the method's scores"
+            f"the scores are so large that the best bias is {bias:.3g}; scale them down, so that it is at most "
+            f"{LARGEST_BIAS:,.0f} in size"
         )
     return bias
 
@@ -372,7 +372,7 @@ def fit_confidence(method: Method[Any], val: Examples, labels: LabelSpace, score
         log_p = log_probabilities(method.probabilities, scores).cpu()
     if not log_p.isfinite().all():
         raise DuplexError(
-            f"{method.class_name}.probabilities() gives NaN or infinity for validation images; check its scores"
+            f"{method.class_name}.probabilities() gives NaN or infinity for validation images; return finite numbers"
         )
     target = np.searchsorted(candidates, chosen.compositions_np)
     return fit_probabilities(log_p, target, labels.is_seen(candidates))

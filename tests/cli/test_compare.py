@@ -89,7 +89,7 @@ def test_the_order_of_rows_has_no_effect_and_that_of_methods_changes_the_sign(ma
     ("words", "message"),
     [
         (("--world", "half"), "unknown world 'half'"),
-        (("--world", "open"), "no images of the open world; add open to evaluation.worlds"),
+        (("--world", "open"), "no results for the open world; add open to evaluation.worlds"),
         (("--seed", "7"), "duplex train --dataset shapes --method duplex_static --seed 7"),
         (("--dataset", "none"), "unknown data set 'none'"),
         (("--methods", "duplex_static", "magic"), "unknown method 'magic'"),
@@ -156,7 +156,7 @@ def test_a_report_over_splits_equals_the_comparison_of_the_margins(splits):
 
 
 def test_a_missing_split_is_named_with_the_command_that_adds_it(splits):
-    with pytest.raises(DuplexError, match=r"params.yaml has no shapes-split3; `duplex data split shapes --splits 4`"):
+    with pytest.raises(DuplexError, match=r"there is no data set shapes-split3; `duplex data split shapes --splits 4`"):
         run("--splits", "4")
     ArtifactPaths().run("shapes-split2", "duplex", 0).predictions.unlink()
     ArtifactPaths().run("shapes-split2", "duplex", 1).predictions.unlink()

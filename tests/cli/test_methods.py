@@ -4,11 +4,11 @@ import pytest
 
 
 def test_metrics_without_any_run_name_the_command_that_makes_one(project, command):
-    assert command("metrics").refused("no run of params.yaml is evaluated yet; `dvc repro`")
+    assert command("metrics").refused("no run of params.yaml has been evaluated; `dvc repro`")
     (project / "artifacts").mkdir()
     (project / "artifacts" / "summary.json").write_text("{}")
     for words in ([], ["--json"]):
-        assert command("metrics", *words).refused("no run of params.yaml is evaluated yet; `dvc repro`")
+        assert command("metrics", *words).refused("no run of params.yaml has been evaluated; `dvc repro`")
 
 
 def test_prepare_writes_a_manifest_with_its_stamp(project, command, monkeypatch):

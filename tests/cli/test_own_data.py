@@ -20,7 +20,7 @@ def test_add_writes_an_entry_and_remove_deletes_exactly_that(project: Path, comm
     else:
         words = [make_table(project / "my pictures", ".parquet", split=True)]
     result = command("data", "add", "mine", *words, "--encoder", "tiny")
-    assert (result.code, result.err) == (0, "wrote datasets/mine.yaml; `dvc repro` runs it\n")
+    assert (result.code, result.err) == (0, "wrote datasets/mine.yaml; `dvc repro` trains on this data set\n")
     assert "no problems found" in result.out and "images in" in result.out
     assert ("made a split: " in result.out) == (layout == "folder")
     params = load_params()

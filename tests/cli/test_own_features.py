@@ -82,7 +82,7 @@ def test_other_features_make_the_extraction_run_again(project: Path, command: Co
     np.save(project / "X.npy", features(table) + 1)
     assert settings(load_params(), "mine", "extract") != before
     (project / "X.npy").unlink()
-    with pytest.raises(DuplexError, match=r"X\.npy is not a file"):
+    with pytest.raises(DuplexError, match=r"X\.npy is no file"):
         settings(load_params(), "mine", "extract")
     assert "X.npy: missing" in command("doctor").out
 
@@ -135,7 +135,7 @@ def test_files_that_do_not_fit_are_one_line(project: Path, command: Command, tab
         ),
         (["table.csv", "--features", "absent.npy"], "absent.npy does not exist"),
         (["table.csv", "--encoder", "none"], "--encoder none needs --features"),
-        (["table.csv", "--features", "X.npy", "--encoder", "none", "--weights", "openai"], "and no --weights"),
+        (["table.csv", "--features", "X.npy", "--encoder", "none", "--weights", "openai"], "--weights needs"),
         (["pictures", "--features", "X.npy"], "images of a folder have no fixed order"),
     ],
 )

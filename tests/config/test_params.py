@@ -140,7 +140,7 @@ def test_the_largest_seed_and_whole_numbers_as_fractions_are_valid(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "words"), [("", "cannot be read: Is a directory"), ("params.yaml", "run from the project's folder")]
+    ("name", "words"), [("", "cannot be read: Is a directory"), ("params.yaml", "run this in the project's folder")]
 )
 def test_a_folder_and_a_missing_file_are_reported(tmp_path, name, words):
     with pytest.raises(UsageError, match=words):

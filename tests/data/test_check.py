@@ -91,9 +91,9 @@ def test_labels_with_equal_prompts_are_a_problem(tmp_path: Path) -> None:
     pairs = [("Red", "caf\u00e9"), ("red", "cafe\u0301"), ("old", "bar")]
     manifest = frame([(f"{i}.png", state, thing, "train") for i, (state, thing) in enumerate(pairs)])
     findings = found(LabelledImages(manifest, labels_of(manifest)), tmp_path)
-    states = findings["states read like another in a prompt"]
+    states = findings["states have the same text in prompts"]
     assert states.problem and states.examples == ("Red", "red")
-    assert findings["objects read like another in a prompt"].count == 2
+    assert findings["objects have the same text in prompts"].count == 2
 
 
 @pytest.mark.parametrize("suffix", [".jpg", ".png", ".webp", ".gif", ".bmp"])

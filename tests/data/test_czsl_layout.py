@@ -125,7 +125,7 @@ def test_a_link_within_the_root_and_a_linked_root_are_fine(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("records", "says"),
     [
-        ([], "no row has a pair"),
+        ([], "no row's pair is in the pair lists"),
         ([1, 2], "no list of records"),
         ([{"image": "x"}], "attr is None"),
         ([record("x", split="dev")], "'dev' is not one of"),

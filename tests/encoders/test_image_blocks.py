@@ -255,7 +255,7 @@ def test_parallel_bottlenecks_read_what_enters_the_layer_norms(name: str) -> Non
 
 def test_parallel_bottlenecks_need_a_transformer() -> None:
     encoder, images = tower("ResNet")
-    with pytest.raises(UsageError, match="parallel needs a transformer; choose bottleneck"):
+    with pytest.raises(UsageError, match="parallel needs an encoder with transformer blocks; choose bottleneck"):
         finetuned(encoder, run_tower(encoder, images, 1)[1], 1, 1, "parallel")
 
 

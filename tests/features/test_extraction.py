@@ -49,9 +49,9 @@ def test_a_finished_cache_is_left_alone_unless_fresh(run, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("first", "second", "difference"),
     [
-        ({}, {"tokens": "patch"}, "token choice"),
+        ({}, {"tokens": "patch"}, "setting of `tokens`"),
         ({"block_inputs": 1}, {"block_inputs": 2}, "number of block inputs"),
-        ({}, {"pixels": True}, "choice of pixels"),
+        ({}, {"pixels": True}, "setting of `pixels`"),
     ],
 )
 def test_a_cache_of_another_identity_is_extracted_again(run, capsys, first, second, difference: str) -> None:
@@ -221,7 +221,7 @@ def test_a_missing_or_misplaced_folder_is_reported_at_once(run, encoder, tmp_pat
     with pytest.raises(UsageError, match="does not exist; set the data set's root"):
         extract(["a.jpg"], tmp_path / "absent", tmp_path / "f.h5", encoder, manifest_sha256="m")
     (tmp_path / "folder").mkdir()
-    with pytest.raises(UsageError, match="folder is a folder; --out names"):
+    with pytest.raises(UsageError, match="folder is a folder; give --out the path of a file"):
         run(tmp_path / "folder")
     (tmp_path / "file").write_text("")
     with pytest.raises(DuplexError, match=r"cannot be written: .*; fix that, or choose another place"):

@@ -40,16 +40,16 @@ def test_an_image_that_became_bad_or_was_repaired_is_reported(run, images, check
     content = image.read_bytes()
     path = run().path
     image.write_bytes(b"")
-    with pytest.raises(DuplexError, match=r"00007.jpg \(row 7\) is now empty, but readable in the cache"):
+    with pytest.raises(DuplexError, match=r"00007.jpg \(row 7\) is now empty, but was readable when encoded"):
         checked(path)
     path = run(max_bad=1.0, fresh=True).path
     assert checked(path)["checked"] == 40
     image.write_bytes(content)
-    with pytest.raises(DuplexError, match=r"00007.jpg \(row 7\) is now readable, but empty in the cache"):
+    with pytest.raises(DuplexError, match=r"00007.jpg \(row 7\) is now readable, but was empty when encoded"):
         checked(path)
     path = run(fresh=True).path
     image.unlink()
-    with pytest.raises(DuplexError, match="is now missing, but readable"):
+    with pytest.raises(DuplexError, match="is now missing, but was readable"):
         checked(path)
 
 

@@ -82,7 +82,7 @@ def test_the_report_names_missing_runs(project: Path, command: Command) -> None:
     assert found["duplex"]["closed"]["seeds"] == 1 and found["duplex"]["open"]["seeds"] == 2
     shutil.rmtree("artifacts/shapes")
     answer = command("report")
-    assert answer.code == 0 and answer.err.startswith("duplex: no run of params.yaml is evaluated yet; `dvc repro`")
+    assert answer.code == 0 and answer.err.startswith("duplex: no run of params.yaml has been evaluated; `dvc repro`")
     assert answer.err.count("\n") == 1
     assert "No method has been evaluated." in Path("artifacts/report/index.html").read_text()
 

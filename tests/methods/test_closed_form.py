@@ -184,7 +184,7 @@ def test_weights_stay_below_64():
         ({"losses": ("state", "composition")}, r"losses \['composition'\] train no term"),
         ({**ALONE, "losses": ("semantic",)}, r"losses \['semantic'\]"),
         ({**HEADS, "losses": ("composition",)}, "the term linear needs the losses state and object"),
-        ({"inference": ("linear", "semantic", "gaussian")}, "the term linear needs .* no prompts"),
+        ({"inference": ("linear", "semantic", "gaussian")}, "the term linear needs .* without semantic and factors"),
         ({"weights": (1.0,)}, "weights has 1 numbers; expected 3"),
         ({"weights": (1.0, -1.0, 1.0)}, "weights: input should be greater than or equal to 0"),
     ],

@@ -120,7 +120,7 @@ options_of_duplex = st.fixed_dictionaries(
                 "diagonal": st.just(False),
                 "normalise": st.just("by_kind"),
                 "anchors": st.just("detached"),
-                "codebook": st.just("trained"),
+                "codebook": st.just("no parameter to train"),
                 "fusion_rank": st.just(3),
             },
         ),
@@ -215,11 +215,11 @@ def test_scores_are_the_sum_of_the_named_posteriors(terms, world, split):
     ("row", "word"),
     [
         ({"paths": "composition"}, "paths: three"),
-        ({"messages": ("state", "object", "state")}, "messages names a kind twice"),
+        ({"messages": ("state", "object", "state")}, "messages lists a kind twice"),
         ({"rows": "recomputed"}, "set graph to false"),
         ({"rows": "recomputed", "graph": False, "unseen_rows": "random"}, "needs seen_rows: data"),
         ({"rows": "recomputed", "graph": False, "losses": ("state",), "inference": ("factors",)}, "needs visual"),
-        ({"losses": ("visual",), "graph": False, "adapter": "none"}, "trained"),
+        ({"losses": ("visual",), "graph": False, "adapter": "none"}, "no parameter to train"),
     ],
 )
 def test_contradicting_options_are_refused(row, word):

@@ -113,7 +113,7 @@ def test_tuned_weights_have_at_least_the_validation_auc_of_equal_ones() -> None:
         ({"of": ["a"]}, "expected 2 methods or more"),
         ({"of": [], "seeds": "all"}, "expected 1 methods or more"),
         ({"of": ["a", "a"]}, "has a method twice"),
-        ({"of": ["a"], "seeds": "all", "weights": "tuned"}, "tuned weights need two methods"),
+        ({"of": ["a"], "seeds": "all", "weights": "tuned"}, "tuned needs two methods"),
         ({"of": ["a", "b"], "weights": "even"}, "weights"),
     ],
 )

@@ -24,7 +24,7 @@ def test_the_graphs_output_replaces_fixed_words():
     images = batch(3)
     method.losses(images, method.shared())["semantic"].backward()
     assert not prompts.learned_rows.grad[-(M + N) :].any() and prompts.learned_rows.grad[: -(M + N)].any()
-    with pytest.raises(OptionError, match="edges: false has no network"):
+    with pytest.raises(OptionError, match="edges: false uses no network"):
         GipcolOptions(edges=False, words="replaced")
 
 

@@ -24,7 +24,7 @@ def method_of(reading: dict[str, Any], **row: Any) -> Any:
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"graph": False, "reading": {"edges": "label"}}, "reading: edges changes the local graph; set graph to true"),
+        ({"graph": False, "reading": {"edges": "label"}}, "reading: edges only changes the local graph"),
         ({"messages": ["state"], "reading": {"fusion_rank": 2}}, "need counterfactual in messages"),
         ({"messages": ["counterfactual"], "reading": {"edges": "label"}}, "needs state or object in messages"),
         ({"fusion": "additive", "reading": {"fusion_rank": 2}}, "leave reading.fusion_rank out"),

@@ -49,7 +49,7 @@ class NeedsAll(Method[Options]):
     ("kind", "options", "change", "message"),
     [
         ("duplex", DuplexOptions(), {"text": None}, r"'duplex' needs the text tower.*`duplex methods`"),
-        ("prompts", PromptOptions(), {"inputs": {"patch": (4, 8)}}, "needs the input 'cls', .* holds patch"),
+        ("prompts", PromptOptions(), {"inputs": {"patch": (4, 8)}}, "needs the input 'cls', .* has only patch"),
         (f"{__name__}:NeedsAll", Options(), {}, r"patch tokens.*extraction.tokens to patch.*`duplex extract`"),
         (f"{__name__}:NeedsAll", Options(), {"inputs": {"cls": (8,), "patch": (4, 8)}}, r"evaluation\.word_vectors"),
     ],

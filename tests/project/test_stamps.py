@@ -238,7 +238,7 @@ def test_stale_results_are_reported(project: Path, capfd: pytest.CaptureFixture[
     run = ArtifactPaths().run("own", "csp", 1).root
     for name in ("metrics.json", "predictions.csv", "curve.csv"):
         shutil.copy(ArtifactPaths().run("own", "clip", 1).root / name, run / name)
-    expected = "its metrics.json is not the one that was written with evaluate.stamp.json"
+    expected = "its metrics.json has changed since evaluate.stamp.json was written"
     assert f"own/csp/1 does not match csp with seed 1 in params.yaml: {expected}" in compare()
     done = CliRunner().invoke(app, ["metrics"])
     assert "artifacts/summary.json does not match the runs in artifacts; `duplex report`" in done.stderr

@@ -198,7 +198,7 @@ def test_an_unreadable_image_is_counted_nowhere(drawn, tmp_path, monkeypatch):
     record = read_fit(model)
     counted = [record["counts"][split]["images"] for split in ("train", "val", "test")]
     assert sum(counted) == sum(record["images"].values()) == len(record["contents"]) == images - 1
-    assert f"fitting all {images - 1} labelled images" in lines
+    assert f"fitting the model to all {images - 1} labelled images" in lines
     assert "1 images cannot be used and are left out: red/star/0003.png (not an image)" in lines
     card = (model / "README.md").read_text(encoding="utf-8")
     listed = [line.split("|")[2] for line in card.splitlines() if line.startswith("|") and "images" in line]

@@ -189,7 +189,7 @@ def test_an_image_that_was_saved_again_is_not_counted_twice(model, drawn, furthe
     update_model(model, further, tmp_path / "out", say=lambda _: None)
     for images, count in ((drawn, 132), (further, 10)):
         copies = saved_again(images, tmp_path / f"copies of {count}")
-        with pytest.raises(UsageError, match=f"{count} of the {count} images are in the model already, first "):
+        with pytest.raises(UsageError, match=f"{count} of the {count} images are in the model already, such as "):
             update_model(tmp_path / "out", copies, tmp_path / "twice", say=lambda _: None)
     assert not (tmp_path / "twice").exists()
 
@@ -297,7 +297,7 @@ def test_onnx_files_with_the_scores_of_before_are_left_out(model, further, tmp_p
     update_model(place, further, place, say=lines.append)
     stale = [name for name in names if name != "encoder.onnx"]
     command = f"`duplex export {place} FOLDER` with {options}"
-    assert f"not copied, as scores change: {', '.join(stale)}; {command} writes new ones" in lines
+    assert f"not copied, since the scores have changed: {', '.join(stale)}; {command} writes new ones" in lines
     kept = {path.name for path in model.iterdir()} | set(names) - set(stale)
     assert {path.name for path in place.iterdir()} == kept
 

@@ -161,7 +161,7 @@ def test_a_replacement_refuses_a_model_that_has_changed(trained, tmp_path):
         assert best(server.predict(good)) == first
         os.kill(server.workers[0], signal.SIGKILL)
         status, reply = server.predict(good)
-    assert status == 503 and "holds another model than it did when the server started" in reply["error"]
+    assert status == 503 and "has changed since the server started" in reply["error"]
 
 
 def best(reply: tuple[int, dict]) -> tuple[str, str]:

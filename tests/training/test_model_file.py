@@ -68,7 +68,7 @@ def test_a_changed_header_is_refused(path):
 @pytest.mark.parametrize("old", [None, 7, "duplex-export-4"])
 def test_a_file_of_another_version_is_refused(path, old):
     save_file(load_file(path), path, {KEY: json.dumps(with_checksum({"format": old}))})
-    with pytest.raises(DuplexError, match=f"has format {old}, this version reads format {FORMAT}; train again"):
+    with pytest.raises(DuplexError, match=f"has the format {old}, but this version reads {FORMAT}; train again"):
         read_header(path, "checkpoint")
 
 

@@ -75,7 +75,7 @@ def test_labels_that_are_no_candidates_and_empty_splits_are_refused():
     outside = np.setdiff1d(np.arange(labels.size), columns)
     task = SplitScorer.of(small_method(Options(width=5)), columns)
     for own in outside[[0, -1]]:
-        with pytest.raises(DuplexError, match="is not among the candidates"):
+        with pytest.raises(DuplexError, match="is not among its split's pairs"):
             score_split(task, eight("val", [own]), labels)
     with pytest.raises(DuplexError, match="no readable image"):
         score_split(task, Examples(np.arange(0), {"cls": features(0, 0)}, torch.zeros(0, dtype=torch.long)), labels)
@@ -246,4 +246,4 @@ def test_one_pass_per_world_gives_what_passes_of_their_own_give(monkeypatch, cap
     assert not capsys.readouterr().err
     monkeypatch.setattr("duplex.training.run.FEWEST_PAIRS", 3)
     tune_and_score(spec, method, inputs, val, settings)  # type: ignore[arg-type]
-    assert "of 2 unseen pairs, a feasibility threshold needs 3 or more: all pairs stay" in capsys.readouterr().err
+    assert "of 2 unseen pairs, but a feasibility threshold needs 3 or more, so all pairs stay" in capsys.readouterr().err

@@ -215,7 +215,7 @@ def test_wrong_arrays_are_one_line(changes, message):
 @pytest.mark.parametrize("twin", ["Red", "red ", "re\u200bd"])
 def test_labels_that_read_alike_are_named(twin, capsys):
     small(table=with_value("state", 2, twin))
-    assert "2 states read like another in a prompt" in capsys.readouterr().err
+    assert "2 states have the same text in prompts" in capsys.readouterr().err
     small()
     assert capsys.readouterr().err == ""
 
@@ -242,10 +242,10 @@ def test_wrong_settings_are_one_line(method, settings, message):
 
 
 def test_undefined_and_unpaired_results_are_one_line(tmp_path):
-    with pytest.raises(UsageError, match="no val image has a pair that is unseen, so AUC is undefined"):
+    with pytest.raises(UsageError, match="has no val image of a pair that is unseen, so AUC is undefined"):
         duplex.fit(small(table=only_seen("val")), "kg_sp", epochs=1)
     seen_only = small(table=only_seen("test"))
-    with pytest.raises(UsageError, match="no test image has a pair that is unseen"):
+    with pytest.raises(UsageError, match="has no test image of a pair that is unseen"):
         duplex.evaluate(duplex.fit(seen_only, "kg_sp", epochs=1), seen_only)
     data, narrow = small(), small(features=arrays()["features"][:, :4])
     run = duplex.fit(data, "kg_sp", world="closed", epochs=1)
@@ -266,13 +266,13 @@ def test_undefined_and_unpaired_results_are_one_line(tmp_path):
 
 
 def test_a_data_set_that_is_not_there_is_one_line(project, tmp_path):
-    with inside(tmp_path), pytest.raises(UsageError, match="has no params"):
+    with inside(tmp_path), pytest.raises(UsageError, match="no params"):
         duplex.load_dataset("own")
     with inside(tmp_path), pytest.raises(UsageError, match="neither a folder nor a table"):
         duplex.load_dataset("own", encoder="tiny")
     with inside(project.folder), pytest.raises(UsageError, match="unknown data set 'owl'"):
         duplex.load_dataset("owl")
-    with inside(project.folder), pytest.raises(UsageError, match="to load these image files, give `encoder=`"):
+    with inside(project.folder), pytest.raises(UsageError, match="to load the images of this path, give `encoder=`"):
         duplex.load_dataset("pictures")
-    with inside(project.folder), pytest.raises(UsageError, match="weights, cache: only for image files"):
+    with inside(project.folder), pytest.raises(UsageError, match="without `encoder=`, weights, cache cannot be used"):
         duplex.load_dataset("own", weights="openai", cache="cache")
