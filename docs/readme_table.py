@@ -19,6 +19,7 @@ FILES = {  # by encoder and whether blocks are fine-tuned, for each data set
     ("small CLIP", False): ("rivals.csv", "rivals.csv"),
     ("small CLIP", True): ("finetuned_shapes.csv", "finetuned_photos.csv"),
     ("Lite0", False): ("shapes_untouched.csv", "photos_untouched.csv"),
+    ("Lite0", True): ("shapes_untouched.csv", "photos_untouched.csv"),
 }
 ROWS = [  # encoder; method on shapes and on photographs: the best measured published one where they differ
     ("small CLIP", "linear", "linear"),
@@ -29,7 +30,9 @@ ROWS = [  # encoder; method on shapes and on photographs: the best measured publ
     ("small CLIP", "dual@4", "dual@4"),
     ("Lite0", "linear", "linear"),
     ("Lite0", "canet", "canet"),
-    ("Lite0", "closed_form_visual", "closed_form_visual"),
+    ("Lite0", "dual_visual", "dual_visual"),
+    ("Lite0", "kg_sp@4", "kg_sp@4"),
+    ("Lite0", "dual_visual@4", "dual_visual@4"),
 ]
 METHODS = {  # of the default run, with their encoders
     "linear": "frozen",
