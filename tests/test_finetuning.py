@@ -143,7 +143,7 @@ def test_onnxruntime_runs_the_finetuned_blocks(project, tmp_path: Path) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
     where = project.checkpoint("deep").parent
     process = start_duplex("export", where, tmp_path / "plain", cwd=project.folder)
-    assert "reads features of the fine-tuned image tower; --onnx-encoder exports" in process.communicate()[1]
+    assert "reads features of the fine-tuned image tower; to export this tower" in process.communicate()[1]
     assert start_duplex("export", where, tmp_path / "out", "--onnx-encoder", cwd=project.folder).wait() == 0
     run, files = Recognizer.load(where, device="cpu"), project.pictures()[:18]
     pixels = torch.stack([run.encoder.image_transform(open_image(file)) for file in files]).numpy()
