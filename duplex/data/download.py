@@ -149,7 +149,7 @@ def _safe(name: str, archive: Path) -> list[str]:
     parts = name.replace("\\", "/").split("/")
     if name.startswith(("/", "\\")) or ".." in parts or parts[0].endswith(":") or "\0" in name:
         raise DuplexError(
-            f"{archive}: {name!r} would leave the target folder, so nothing was unpacked; get the published archive"
+            f"{archive}: {name!r} lies outside of the target folder, so nothing was unpacked; get the published archive"
         )
     return [part for part in parts if part not in ("", ".")]
 

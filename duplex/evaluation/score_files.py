@@ -123,7 +123,7 @@ def _read(path: Path, store: Any, name: str, size: int | None = None) -> NDArray
 def _checked(path: Path, store: Any) -> ScoreFile:
     scores = _find(path, store, "scores")
     if len(scores.shape) != 2 or scores.dtype.kind not in "fiub" or 0 in scores.shape:
-        raise UsageError(f"{path}: 'scores' must be numbers [images, columns], not {scores.shape} of {scores.dtype}")
+        raise UsageError(f"{path}: 'scores' must be numbers [images, columns]; it is {scores.dtype} {scores.shape}")
     images, columns = scores.shape
     target = checked_label_columns(_read(path, store, "target", images), f"{path}: 'target'")
     if target.min() < 0 or target.max() >= columns:

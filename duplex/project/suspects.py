@@ -266,7 +266,7 @@ def relabelled(source: LabelledSource, edited: Path) -> RelabelledTable:
     changed = int((out[["state", "object"]] != manifest[["state", "object"]]).any(axis=1).sum())
     if not changed and outdated:
         raise UsageError(
-            f"the labels of {dataset} have changed since {edited} was made, first that of {outdated[0]!r}; "
+            f"the labels of {dataset} have changed since {edited} was made, for example that of {outdated[0]!r}; "
             f"`duplex suspects {dataset}` makes a new list"
         )
     if not changed:
@@ -299,7 +299,7 @@ def rank_unlabelled(recognizer: Recognizer, folder: Path, excluded: Container[st
         raise UsageError(f"{folder} holds no images but those in the model already; give a folder of unlabelled images")
     needed = recognizer.trained.outputs
     if needed.pixels:
-        raise UsageError(f"{recognizer.trained.where} needs pixels, which the cache lacks; choose a model without them")
+        raise UsageError(f"{recognizer.trained.where} needs pixels, which caches lack; choose one that does not")
     names = list(files.values())
     stored: dict[str, Any] = {"block_inputs": needed.block_inputs, "max_bad": 1.0}
     stored["tokens"] = "patch" if needed.patches else "none"

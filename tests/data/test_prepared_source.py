@@ -209,7 +209,7 @@ def test_an_older_list_of_suspects_undoes_no_correction(tmp_path: Path, monkeypa
     assert states[first] == states[second] == "corrected" and (states == "corrected").sum() == 2
     listed.to_csv("old.csv", index=False)
     with pytest.raises(
-        UsageError, match=rf"labels of own have changed since .*, first that of '{first}'; `duplex suspects own`"
+        UsageError, match=rf"labels of own have changed since .*, for example that of '{first}'; `duplex suspects own`"
     ):
         corrections(params, Path("old.csv"))
     listed.drop(columns=["old_state", "old_object"])[1:3].pipe(corrected, second).to_csv("plain.csv", index=False)
