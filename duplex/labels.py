@@ -70,7 +70,7 @@ class LabelSpace:
 
     @classmethod
     def from_pairs(cls, pairs: Mapping[str, Iterable[tuple[str, str]]]) -> LabelSpace:
-        """Make a label space from the (state, object) names of each split (train, val, test); names are sorted."""
+        """Make a label space from `pairs`, the (state, object) names of each split (train, val, test); sorts names."""
         listed = {require(split, SPLITS, "split"): list(rows) for split, rows in pairs.items()}
         columns = {split: tuple(zip(*listed.get(split, ()), strict=True)) or ((), ()) for split in SPLITS}
         states = sorted(set().union(*(column[0] for column in columns.values())))
@@ -105,7 +105,7 @@ class LabelSpace:
         return m * len(self.objects) + n
 
     def partial_index(self, states: Sequence[str], objects: Sequence[str]) -> Ints:
-        """Composition numbers; one name may be "" (missing): -1 - m for state m alone, -1 - M - n for object n."""
+        """Like `index`, but a name in `states` or `objects` may be "": -1 - m is state m, -1 - M - n object n alone."""
         columns = []
         for index, names, kind in ((self._state_index, states, "state"), (self._object_index, objects, "object")):
             column = np.full(len(names), -1, dtype=np.int64)
