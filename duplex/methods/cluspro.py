@@ -123,7 +123,7 @@ def assign_clusters(z: Tensor, groups: Tensor, rows: Tensor) -> Tensor:
 
 
 def balanced_assignment(similarity: Tensor, groups: Tensor, count: int) -> Tensor:
-    """Shares [B, K] of each image in its group's K prototypes (Sinkhorn-Knopp); `count`: number of groups."""
+    """Soft assignment [B, K] of images to their group's K prototypes, equally used (Sinkhorn-Knopp); `count` groups."""
     log = similarity / SHARPNESS
     for _ in range(ROUNDS):
         masses = log.new_zeros(count, log.shape[1]).index_add(0, groups, log.exp())

@@ -55,7 +55,7 @@ class PrimitiveHead(nn.Module):
         self.discard = options.discard
 
     def channel_mask(self, labels: Tensor) -> Tensor:
-        """Mask [B, e] of channels: 0 where the label's weights for images and for partners differ most, else 1."""
+        """Mask [B, e] of channels for `labels` [B]: 0 where the two classifiers differ most, else 1."""
         difference = (self.classify.weight - self.classify_partner.weight).detach().abs()  # [M, e]
         worst = difference.topk(int(self.discard * difference.shape[1]), dim=1).indices
         return torch.ones_like(difference).scatter(1, worst, 0.0).index_select(0, labels)

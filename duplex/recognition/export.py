@@ -79,7 +79,6 @@ def model_card(fields: Mapping[str, Any], tensors: Mapping[str, Tensor], facts: 
     terms = [name for name, key in SCORE_TERMS.items() if key in tensors]
     place = f"hf-hub:{facts.repository}" if facts.repository else "FOLDER"
     seen = int(tensors["seen"].sum())
-    weights = f" with the weights `{encoder['tag']}`" if encoder["tag"] else ""
     alone = f"`python {ONNX_EXAMPLE} image.jpg`, after `pip install numpy onnxruntime pillow safetensors`"
     return f"""---
 license: {facts.licence}
@@ -107,9 +106,9 @@ answers = Recognizer.load("{place}")("image.jpg", top=3)
 
 {f"Without duplex: {alone}." if TOWER in fields["files"] else ""}
 
-From a feature vector, with numpy and safetensors alone: `python recognize.py features.npy`. Features are those of
-`{encoder["name"]}`{weights} ({encoder["precision"]}), rounded to float16, of width {encoder["dim"]}.
-{_finetuning(fields["finetune"])}
+From a feature vector, with numpy and safetensors alone: `python recognize.py features.npy`.
+{_features(encoder, fields["finetune"])}
+
 ## Files
 
 `model.safetensors` holds the tensors of the score terms {", ".join(terms)}: prototypes, temperature, adapter and
@@ -135,14 +134,15 @@ the area under it. The numbers hold for images like those of the test split only
 """ + notes.removeprefix("\n")
 
 
-def _finetuning(options: Mapping[str, Any] | None) -> str:
+def _features(encoder: Mapping[str, Any], options: Mapping[str, Any] | None) -> str:
+    weights = f" with the weights `{encoder['tag']}`" if encoder["tag"] else ""
+    name = f"`{encoder['name']}`{weights} ({encoder['precision']})"
     if options is None:
-        return ""
+        return f"Features are those of {name}, rounded to float16, of width {encoder['dim']}."
     blocks = "last block" if options["blocks"] == 1 else f"last {options['blocks']} blocks"
-    return f"""
-The image tower's {blocks} were fine-tuned, and no cache holds the resulting features: features for `recognize.py`
-are those of `encoder.onnx`, not rounded. `duplex export --onnx-encoder` writes it, and see.py, which reads images.
-"""
+    return f"""Features are those of {name} with its {blocks} fine-tuned, not rounded, of width {encoder["dim"]}.
+No cache holds them: the file `encoder.onnx` computes them. `duplex export MODEL FOLDER --onnx-encoder` writes it, and
+`see.py`, which shows how to use it on images."""
 
 
 def _counts(counts: Mapping[str, Any]) -> str:

@@ -128,7 +128,7 @@ def choose_encoder(labels: LabelSpace, images: int, *, gpu: bool, cores: int) ->
 
 
 def checked_encoder(name: str, weights: str | None, labels: LabelSpace) -> tuple[EncoderParams, str]:
-    """The encoder `name`, and why it was chosen, as text; UsageError if it is unknown or lacks a word of the labels."""
+    """Settings of the encoder `name`, and why it is used; UsageError if it is unknown or cannot read a label's word."""
     if weights is None and name.startswith("ViT-"):
         weights = "openai"
     if name.startswith("local-dir:"):  # absolute, because a model is used from other folders

@@ -234,7 +234,7 @@ def heads_of_new_words(t: Mapping[str, Tensor], name: str, groups: GroupSums, kn
 
         f_w = mean_k f_k + a (g_w - mean_k g_k)    f, g: logits of heads and closed form;  k: known words;  w: a new one
 
-    a: at the mean of w's images, f_w exceeds mean_k f_k as much as a known word's logit does at its own, on average.
+    a: makes f_w - mean_k f_k, at the mean of w's images, equal to known words' average excess at their means.
     """
     means = groups.means.float()
     f = means[:known] @ t[f"classifier.{name}.weight"][:, :known] + t[f"classifier.{name}.offset"][:known]

@@ -400,7 +400,7 @@ class NoveltyDetector:
 
     @classmethod
     def fit(cls, train: Examples, val: Examples, labels: LabelSpace, passing: float = PASSING) -> NoveltyDetector:
-        """Fit to `train` images; the threshold lets the weighted share `passing` of the `val` images pass."""
+        """Fit to `train`; the threshold accepts the share `passing` of `val`, unseen pairs weighted to `NEW_SHARE`."""
         sizes = len(labels.states), len(labels.objects)
         known = train.compositions >= 0
         groups = ClassStatistics.of(unit(train.cls.double())[known], train.compositions[known], *sizes).by_pair()
