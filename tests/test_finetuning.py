@@ -133,7 +133,7 @@ def test_an_exported_folder_has_the_finetuned_blocks(project, tmp_path: Path) ->
         moved = run.trained.finetuned(inputs["block_inputs"]).numpy()
     np.testing.assert_allclose(numpy_example.scores(tensors, moved), run.scores(files), rtol=1e-6, atol=1e-5)
     assert np.abs(numpy_example.scores(tensors, inputs["cls"].numpy()) - run.scores(files).numpy()).max() > 1e-2
-    assert "The image tower's last block" in (tmp_path / "out" / "README.md").read_text()
+    assert "with its last block fine-tuned, not rounded" in (tmp_path / "out" / "README.md").read_text()
     with pytest.raises(UsageError, match="also needs block inputs of the image tower; give images instead of features"):
         folder.scores(np.ones((1, 128), np.float32))
 
