@@ -101,7 +101,7 @@ class MappedRows:
 
 @dataclass(frozen=True, eq=False)
 class DiskTokens:
-    """Tokens of n images that stay on disk; indexing by a slice or by positions, as in a tensor, reads only those.
+    """Patch tokens of n images, left on disk; indexing by a slice or by positions reads only those.
 
     The file stays open until the last object made from it is deleted; it stays readable even if it is replaced.
     """

@@ -102,7 +102,7 @@ def covariance_norm(x: Tensor, y: Tensor) -> Tensor:
 
 
 def initial_clusters(z: Tensor, groups: Tensor, rows: Tensor) -> Tensor:
-    """Prototypes [G, K, d]: K features `z` of each group's images, evenly spaced; an empty group's are from `rows`."""
+    """Initial prototypes [G, K, d]: K of each group's features `z`, evenly spaced; `rows` where a group is empty."""
     prototypes = rows.clone()
     for group in groups.unique().tolist():
         members = (groups == group).nonzero()[:, 0]

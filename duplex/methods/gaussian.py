@@ -296,7 +296,7 @@ class NormalEquations:
 
 
 def interaction_variance(seen: PairMeans, ridge: float) -> float:
-    """The likeliest variance, on a grid, of interactions (pairs' means minus effects of states and objects)."""
+    """Find the most likely variance of interactions (what effects of states and objects leave of pairs' means)."""
 
     def height(exponent: float) -> float:
         return NormalEquations(seen, 10.0**exponent, ridge).log_likelihood()

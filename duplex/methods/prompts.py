@@ -103,7 +103,7 @@ class Prompts(nn.Module):
         return torch.cat([self.frozen_rows, self.dropped(self.learned_rows)])
 
     def dropped(self, rows: Tensor) -> Tensor:
-        """The learned vectors `rows`; in training, with dropout (`word_dropout`) on the last ones, those of names."""
+        """Apply dropout (`word_dropout`) in training to the names' vectors, the last of `rows`; contexts stay."""
         if not (self.word_dropout and self.training and torch.is_grad_enabled()):
             return rows
         names = len(self.name_rows)

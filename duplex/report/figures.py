@@ -77,7 +77,7 @@ def curve_figure(data: DatasetResults, world: str) -> Figure | None:
 
 
 def tones_of(data: DatasetResults) -> dict[str, int]:
-    """The colour number of each method in all figures, by the method's own name and by its name in figures."""
+    """Map each method's name, and the name that figures show for it, to the number of its colour in all figures."""
     tones = {method: tone for tone, method in enumerate(data.runs)}
     return {data.shown_as.get(method, method): tone for method, tone in tones.items()} | tones
 

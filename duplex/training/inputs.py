@@ -138,7 +138,7 @@ class Data:
         return {**vars(self), "kept": {}, "advanced": {}}
 
     def inputs(self, request: InputRequest = InputRequest()) -> RunInputs:
-        """Read the requested data and keep it in memory; an equal request returns the same object."""
+        """Read the requested data once: equal requests return the same object, which stays in memory."""
         key = replace(request, needs=request.needs & {"patch"})
         if key not in self.kept:
             self.kept[key] = self.read(request)
