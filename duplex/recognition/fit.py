@@ -138,7 +138,9 @@ def checked_encoder(name: str, weights: str | None, labels: LabelSpace) -> tuple
     except DuplexError as error:
         raise UsageError(f"--encoder {name}: {error}") from None
     if is_random(weights):
-        raise UsageError(f"the weights {weights} are random, for trials of a project only; give pretrained weights")
+        raise UsageError(
+            f"the weights {weights} are random, and no model can be fitted with them; give pretrained weights"
+        )
     require_known_words(name, prompt_words(labels))
     return EncoderParams(name=name, weights=weights), "named"
 
@@ -444,7 +446,8 @@ class FolderRecipes:
         schedule = stored_schedule(self.trials.folder, self.minutes, lambda: self._schedule(beside_blocks, began))
         self.say(f"fine-tuning: {schedule.reason}")
         training = replace(beside_blocks.spec.training, threads=torch.get_num_threads())
-        yield from finetuned_recipes(replace(beside_blocks.spec, training=training), schedule.depths, schedule.rates)
+        spec = replace(beside_blocks.spec, training=training)
+        yield from finetuned_recipes(spec, schedule.depths, schedule.rates, schedule.epochs)
 
     def _entry(self, name: str) -> MethodEntry:
         name = name if self.text_width else WITHOUT_TEXT.get(name, name)
@@ -572,7 +575,9 @@ def _fit(recipes: FolderRecipes, out: Path, force: bool) -> Path:
     say = recipes.say
     save_pixel_digests(recipes.cache, recipes.data.pixels)
     recipes.encoded  # noqa: B018 encodes what is missing, before the time for training begins
-    choice = search_recipes(recipes.levels(time.monotonic()), recipes.trials.result, say)
+    began = time.monotonic()
+    rival = _rival(recipes)  # first, so that the time limit includes it
+    choice = search_recipes(recipes.levels(began), recipes.trials.result, say)
     say(f"chosen: {choice.recipe.name}")
     measured, answers = _measure(recipes, choice.recipe)
     say(
@@ -581,7 +586,7 @@ def _fit(recipes: FolderRecipes, out: Path, force: bool) -> Path:
         f"with training images, {measured['accuracy_unseen']:.1f} % for new pairs), calibration error "
         f"{measured['calibration_error']:.1f} %, AUC {measured['metrics']['closed']['auc']:.1f} (closed world)"
     )
-    _say_rival(recipes)
+    say(rival)
     say(f"fitting the model to all {len(recipes.encode_readable().manifest):,} labelled images")
     run = fit_on_all_images(recipes, choice.recipe)
     with sole_model_writer(out, "then run the same command again"):
@@ -622,16 +627,15 @@ def _measure(recipes: FolderRecipes, recipe: Trial) -> tuple[dict[str, Any], Ans
     return numbers, answers
 
 
-def _say_rival(recipes: FolderRecipes) -> None:
-    # how the plain rival does on the same test images
+def _rival(recipes: FolderRecipes) -> str:
+    # a line on how the plain rival does on the same test images
     labels, images = recipes.data.labels, int((recipes.data.manifest["split"] == "train").sum())
     if images * recipes.tower.dim * (len(labels.states) + len(labels.objects)) > LARGEST_RIVAL:
-        recipes.say("two logistic regressions, for comparison, are left out: these images would take many minutes")
-        return
+        return "two logistic regressions, for comparison, are left out: these images would take many minutes"
     trial = Trial("two logistic regressions", recipes._spec(RIVAL))
     recipes.trials.result(trial)  # trains it
     rival, _ = _measure(recipes, trial)
-    recipes.say(
+    return (
         f"two logistic regressions, for comparison: accuracy {rival['accuracy']:.1f} % ({rival['accuracy_seen']:.1f} % "
         f"for pairs with training images, {rival['accuracy_unseen']:.1f} % for new pairs), "
         f"AUC {rival['metrics']['closed']['auc']:.1f}"

@@ -97,9 +97,9 @@ UNTRAINED_TIP = "seeds whose best epoch by validation AUC is 0: an untrained mod
 NOT_RECORDED = "Validation AUC, best epochs, encoder and settings of these runs were not recorded."
 ORDER_TIP = "whether AUC is below that of the last row, as in the paper"
 RECIPE_NOTE = (
-    "The chosen one is bold. A recipe is adopted if its validation AUC exceeds that of the best cheaper one by more "
-    "than the standard error of the difference over validation images. More blocks replace fewer ones if their AUC is "
-    "higher at all."
+    "The chosen one is bold. Recipes with fine-tuned blocks are compared after two epochs; more blocks replace fewer "
+    "ones if their AUC is higher at all. Only the best is trained to its end, and adopted if its validation AUC "
+    "exceeds that of the best recipe without blocks by more than the standard error of the difference."
 )
 
 
@@ -529,9 +529,9 @@ def recipe_table(
         recipes: mappings with `recipe` (a name), validation `auc`, `chosen`, `epoch` and further results.
         sources: pointers to the recipes in a JSON file, which cells cite.
     """
-    forms = {"rate": "{:g}", "auc": "{:.1f}", "error": "{:.1f}", "gain": "{:+.1f}", "gain_error": "{:.1f}"}
-    forms |= {"accuracy": "{:.1f}", "epoch": "{:.0f}"}
-    titles = {"rate": "learning rate", "auc": "validation AUC", "error": "standard error"}
+    forms = {"rate": "{:g}", "epochs": "{:.0f}", "auc": "{:.1f}", "error": "{:.1f}", "gain": "{:+.1f}"}
+    forms |= {"gain_error": "{:.1f}", "accuracy": "{:.1f}", "epoch": "{:.0f}"}
+    titles = {"rate": "learning rate", "epochs": "epochs", "auc": "validation AUC", "error": "standard error"}
     titles |= {"gain": "gain over the best before", "gain_error": "its error"}
     titles |= {"accuracy": "accuracy, %", "epoch": "best epoch"}
     shown = [name for name in forms if any(recipe.get(name) is not None for recipe in recipes)]

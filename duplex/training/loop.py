@@ -343,6 +343,7 @@ class ResumePoint:
     label: str = "training"  # for progress and messages
     path: Path | None = None  # written after each epoch; a killed run continues from it bit-identically
     key: str = ""  # hash of everything that the run depends on
+    pause: int | None = None  # epoch after which training ends for now; None: at its last
 
 
 @dataclass(frozen=True)
@@ -387,6 +388,7 @@ def train(
             _set_threads(state, images, settings, resume.label)
         seconds, trained = 0.0, 0
         steps = math.ceil(len(images) / (settings.batch_size * settings.accumulate))
+        end = min(epochs, resume.pause or epochs)
         with ProgressBar(f"{resume.label}, steps", epochs * steps) as bar:
 
             def show(step: int, losses: dict[str, float]) -> None:
@@ -394,7 +396,7 @@ def train(
                 bar.show(state.epoch * steps + step, {**losses, "val AUC": auc})
 
             show(0, {})
-            while state.epoch < epochs and state.epoch - state.best_epoch < (settings.patience or math.inf):
+            while state.epoch < end and state.epoch - state.best_epoch < (settings.patience or math.inf):
                 start = time.perf_counter()
                 with float32_arithmetic(settings.precision):
                     losses = train_epoch(state, images, settings, show, hooks)
@@ -449,7 +451,9 @@ def _begin(
 def _drop_words(method: Method[Any], rate: float) -> None:
     prompts = [part for part in method.modules() if isinstance(part, Prompts) and part.vocabulary == "learned"]
     if rate and not prompts:
-        raise UsageError(f"word_dropout is {rate:g}, and {method.class_name} learns no vectors of names; leave it out")
+        raise UsageError(
+            f"word_dropout is {rate:g}, but {method.class_name} learns no vectors of names; leave out word_dropout"
+        )
     for part in prompts:
         part.word_dropout = rate
 
@@ -470,7 +474,7 @@ def _validated(state: TrainingState, validate: Validate, settings: TrainingOptio
     for name, tensor in state.method.state_dict().items():
         if not torch.isfinite(tensor).all():
             raise DuplexError(
-                f"{name} diverged in the last step of epoch {state.epoch}; "
+                f"the tensor {name} diverged in the last step of epoch {state.epoch}; "
                 f"lower training.learning_rate (it is {settings.learning_rate:g})"
             )
     return _metrics(state, validate, settings)

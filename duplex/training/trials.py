@@ -9,10 +9,11 @@ best one so far if its validation AUC is higher by more than the standard error 
 
     AUC' - AUC > SE(AUC' - AUC),    by DeLong's formula over the same validation images.
 
-More fine-tuned blocks replace fewer ones if their AUC is higher at all: once they are trained, both recognise images
-equally fast. The search ends when two numbers of blocks in a row bring no gain. Several learning rates are tried at the
-smallest number of blocks, the lowest first; a higher rate is chosen by the rule above, and all larger numbers of blocks
-use the chosen rate.
+Recipes with fine-tuned blocks are first compared with each other, after the same two epochs of each. Any gain in AUC
+decides, as recipes recognise images equally fast once they are trained. Several learning rates are tried at the
+smallest number of blocks, and all larger numbers use the best of them. Two numbers of blocks in a row without a gain
+are the last. Only the best of these recipes is trained to its end and compared with those without blocks. If its last
+epoch was its best, it is trained again for twice as many epochs, as long as time is left and validation AUC rises.
 
 A *schedule* says which recipes fit into a time limit. `finetunable_blocks` finds how many blocks can be fine-tuned at
 all, `block_cost` times these on random inputs, and `choose_depths` chooses. The schedule is stored: an interrupted
@@ -61,6 +62,10 @@ class Trial:
     name: str  # for messages, such as `2 blocks, rate 0.0003`
     spec: MethodSpec
     seed: int = 0
+    pause: int | None = None  # epoch after which training pauses; None: it is trained to its end
+    longer: tuple[
+        Trial, ...
+    ] = ()  # this recipe to its end, then for more epochs: tried if it is the best after `pause`
 
     @property
     def blocks(self) -> int:
@@ -118,6 +123,7 @@ class Trials:
     hooks: Callable[[Trial], TrainingHooks] = lambda trial: TrainingHooks()
 
     def files(self, trial: Trial) -> RunPaths:
+        """Paths of a trial's files; a paused trial has those of the whole, as its training goes on from there."""
         spec = trial.spec
         tuned = None if spec.finetune is None else spec.finetune.to_dict()
         key = [self.key, spec.kind, spec.options.to_dict(), spec.training.to_dict(), tuned, trial.seed]
@@ -125,8 +131,8 @@ class Trials:
 
     def result(self, trial: Trial) -> TrialResult:
         """A trial's result, after training it if its files are missing; raises `DuplexError` for damaged files."""
-        files = self.files(trial)
-        result, margins = files.root / "result.json", files.root / "margins.npz"
+        files, part = self.files(trial), "" if trial.pause is None else f"-epoch{trial.pause}"
+        result, margins = files.root / f"result{part}.json", files.root / f"margins{part}.npz"
         if not result.is_file():
             self._train(trial, files, result, margins)
         with errors_as_damage(files.root), np.load(margins) as arrays:
@@ -136,10 +142,12 @@ class Trials:
     def _train(self, trial: Trial, files: RunPaths, result: Path, margins: Path) -> None:
         start, inputs = time.monotonic(), self.read(trial.spec.request)
         label = ", ".join(filter(None, (self.label, trial.name)))
-        resume = ResumePoint(label, files.unfinished_training, files.root.name)
+        resume = ResumePoint(label, files.unfinished_training, files.root.name, trial.pause)
         run = train_run(trial.spec, inputs, trial.seed, self.device, self.settings, resume, self.hooks(trial))
         accuracy = None if self.accuracy is None else self.accuracy(run, inputs.examples["val"].to(self.device))
-        run.write(files)
+        if trial.pause is None:
+            run.write(files)
+        files.root.mkdir(parents=True, exist_ok=True)
         assert run.margins is not None
         np.savez(margins, **asdict(run.margins))
         record = {
@@ -150,7 +158,8 @@ class Trials:
             "seconds_per_epoch": run.result.timing["seconds_per_epoch"],
         }
         write_text(result, json.dumps(record) + "\n")
-        files.unfinished_training.unlink(missing_ok=True)
+        if trial.pause is None:
+            files.unfinished_training.unlink(missing_ok=True)
 
     def load(self, trial: Trial) -> tuple[TrainingRecord, Method[Any], RunInputs]:
         """Load a finished trial: its metadata, the trained method, and the inputs that it was trained on."""
@@ -210,38 +219,47 @@ def search_recipes(
     report: function that is called with a line of text per recipe.
     """
     best: tuple[Trial, TrialResult] | None = None
+    leader: tuple[Trial, TrialResult] | None = None  # the best of those with fine-tuned blocks, after their pause
     table: list[dict[str, Any]] = []
-    rates: set[float | None] | None = None  # those still tried; None: all
     failures = 0
+
+    def tried(recipe: Trial) -> tuple[Trial, TrialResult]:
+        result, before = attempt(recipe), leader if leader and recipe.pause else best
+        table.append(recipe_row(recipe, result, None if before is None else before[1]))
+        report(recipe_line(table[-1], result))
+        return recipe, result
+
     for level in levels:
-        recipes = [recipe for recipe in level if rates is None or not recipe.blocks or recipe.rate in rates]
-        tried = []
-        for recipe in recipes:
-            result = attempt(recipe)
-            tried.append((recipe, result))
-            table.append(recipe_row(recipe, result, None if best is None else best[1]))
-            report(recipe_line(table[-1], result))
-        top = tried[0]
-        for other in tried[1:]:
-            top = other if gain_exceeds_error(other[1], top[1]) else top
-        if best is None:
-            adopted = True
-        elif top[0].blocks > best[0].blocks > 0:
-            adopted = top[1].auc > best[1].auc
+        top = _best_rate([tried(recipe) for recipe in level if leader is None or recipe.rate == leader[0].rate])
+        if top[0].pause is None:
+            best = top if best is None or gain_exceeds_error(top[1], best[1]) else best
+        elif leader is None or top[1].auc > leader[1].auc:
+            leader, failures = top, 0
         else:
-            adopted = gain_exceeds_error(top[1], best[1])
-        if adopted:
-            best = top
-            for row in table:
-                row["chosen"] = row["recipe"] == top[0].name
-        if top[0].blocks:
-            rates = {top[0].rate}
-            failures = 0 if adopted else failures + 1
+            failures += 1
             if failures == FAILURES:
                 break
     if best is None:
         raise DuplexError("there is no recipe to try; give at least one")
+    for recipe in leader[0].longer if leader else ():
+        longer = tried(recipe)
+        if not (longer[1].auc > best[1].auc if best[0].blocks else gain_exceeds_error(longer[1], best[1])):
+            break
+        best = longer
+        if best[1].epoch < recipe.spec.training.epochs:
+            break
+    for row in table:
+        row["chosen"] = row["recipe"] == best[0].name
     return RecipeChoice(*best, tuple(table))
+
+
+def _best_rate(tried: Sequence[tuple[Trial, TrialResult]]) -> tuple[Trial, TrialResult]:
+    top, *others = tried
+    for other in others:
+        gains = other[1].auc > top[1].auc
+        if gains and (other[0].pause or gain_exceeds_error(other[1], top[1])):
+            top = other
+    return top
 
 
 def gain_exceeds_error(dearer: TrialResult, cheaper: TrialResult) -> bool:
@@ -255,7 +273,7 @@ def recipe_row(recipe: Trial, result: TrialResult, best: TrialResult | None) -> 
     """A recipe's row in the table: validation AUC in percent, gain over the best so far, standard errors of both."""
     own = result.components
     row: dict[str, Any] = {"recipe": recipe.name, "blocks": recipe.blocks}
-    row |= {"rate": recipe.rate} if recipe.blocks else {}
+    row |= {"rate": recipe.rate, "epochs": recipe.pause or recipe.spec.training.epochs} if recipe.blocks else {}
     row |= {"auc": result.auc, "error": _percent(own.standard_error)}
     if best is not None:
         difference = own.minus(best.components)
@@ -265,7 +283,7 @@ def recipe_row(recipe: Trial, result: TrialResult, best: TrialResult | None) -> 
 
 def recipe_line(row: Mapping[str, Any], result: TrialResult) -> str:
     """One line of text about a recipe that was tried: validation AUC, accuracy, gain over the best so far, seconds."""
-    parts = [f"{row['recipe']:<24} validation AUC {row['auc']:5.1f}"]
+    parts = [f"{row['recipe']:<31} validation AUC {row['auc']:5.1f}"]
     if row["accuracy"] is not None:
         parts.append(f"accuracy {row['accuracy']:5.1f} %")
     if "gain" in row:
@@ -280,30 +298,38 @@ def _percent(value: float | None) -> float | None:
 
 DEPTHS = (1, 2, 4, 8)  # numbers of fine-tuned blocks, the cheapest first
 RATES = (3e-4, 1e-3)  # learning rates of fine-tuned blocks
-EPOCHS = 6  # of a recipe with fine-tuned blocks, along half a cosine
-PATIENCE = 3  # epochs without a better validation AUC
+EPOCHS = (6, 12, 24)  # of a recipe with fine-tuned blocks, along half a cosine: the first, or more if it is the best
+PAUSE = 2  # epochs after which recipes with fine-tuned blocks are compared
 DISK_SHARE = 0.5  # of the free space that block inputs may take
 TIMED_IMAGES = 64
 
 
 def finetuned_recipes(
-    spec: MethodSpec, depths: Iterable[int], rates: Iterable[float] = RATES, seed: int = 0
+    spec: MethodSpec,
+    depths: Iterable[int],
+    rates: Iterable[float] = RATES,
+    epochs: Sequence[int] = EPOCHS[:1],
+    seed: int = 0,
 ) -> list[list[Trial]]:
-    """Recipes that train a method together with the image tower's last blocks.
+    """Recipes that train a method together with the image tower's last blocks, each paused after two epochs.
 
     Returns one list per number of blocks, with a recipe per learning rate of the blocks. The method keeps its own rate,
-    but trains 6 epochs along half a cosine, without warm-up, and stops after 3 epochs without a better validation AUC.
+    but trains along half a cosine, without warm-up, and stops if validation AUC has not risen for half of the epochs.
+
+    epochs: numbers of epochs of a recipe's complete trainings (`Trial.longer`).
     """
-    training = replace(spec.training, epochs=EPOCHS, schedule="cosine", warm_up=0, patience=PATIENCE)
-    levels = []
-    for blocks in depths:
-        level = []
-        for rate in rates:
-            options = FinetuneOptions(blocks=blocks, adapter="full", learning_rate=rate)
-            name = f"{blocks} block{'s' * (blocks > 1)}, rate {rate:g}"
-            level.append(Trial(name, replace(spec, training=training, finetune=options), seed))
-        levels.append(level)
-    return levels
+
+    def recipe(blocks: int, rate: float) -> Trial:
+        options = FinetuneOptions(blocks=blocks, adapter="full", learning_rate=rate)
+        name = f"{blocks} block{'s' * (blocks > 1)}, rate {rate:g}"
+        whole = []
+        for number in epochs:
+            training = replace(spec.training, epochs=number, schedule="cosine", warm_up=0, patience=number // 2)
+            training = replace(training, validate_every=1)
+            whole.append(Trial(f"{name}, {number} epochs", replace(spec, training=training, finetune=options), seed))
+        return Trial(f"{name}, epoch {PAUSE}", whole[0].spec, seed, PAUSE, tuple(whole))
+
+    return [[recipe(blocks, rate) for rate in rates] for blocks in depths]
 
 
 @dataclass(frozen=True)
@@ -386,6 +412,7 @@ class Schedule:
 
     depths: tuple[int, ...]  # numbers of blocks to fine-tune, one after another
     rates: tuple[float, ...]  # learning rates to try at the first depth
+    epochs: tuple[int, ...]  # of the best recipe's trainings, one after another
     seconds: float  # predicted time, if all recipes are tried and the last is chosen
     reason: str  # for the user
 
@@ -411,33 +438,39 @@ def choose_depths(
 
     Of the numbers `DEPTHS` up to `depth`, the largest that fits the budget is always tried; if none fits, the schedule
     is empty. If time remains, all smaller ones are tried as well or, if it is too short for all, only the smallest.
-    Time left then goes to more learning rates for the smallest. Predicted times include a final fit with the largest.
+    Time left then goes to more learning rates for the smallest, and then to more epochs of the best. Predicted times
+    include a final fit with the largest.
 
     cost: number of blocks -> measured seconds per image.
     epoch_seconds: duration of an epoch without fine-tuned blocks.
     """
     costs = {blocks: cost(blocks) for blocks in DEPTHS if blocks <= depth}
 
-    def predicted(depths: Sequence[int], tried: int) -> float:
+    def predicted(depths: Sequence[int], tried: int, longest: int = 1) -> float:
         total = 0.0
         for place, blocks in enumerate(depths):
             each = costs[blocks]
             epoch = epoch_seconds + sizes.train * (each.train + each.forward) + sizes.val * each.forward
-            total += EPOCHS * epoch * (tried if place == 0 else 1) + sizes.final * each.inputs
+            total += PAUSE * epoch * (tried if place == 0 else 1) + sizes.final * each.inputs
+        total += (sum(EPOCHS[:longest]) - PAUSE) * epoch  # of the largest
         last, share = costs[depths[-1]], sizes.final / max(1, sizes.train)
-        return total + EPOCHS * (share * epoch_seconds + sizes.final * (last.train + last.forward))
+        return total + EPOCHS[longest - 1] * (share * epoch_seconds + sizes.final * (last.train + last.forward))
 
     possible = tuple(costs)
     for end in range(len(possible), 0, -1):
         for depths, tried in _depth_choices(possible[:end], len(rates)):
-            if (seconds := predicted(depths, tried)) <= budget:
-                listed = ", ".join(map(str, depths))
-                return Schedule(depths, tuple(rates[:tried]), seconds, f"blocks {listed}: about {_duration(seconds)}")
+            fitting = [n for n in range(1, len(EPOCHS) + 1) if predicted(depths, tried, n) <= budget]
+            if fitting:
+                epochs, seconds = EPOCHS[: fitting[-1]], predicted(depths, tried, fitting[-1])
+                reason = (
+                    f"blocks {', '.join(map(str, depths))}, up to {epochs[-1]} epochs: at most {_duration(seconds)}"
+                )
+                return Schedule(depths, tuple(rates[:tried]), epochs, seconds, reason)
     if not possible:
-        return Schedule((), (), 0.0, "no block of the encoder can be fine-tuned")
+        return Schedule((), (), (), 0.0, "no block of the encoder can be fine-tuned")
     least = min(predicted((blocks,), 1) for blocks in possible)
     left = _duration(max(budget, 0.0))
-    return Schedule((), (), 0.0, f"fine-tuning takes at least {_duration(least)}, and {left} are left")
+    return Schedule((), (), (), 0.0, f"fine-tuning takes at least {_duration(least)}, and {left} are left")
 
 
 def _duration(seconds: float) -> str:
@@ -459,7 +492,8 @@ def stored_schedule(folder: Path, minutes: float, make: Callable[[], Schedule]) 
         write_text(path, json.dumps(asdict(make())) + "\n")
     with errors_as_damage(folder):
         record = json.loads(path.read_text(encoding="utf-8"))
-        return Schedule(tuple(record["depths"]), tuple(record["rates"]), record["seconds"], record["reason"])
+        lists = {name: tuple(record[name]) for name in ("depths", "rates", "epochs")}
+        return Schedule(**{**record, **lists})
 
 
 def search_block_counts(
@@ -476,7 +510,7 @@ def search_block_counts(
     first = Trial("0 blocks", spec, seed)
     schedule = stored_schedule(runs.folder, options.minutes, lambda: _schedule(first, options, runs))
     report(f"fine-tuning: {schedule.reason}")
-    levels = [[first], *finetuned_recipes(spec, schedule.depths, schedule.rates, seed)]
+    levels = [[first], *finetuned_recipes(spec, schedule.depths, schedule.rates, schedule.epochs, seed)]
     choice = search_recipes(levels, runs.result, report)
     report(f"chosen: {choice.recipe.name}")
     run = runs.run(choice.recipe)

@@ -114,7 +114,7 @@ def test_an_update_that_ends_during_a_fit_is_kept(fitted, drawn, tmp_path, monke
         assert update().returncode == 0
         return fit_chosen(*arguments)
 
-    with monkeypatch.context() as patch, pytest.raises(UsageError, match="was updated with 3 images"):
+    with monkeypatch.context() as patch, pytest.raises(UsageError, match="would lose the 3 images"):
         patch.setattr(fit, "fit_on_all_images", updated_meanwhile)
         fit.fit_folder(drawn, out, encoder="tiny", say=lambda _: None, force=True)
     assert [each["images"] for each in read_fit(out)["updates"]] == [3]
@@ -179,12 +179,12 @@ def test_suspects_need_features_and_the_place_of_a_models_images(fitted, drawn, 
     draw_pair(tmp_path / "shop", "red", "ring", range(12))
     shutil.copytree(drawn, tmp_path / "shop", dirs_exist_ok=True)
     assert len(rank_suspects(open_labelled(str(tmp_path / "shop")))) == len(open_labelled(str(drawn)).table)
-    assert "12 images were not encoded and are left out: red/ring/0000.png" in capsys.readouterr().err
+    assert "12 images were not encoded and are left out, such as red/ring/0000.png" in capsys.readouterr().err
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    with pytest.raises(UsageError, match="no image of model has been encoded; `duplex fit` encodes them"):
+    with pytest.raises(UsageError, match="the images of model have not been encoded; `duplex fit` encodes them"):
         rank_suspects(open_labelled(str(fitted[0])))
     shutil.copytree(fitted[0], tmp_path / "moved")
-    with pytest.raises(UsageError, match=r"moved\.cache/source\.json.*give the images' folder"):
+    with pytest.raises(UsageError, match=r"moved\.cache/source\.json.*give their folder instead of"):
         open_labelled(str(tmp_path / "moved"))
 
 
@@ -208,7 +208,7 @@ def test_an_unreadable_image_is_counted_nowhere(drawn, tmp_path, monkeypatch):
 def test_a_folder_of_other_files_is_refused_before_any_work(tmp_path, drawn):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letter.txt").write_text("dear")
-    for force, said in (((), "mine exists; "), (("--force",), "files that are not a model's, such as letter")):
+    for force, said in (((), "mine exists; "), (("--force",), "files that do not belong to a model, such as letter")):
         done = duplex("fit", drawn, "--encoder", "tiny", "--out", tmp_path / "mine", *force)
         assert done.returncode == 2 and said in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
@@ -267,13 +267,13 @@ def test_an_encoder_without_a_text_tower_is_fine_tuned(drawn, tmp_path, monkeypa
     weights = tmp_path / "weights.safetensors"
     save_file(timm.create_model("test_efficientnet", num_classes=0).state_dict(), weights)
     monkeypatch.setattr(trials, "DEPTHS", (1,))
-    monkeypatch.setattr(trials, "EPOCHS", 3)
+    monkeypatch.setattr(trials, "EPOCHS", (3,))
     monkeypatch.setattr(trials, "gain_exceeds_error", lambda dearer, cheaper: dearer.name.startswith("1 block"))
     lines: list[str] = []
     encoder = "timm:test_efficientnet"
     model = fit.fit_folder(drawn, tmp_path / "model", encoder=encoder, weights=str(weights), say=lines.append)
     record = read_fit(model)
-    assert [recipe["blocks"] for recipe in record["recipes"]] == [0, 0, 0, 1, 1]
+    assert [recipe["blocks"] for recipe in record["recipes"]] == [0, 0, 0, 1, 1, 1]
     assert record["chosen"].startswith("1 block") and record["recipes"][1]["recipe"] == "heads, rate 0.001"
     assert not any("prompts" in line for line in lines)
     recognizer = Recognizer.load(model, device="cpu")

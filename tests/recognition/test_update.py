@@ -145,11 +145,11 @@ def test_fine_tuned_blocks_make_the_features_that_are_added(drawn, further, tmp_
     def with_blocks(self: fit.FolderRecipes, began: float):
         spec = self._spec(fit.TRAINED)
         ((recipe,),) = finetuned_recipes(spec, [2], [1e-3])
-        yield [recipe]
+        yield [recipe.longer[0]]
 
     monkeypatch.setattr(fit.FolderRecipes, "levels", with_blocks)
     tuned = fit.fit_folder(drawn, tmp_path / "tuned", encoder="tiny", say=lambda _: None)
-    assert read_fit(tuned)["chosen"] == "2 blocks, rate 0.001"
+    assert read_fit(tuned)["chosen"] == "2 blocks, rate 0.001, 6 epochs"
     update_model(tuned, further, tmp_path / "out", say=lambda _: None)
     old, new = (read_statistics(place) for place in (tuned, tmp_path / "out"))
     recognizer = Recognizer.load(tuned, device="cpu", exact=True)
@@ -246,7 +246,9 @@ def test_the_fit_json_of_another_model_is_refused(model, further, tmp_path):
     update_model(model, further, tmp_path / "out", say=lambda _: None)
     update_model(model, tmp_path / "more", tmp_path / "mixed", say=lambda _: None)
     shutil.copyfile(tmp_path / "out" / "fit.json", tmp_path / "mixed" / "fit.json")
-    with pytest.raises(UsageError, match=r"mixed/fit\.json belongs to another model than model\.safetensors beside it"):
+    with pytest.raises(
+        UsageError, match=r"mixed/fit\.json belongs to another model than the model\.safetensors beside"
+    ):
         update_model(tmp_path / "mixed", tmp_path / "more", tmp_path / "twice", say=lambda _: None)
     assert not (tmp_path / "twice").exists()
 
@@ -273,7 +275,7 @@ def test_an_update_that_another_would_replace_is_kept(model, drawn, further, tmp
         lambda: update_model(model, tmp_path / "more", out, say=lambda _: None, force=True),
         lambda: fit.fit_folder(drawn, out, encoder="tiny", say=lambda _: None, force=True),
     ):
-        with pytest.raises(UsageError, match="was updated with 10 images that its replacement would lack"):
+        with pytest.raises(UsageError, match="would lose the 10 images that updates added to it"):
             force_it()
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
     draw_pair(further, "blue", "heart", range(30, 32))

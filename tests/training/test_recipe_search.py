@@ -1,31 +1,37 @@
-"""The search adopts costlier recipes that gain enough, and stops where more blocks gain nothing."""
+"""The search adopts costlier recipes that gain enough, and trains only the best of them to its end."""
 
 from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from duplex.config.params import EvaluationParams
 from duplex.encoders.base import load_encoder
 from duplex.evaluation.curve import Margins
 from duplex.methods.registry import parse_options
 from duplex.options import TrainingOptions
-from duplex.training.run import MethodSpec
+from duplex.testing import small_inputs
+from duplex.training.run import MethodSpec, reproducible
 from duplex.training.trials import (
     DEPTHS,
     EPOCHS,
+    PAUSE,
     RATES,
     BlockCost,
     ImageCounts,
     Trial,
     TrialResult,
+    Trials,
     choose_depths,
     finetunable_blocks,
     finetuned_recipes,
     search_recipes,
 )
 
+CPU = torch.device("cpu")
 TRAINING = TrainingOptions(learning_rate=1e-3, batch_size=64, epochs=3)
 SPEC = MethodSpec("m", "prompts", parse_options("prompts", {}), TRAINING, ("closed",), "closed")
 
@@ -42,7 +48,10 @@ def attempts(aucs: dict[str, float]):
 
     def attempt(recipe: Trial) -> TrialResult:
         tried.append(recipe.name)
-        return TrialResult(recipe.name, margins(aucs[recipe.name]), epoch=1)
+        at_its_end = recipe.name.removesuffix(f", {EPOCHS[0]} epochs")  # as good as when it was paused
+        auc = aucs.get(recipe.name, aucs.get(at_its_end, aucs.get(f"{at_its_end}, epoch {PAUSE}")))
+        assert auc is not None
+        return TrialResult(recipe.name, margins(auc), epoch=recipe.spec.training.epochs)
 
     return attempt, tried
 
@@ -58,32 +67,34 @@ def levels(depths=(1, 2, 4)):
 
 
 def names(level: int) -> list[str]:
-    return [f"{level} block{'s' * (level > 1)}, rate {rate:g}" for rate in RATES]
+    return [f"{level} block{'s' * (level > 1)}, rate {rate:g}, epoch {PAUSE}" for rate in RATES]
+
+
+def whole(name: str, epochs: int = EPOCHS[0]) -> str:
+    return name.replace(f"epoch {PAUSE}", f"{epochs} epochs")
 
 
 def test_the_search_goes_to_the_most_blocks_that_gain_with_the_better_rate():
     aucs = {"nothing": 0.5, names(1)[0]: 0.6, names(1)[1]: 0.65, names(2)[1]: 0.75, names(4)[1]: 0.85}
     attempt, tried = attempts(aucs)
     choice = search_recipes(levels(), attempt, print)
-    assert tried == ["nothing", *names(1), names(2)[1], names(4)[1]]
-    assert choice.recipe.name == names(4)[1]
+    assert tried == ["nothing", *names(1), names(2)[1], names(4)[1], whole(names(4)[1])]
+    assert choice.recipe.name == whole(names(4)[1])
     assert [row["recipe"] for row in choice.table if row["chosen"]] == [choice.recipe.name]
-    assert choice.table[-1]["gain"] == pytest.approx(choice.attempt.auc - choice.table[3]["auc"])
+    assert choice.table[-2]["gain"] == pytest.approx(choice.table[-2]["auc"] - choice.table[3]["auc"])
+    assert choice.table[-1]["gain"] == pytest.approx(choice.attempt.auc - choice.table[0]["auc"])
 
 
-def test_a_higher_rate_is_taken_only_if_it_pays():
-    aucs = {"nothing": 0.5, names(1)[0]: 0.65, names(1)[1]: 0.66, names(2)[0]: 0.75, names(4)[0]: 0.85}
+def test_a_higher_rate_is_taken_for_any_gain_with_blocks_but_without_only_beyond_the_error():
+    slow, fast = (Trial(name, SPEC) for name in ("slow", "fast"))
+    aucs = {"slow": 0.5, "fast": 0.51, names(1)[0]: 0.65, names(1)[1]: 0.66, names(2)[1]: 0.75}
     attempt, tried = attempts(aucs)
     random = np.random.default_rng(0)
-
-    def noisy(recipe: Trial) -> TrialResult:
-        """The higher rate is right on other images."""
-        result = attempt(recipe)
-        return mixed(result, random) if recipe.name == names(1)[1] else result
-
-    choice = search_recipes(levels(), noisy, print)
-    assert tried == ["nothing", *names(1), names(2)[0], names(4)[0]]
-    assert choice.table[2]["auc"] > choice.table[1]["auc"]
+    both = [[slow, fast], *finetuned_recipes(SPEC, (1, 2))]
+    choice = search_recipes(both, lambda recipe: mixed(attempt(recipe), random), print)
+    assert tried == ["slow", "fast", *names(1), names(2)[1], whole(names(2)[1])]
+    assert choice.recipe.name == whole(names(2)[1])
+    assert choice.table[2]["gain"] == pytest.approx(choice.table[2]["auc"] - choice.table[0]["auc"])  # over `slow`
 
 
 def test_more_blocks_are_taken_for_any_gain_but_the_first_only_beyond_the_error():
@@ -101,36 +112,63 @@ def test_more_blocks_are_taken_for_any_gain_but_the_first_only_beyond_the_error(
             {"nothing": 0.50, one: 0.71, two: 0.70},
         )
     ]
-    assert chosen == ["nothing", two, one]
+    assert chosen == ["nothing", whole(two), whole(one)]
 
 
 def test_the_search_ends_after_two_numbers_of_blocks_without_a_gain():
-    aucs = {"nothing": 0.8, names(1)[0]: 0.6, names(1)[1]: 0.5, names(2)[0]: 0.7}
+    aucs = {"nothing": 0.8, names(1)[0]: 0.6, names(1)[1]: 0.5, names(2)[0]: 0.5, names(4)[0]: 0.6}
     attempt, tried = attempts(aucs)
-    choice = search_recipes(levels(), attempt, print)
-    assert tried == ["nothing", *names(1), names(2)[0]]
+    choice = search_recipes(levels((1, 2, 4, 8)), attempt, print)
+    assert tried == ["nothing", *names(1), names(2)[0], names(4)[0], whole(names(1)[0])]
     assert choice.recipe.name == "nothing"
 
 
 def test_one_depth_without_gain_does_not_end_the_climb():
     aucs = {"nothing": 0.5, names(1)[0]: 0.5, names(1)[1]: 0.4, names(2)[0]: 0.7, names(4)[0]: 0.5}
     attempt, _ = attempts(aucs)
-    assert search_recipes(levels(), attempt, print).recipe.name == names(2)[0]
+    assert search_recipes(levels(), attempt, print).recipe.name == whole(names(2)[0])
+
+
+def test_the_best_recipe_trains_longer_while_its_last_epoch_is_its_best_and_auc_rises():
+    one = names(1)[0]
+    aucs = {"nothing": 0.5, one: 0.6, whole(one): 0.7, whole(one, 12): 0.75, whole(one, 24): 0.74}
+    attempt, tried = attempts(aucs)
+    [level] = finetuned_recipes(SPEC, (1,), RATES[:1], EPOCHS)
+    both = [[Trial("nothing", SPEC)], level]
+    assert search_recipes(both, attempt, print).recipe.name == whole(one, 12)
+    assert tried == ["nothing", one, *(whole(one, number) for number in EPOCHS)]
+    tried.clear()
+    ended = search_recipes(both, lambda recipe: replace(attempt(recipe), epoch=3), print)
+    assert (ended.recipe.name, tried[-1]) == (whole(one), whole(one))
+
+
+def test_a_paused_training_goes_on_to_the_bits_of_one_without_a_pause(tmp_path):
+    spec = replace(SPEC, training=replace(TRAINING, batch_size=8, threads=1))
+    paused, at_once = (Trials(tmp_path / name, lambda _: small_inputs(), CPU, EvaluationParams()) for name in "ab")
+    with reproducible(1):
+        part = paused.result(Trial("m", spec, pause=1))
+        assert part.epoch <= 1 and not paused.files(Trial("m", spec)).checkpoint.exists()
+        ends = [trials.result(Trial("m", spec)) for trials in (paused, at_once)]
+        assert paused.result(Trial("m", spec, pause=1)).auc == part.auc
+    assert ends[0].auc == ends[1].auc
+    files = [trials.files(Trial("m", spec)) for trials in (paused, at_once)]
+    assert files[0].checkpoint.read_bytes() == files[1].checkpoint.read_bytes()
+    assert files[0].history.read_text() == files[1].history.read_text()
 
 
 COST = {blocks: BlockCost(0.01 * blocks, 0.002 * blocks, 0.01 / blocks) for blocks in DEPTHS}
 SIZES = ImageCounts(train=400, val=100, final=600)
 
 
-def seconds(depths: tuple[int, ...], rates: int, epoch: float = 1.0) -> float:
+def seconds(depths: tuple[int, ...], rates: int, epochs: tuple[int, ...], epoch: float = 1.0) -> float:
     """The naive prediction: every epoch of every recipe, then those of the final fit, one at a time."""
     total = 0.0
     for place, blocks in enumerate(depths):
         total += 600 * COST[blocks].inputs
-        for _ in range(rates if place == 0 else 1):
-            for _ in range(EPOCHS):
-                total += epoch + 400 * (COST[blocks].train + COST[blocks].forward) + 100 * COST[blocks].forward
-    for _ in range(EPOCHS):
+        trained = PAUSE * (rates if place == 0 else 1) + (sum(epochs) - PAUSE if blocks == depths[-1] else 0)
+        for _ in range(trained):
+            total += epoch + 400 * (COST[blocks].train + COST[blocks].forward) + 100 * COST[blocks].forward
+    for _ in range(epochs[-1]):
         total += 1.5 * epoch + 600 * (COST[depths[-1]].train + COST[depths[-1]].forward)
     return total
 
@@ -140,13 +178,15 @@ def seconds(depths: tuple[int, ...], rates: int, epoch: float = 1.0) -> float:
 def test_a_plan_fits_into_its_time_and_no_deeper_one_does(depth: int, budget: float):
     made = choose_depths(depth, COST.__getitem__, SIZES, budget, 1.0)
     if made.depths:
-        assert seconds(made.depths, len(made.rates)) == pytest.approx(made.seconds)
+        assert seconds(made.depths, len(made.rates), made.epochs) == pytest.approx(made.seconds)
         assert made.seconds <= budget
+        more = EPOCHS[: len(made.epochs) + 1]
+        assert made.epochs == EPOCHS or seconds(made.depths, len(made.rates), more) > budget
     deepest = max(made.depths, default=0)
     assert deepest <= depth
     for blocks in DEPTHS:
         if deepest < blocks <= depth:
-            assert seconds((blocks,), 1) > budget
+            assert seconds((blocks,), 1, EPOCHS[:1]) > budget
 
 
 def test_a_plan_without_time_names_what_it_would_take():
