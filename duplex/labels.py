@@ -204,7 +204,7 @@ def checked_numbers(values: ArrayLike, size: int, noun: str) -> Ints:
     """`values` as int64; raises `UsageError`, which calls them `noun`, unless all are integers from 0 to `size - 1`."""
     array = np.asarray(values)
     if array.size and (array.dtype.kind not in "iu" or array.min() < 0 or array.max() >= size):
-        raise UsageError(f"{noun} is {shown(values)}; expected whole numbers from 0 to {size - 1}")
+        raise UsageError(f"{noun} must be whole numbers from 0 to {size - 1}, not {shown(values)}")
     return array.astype(np.int64, copy=False)
 
 

@@ -222,10 +222,10 @@ class TrainingOptions(Options):
 
     def rules(self) -> Iterable[tuple[object, str]]:
         is_sgd = self.optimiser == "sgd" or self.sgd_momentum == type(self).sgd_momentum
-        yield is_sgd, f"optimiser: {self.optimiser} has no sgd_momentum; leave it out"
+        yield is_sgd, f"optimiser: {self.optimiser} has no sgd_momentum; leave out sgd_momentum"
         has_eps = self.optimiser != "sgd" or self.eps == type(self).eps
-        yield has_eps, "optimiser: sgd has no eps; leave it out"
-        yield self.warm_up < self.epochs, f"warm_up is {self.warm_up}; expected less than epochs, {self.epochs}"
+        yield has_eps, "optimiser: sgd has no eps; leave out eps"
+        yield self.warm_up < self.epochs, f"warm_up is {self.warm_up}; expected less than epochs ({self.epochs})"
 
 
 # Training options of a user's data set where neither params.yaml nor the caller sets them
@@ -294,7 +294,7 @@ class CombinedRunsOptions(Options):
         yield from super().rules()
         yield len(set(self.of)) == len(self.of), f"`of` has a method twice: {list(self.of)}; remove one"
         fewest = 1 if self.seeds == "all" else 2
-        yield len(self.of) >= fewest, f"`of` is {list(self.of)}; expected {fewest} methods or more"
+        yield len(self.of) >= fewest, f"`of` is {list(self.of)}; expected a list of {fewest} or more methods"
 
 
 @dataclass(frozen=True)

@@ -194,7 +194,9 @@ class CompositionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         predicted = self.predict(X)
         labels = np.asarray(y)
         if labels.size != predicted.size or len(labels) != len(predicted):
-            raise OptionError(f"the shape is {labels.shape}; expected {predicted.shape}, the shape of predict(X)", "y")
+            raise OptionError(
+                f"the shape is {labels.shape}; expected {predicted.shape}, one row of labels per row of X", "y"
+            )
         labels = labels.reshape(predicted.shape)
         for names, column in zip(self.names_[: self.width_], labels.reshape(-1, self.width_).T, strict=True):
             _union(names, np.asarray(column.tolist()))  # raises for numbers in place of text
@@ -228,7 +230,9 @@ def _composition_numbers(labels: Array, names: Sequence[Array]) -> Ints:
         places = pd.Index(values).get_indexer(pd.Index(column))
         if (places < 0).any():
             label = column[places < 0].tolist()[0]
-            raise OptionError(f"the {kind} {label!r} is in no training image; remove candidates with it", "candidates")
+            raise OptionError(
+                f"the {kind} {label!r} is in no training image; omit candidates that have it", "candidates"
+            )
         numbers = numbers * len(values) + places
     return numbers
 

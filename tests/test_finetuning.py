@@ -207,7 +207,8 @@ def test_the_memory_budget_decides_which_tokens_stay_on_the_disk(project) -> Non
 
 def test_too_few_block_inputs_are_reported_with_the_command_to_run(project) -> None:
     with pytest.raises(
-        UsageError, match=r"finetune\.blocks is 3 and .* holds the inputs of 2 blocks; .*`duplex extract --dataset own`"
+        UsageError,
+        match=r"finetune\.blocks is 3, but .* holds the inputs of 2 blocks; .*`duplex extract --dataset own`",
     ):
         train_stage(project.params(), "own", "deeper", 0, project.paths)
 

@@ -122,7 +122,7 @@ def test_pixels_that_cannot_be_used_are_reported_in_one_line(project, tmp_path: 
     prepare(bare, "own", paths)
     extract(bare, "own", paths, num_workers=0)
     assert read_tokens(paths.features("own"), "pixels") is None
-    messages = {"varied": "changes pixels, and .* has none", "plain": "or encoder.pixels to true"}
+    messages = {"varied": "changes pixels, but .* has none", "plain": "or encoder.pixels to true"}
     for method, message in messages.items():
         with pytest.raises(UsageError, match=rf"{message}.*`duplex extract --dataset own`"):
             train_stage(bare, "own", method, 0, paths)

@@ -130,7 +130,7 @@ def _version(requested: bool) -> None:
 @app.callback()
 def _common(
     version: Annotated[bool, Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
-    debug: Annotated[bool, Option("--debug", help=f"Add the traceback to errors, as {DEBUG}=1 does.")] = False,
+    debug: Annotated[bool, Option("--debug", help=f"Add tracebacks to errors; {DEBUG}=1 does the same.")] = False,
 ) -> None:
     if debug:
         os.environ[DEBUG] = "1"
@@ -145,5 +145,5 @@ def _run() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # names of files may hold bytes that are not text
     if "" in sys.argv[1:]:  # an empty path would mean the current folder
-        raise UsageError("an argument is empty, perhaps an unset shell variable; give it a value or omit it")
+        raise UsageError("an argument is empty (an unset shell variable?); give the argument a value or leave it out")
     app()

@@ -41,9 +41,9 @@ if TYPE_CHECKING:
     from duplex.data.tables import LabelledImages
     from duplex.options import SourceOptions
 
-Name = Annotated[str, Argument(help="A data set of params.yaml; with --root, any name.")]
+Name = Annotated[str, Argument(help="A data set of params.yaml, or any name if --root is given.")]
 Root = Annotated[Path | None, Option(help="Folder or table of a data set that is not in params.yaml.")]
-NoRun = Annotated[bool, Option("--no-run", help="Add nothing to run.datasets of params.yaml.")]
+NoRun = Annotated[bool, Option("--no-run", help="Leave run.datasets in params.yaml unchanged.")]
 
 ENCODER, WEIGHTS = "ViT-L-14-quickgelu", "openai"  # the paper's
 PRINTED = 20  # suspects on stdout
@@ -156,7 +156,7 @@ def _share(text: str, default: float) -> Any:
 @group.command()
 def add(
     name: Annotated[str, Argument(help="Name of the data set.")],
-    path: Annotated[Path, Argument(help="Folder of images or of a benchmark, table, or hf-datasets:OWNER/NAME.")],
+    path: Annotated[Path, Argument(help="Folder of images or of a benchmark, a table, or hf-datasets:OWNER/NAME.")],
     images: ImageFolder = None,
     split_seed: Annotated[int | None, seed_option(f"Seed of the split [{SplitOptions.seed}].", "--split-seed")] = None,
     val_unseen: Annotated[float | None, _share("pairs held out for validation", SplitOptions.val_unseen)] = None,
@@ -164,11 +164,11 @@ def add(
     val_images: Annotated[float | None, _share("seen pairs' images for validation", SplitOptions.val_images)] = None,
     test_images: Annotated[float | None, _share("seen pairs' images for test", SplitOptions.test_images)] = None,
     encoder: Annotated[
-        str | None, encoder_option(help=f"Encoder [{ENCODER}]; none if the one that computed --features is unknown.")
+        str | None, encoder_option(help=f"Encoder [{ENCODER}]; 'none' if the encoder of --features is unknown.")
     ] = None,
     weights: Weights = None,
     features: Annotated[
-        Path | None, Option(help="Features computed elsewhere: .npy, in the table's order, or .npz, with image names.")
+        Path | None, Option(help="File of features: .npy with the table's rows in its order, or .npz with image names.")
     ] = None,
     no_run: NoRun = False,
 ) -> None:
@@ -190,7 +190,7 @@ def add(
     encoder_entry = _encoder_entry(encoder, weights, known, features)
     source, dataset = _load_own(path, images, split, features)
     if options and not dataset.made_split:
-        raise UsageError(f"{path} already has a split; leave out --split-seed, --val-* and --test-*, which make one")
+        raise UsageError(f"{path} has a split; leave out --split-seed, --val-* and --test-*, which are for making one")
     _print_findings(name, dataset, [*_issues(dataset, source, encoder_entry, features, params.extraction.max_bad)])
     entry: dict[str, Any] = {"source": {"kind": source.kind, "root": str(source.root)}}
     if source.table:
@@ -236,7 +236,7 @@ def _print_findings(name: str, dataset: LabelledImages, issues: list[DataIssue])
         images = ", ".join(f"{counts.splits[split].images:,} {split}" for split in SPLITS)
         print(f"made a split: {images} images; to set your own, give a table with a column `split`")
     if fatal := next((issue for issue in issues if issue.fatal), None):
-        raise DuplexError(f"{name} is not added: {fatal}")
+        raise DuplexError(f"{name} was not added: {fatal}")
 
 
 @group.command()
@@ -300,7 +300,7 @@ def split(
     listed = {method for method, entry in params.methods.items() if name in entry.per_dataset}
     special = [method for method in params.methods if method in listed - base.methods.keys()]
     if special:
-        log(f"params.yaml: per_dataset of {', '.join(special)} has {name} but not its re-splits; add them")
+        log(f"params.yaml: per_dataset of {', '.join(special)} has {name} but not its re-splits; add them there")
 
 
 @group.command()
@@ -331,10 +331,10 @@ def _encoder_entry(
 
     if name == "none" or (name is None and known is None and features is not None):
         if features is None or weights is not None:
-            raise UsageError("--weights needs --encoder NAME, and --encoder none needs --features; add what is missing")
+            raise UsageError("--encoder none needs --features" if features is None else "--weights needs an --encoder")
         return {"name": IMPORTED}
     if features is not None and is_random(weights):
-        raise UsageError(f"the text tower of --weights {weights} would not fit imported features; leave --weights out")
+        raise UsageError(f"random weights cannot match features computed elsewhere; leave out --weights {weights}")
     if name is None and known is not None:
         encoder: EncoderParams = known.encoder
         return {**encoder.model_dump(exclude_defaults=True), **({"weights": weights} if weights else {})}
@@ -452,7 +452,7 @@ def relabel(
     name = labelled.name
     target = out or Path(f"{name}-relabelled.csv")
     if target.suffix.lower() != ".csv":
-        raise UsageError(f"{target} does not end in .csv; choose another --out")
+        raise UsageError(f"{target} does not end in .csv; give --out a name that does")
     refuse_existing(target, force=force)
     result = relabelled(labelled, edited)
     write_manifest(result.manifest, target)

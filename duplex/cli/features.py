@@ -39,9 +39,9 @@ def extract(
     from duplex.project import stages as stage
 
     if engine == "ray" and shard is not None:
-        raise UsageError("--shard makes one shard locally; with --engine ray use --shards N, which makes all of them")
+        raise UsageError("--shard makes one shard locally; with --engine ray, use --shards N to make all")
     if engine != "ray" and shards != 1:
-        raise UsageError("--shards needs --engine ray; locally --shard k/N makes one shard at a time")
+        raise UsageError("--shards needs --engine ray; locally, use --shard k/N to make one shard at a time")
     params = load_params()
     stage.ensure_prepared(params, dataset)
     options: dict[str, Any] = {"fresh": fresh}
@@ -113,7 +113,7 @@ def convert_encoder(
     archive: Annotated[Path, Argument(help="File to convert: weights, or a TorchScript archive of OpenAI.")],
     folder: Annotated[Path, Argument(help="Folder to write the converted encoder to.")],
     encoder: Annotated[str, Option(help="Architecture of the encoder, such as ViT-L-14-quickgelu.")],
-    tag: Annotated[str | None, Option(help="Published tag whose preprocessing these weights need.")] = None,
+    tag: Annotated[str | None, Option(help="Tag of published weights with the same image preprocessing.")] = None,
 ) -> None:
     """Convert an encoder's weights file to a folder that loads offline, as `local-dir:FOLDER`.
 

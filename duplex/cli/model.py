@@ -71,7 +71,7 @@ def retrieve(
     pair: Annotated[str, Argument(help="A state and an object, such as 'striped heart'.")],
     dataset: Dataset,
     method: Annotated[
-        str | None, method_option("--method", "-m", help="Method; default: the last with prototypes in run.methods.")
+        str | None, method_option("--method", "-m", help="Method; default: the last in run.methods with prototypes.")
     ] = None,
     seed: Annotated[int | None, seed_option("Seed of the run; default: the first of run.seeds.")] = None,
     top: Annotated[int, Option(min=1, help="Number of nearest images to show per prototype.")] = 4,
@@ -189,10 +189,10 @@ FORMATS = ("table", "jsonl", "csv", "label-studio")
 COLUMNS = ("image", "rank", "state", "object", "score", "probability", "seen", "in_distribution", "error")
 SOME_UNREADABLE = 3  # exit code
 MODEL = "Folder of a run or an export, or hf-hub:OWNER/NAME; default: the run with the best AUC."
-World = Annotated[str | None, Option(help="World of candidates: closed or open; default: closed if the model has it.")]
+World = Annotated[str | None, Option(help="Candidates: closed or open world; default: closed, if the model has it.")]
 Add = Annotated[list[str] | None, Option(help="An additional candidate, such as 'rusty kettle'; repeatable.")]
 Compositions = Annotated[Path | None, Option(help="CSV file of additional candidates, with the columns state,object.")]
-NewShare = Annotated[float | None, Option(help="Share of images expected to show unseen pairs; default: the model's.")]
+NewShare = Annotated[float | None, Option(help="Expected share of images with unseen pairs; default: as in the model.")]
 Device = Annotated[str, Option(help="Device of the encoder: auto, cpu or cuda.")]
 
 
@@ -206,7 +206,7 @@ def predict(
     add: Add = None,
     compositions: Compositions = None,
     form: Annotated[
-        str | None, Option("--format", help="table, jsonl, csv or label-studio; default: --out's suffix or table.")
+        str | None, Option("--format", help="table, jsonl, csv or label-studio; default: suffix of --out, else table.")
     ] = None,
     out: Annotated[Path | None, Option(help="Write to this file instead of stdout.")] = None,
     force: Force = False,
@@ -277,7 +277,7 @@ def _chosen_stream(run: Path) -> dict[str, Any]:
     metrics = run / "metrics.json"
     record = json.loads(metrics.read_text(encoding="utf-8")) if metrics.is_file() else {}
     if "stream" not in record:
-        raise UsageError(f"--adapt needs options that `duplex evaluate --stream` chooses; run that for {run} first")
+        raise UsageError(f"--adapt needs options from `duplex evaluate --stream`; first run that command for {run}")
     return dict(record["stream"])
 
 
@@ -391,7 +391,7 @@ def export(
     world: World = None,
     onnx: Annotated[bool, Option("--onnx", help="Add trained.onnx, which scores image features.")] = False,
     onnx_encoder: Annotated[bool, Option("--onnx-encoder", help="Add encoder.onnx and see.py, which runs it.")] = False,
-    page: Annotated[Path | None, Option(help="onnxruntime-web's folder dist; adds page/, a static site.")] = None,
+    page: Annotated[Path | None, Option(help="Add page/, a static site; give onnxruntime-web's folder dist.")] = None,
     push: Annotated[str | None, Option(help="Upload to the Hugging Face hub as OWNER/NAME.")] = None,
     licence: Annotated[str, Option("--licence", help="Licence of the model: mit, cc-by-4.0, …")] = "other",
     name: Annotated[str | None, Option(help="Title of the model card; default: OWNER/NAME or the run.")] = None,

@@ -287,7 +287,7 @@ def tune(
     grid: Annotated[list[str], Option(help="Setting and values, such as learning_rate=3e-4,1e-3; repeatable.")],
     methods: Methods = None,
     dataset: Annotated[str | None, dataset_option("Data set; default: the first of run.datasets.")] = None,
-    seeds: Annotated[str, Option(help="Seeds, or a range such as 100-104; not those of run.seeds.")] = "100,101",
+    seeds: Annotated[str, Option(help="Seeds, or a range such as 100-104, outside run.seeds.")] = "100,101",
     jobs: Jobs = None,
     engine: Engine = "local",
     write: Annotated[bool, Option("--write", help="Write each method's best settings to datasets/NAME.yaml.")] = False,

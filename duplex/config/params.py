@@ -364,17 +364,19 @@ class Params(ParamsSection):
         for dataset, name in product(self.run.datasets, self.run.methods):
             known = published_recipes()[require(name, published_recipes(), "published recipe")]["per_dataset"]
             if dataset not in known:
-                raise UsageError(f"{name} has no published settings for {dataset}; use {' or '.join(known)} instead")
+                raise UsageError(f"{name} has no published settings for {dataset}; run it on {' or '.join(known)}")
             entry = self.methods[name]
             values = {**entry.options_for(dataset), **entry.training_for(dataset), **entry.finetune_for(dataset)}
             if undecided := [key for key, value in values.items() if value == "?"]:
                 keys = " and ".join(undecided)
-                raise UsageError(f"no publication gives {keys}; set it in {DATASETS}/{dataset}.yaml, methods.{name}")
+                raise UsageError(
+                    f"no publication gives {keys}; set {keys} under methods.{name} in {DATASETS}/{dataset}.yaml"
+                )
 
     def _check_products(self) -> None:
         for name, entry in self.methods.items():
             if entry.members and "members" in entry.options:
-                raise UsageError(f"params.yaml: methods.{name}.members: training fills it in; remove it")
+                raise UsageError(f"params.yaml: methods.{name}.members: training sets this option; remove it")
             for member in entry.members:
                 place = f"params.yaml: methods.{name}.of:"
                 if self.entry(require(member, self.methods, f"method in {place}")).members:
@@ -508,7 +510,7 @@ def _with_base(place: str, record: Table, methods: Table, path: tuple[str, ...])
         return record
     name = record["extends"]
     if not isinstance(name, str) or name not in methods:
-        raise UsageError(f"params.yaml: {place}.extends is {name!r}; known methods: {', '.join(methods)}")
+        raise UsageError(f"params.yaml: {place}.extends: unknown method {name!r}; known: {', '.join(methods)}")
     if name in path:
         circle = " -> ".join((*path, name))
         raise UsageError(f"params.yaml: {place}.extends: {circle} is a circle; remove one `extends`")
@@ -550,9 +552,9 @@ def check_name(name: str) -> None:
     if not is_name(name) or len(name) > MAX_NAME_LENGTH:
         why = f"use letters, digits, `_` and single hyphens, at most {MAX_NAME_LENGTH} characters"
     elif not isinstance(YAML(typ="safe", pure=True).load(name), str):
-        why = "YAML reads it as a number or the like; choose another"
+        why = "YAML does not read it as text; choose another name"
     elif name in RESERVED:
-        why = "it is reserved; choose another"
+        why = "it is reserved; choose another name"
     if why:
         raise UsageError(f"{name!r} is not a valid name for a data set: {why}")
 

@@ -303,8 +303,8 @@ class ImageTree:
 
     def _leaves(self, path: str) -> DuplexError:
         return DuplexError(
-            f"{self.root / path} is a link that leaves the data root; put the files themselves there, "
-            "or set the data root to the folder that it leads to"
+            f"{self.root / path} is a link that leaves the images' folder; put the files themselves there, "
+            "or give the folder that it leads to as the images' folder"
         )
 
 

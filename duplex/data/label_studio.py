@@ -50,8 +50,8 @@ def _task_rows(task: Mapping[str, Any], place: str) -> list[list[Any]]:
     for region in regions.values():
         if not set(CONTROLS) <= set(region):
             raise DuplexError(
-                f"{place} has no state or no object; label both, with controls that the labelling config names "
-                f"state and object (found: {', '.join(sorted(map(str, region))) or 'none'})"
+                f"{place} lacks a state or an object; label both, with controls that are named `state` and "
+                f"`object` in the labelling config (found: {', '.join(sorted(map(str, region))) or 'none'})"
             )
         sides = [region.get(name) for name in ("x", "y", "width", "height")]
         at = task["data"]["image"]

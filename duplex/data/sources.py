@@ -80,7 +80,7 @@ def _load_unchanged(source: SourceOptions, contents: Keys) -> LabelledImages:
         return LabelledImages(manifest, labels_of(manifest))
     if not source.root.is_dir():
         raise UsageError(
-            f"the data root {source.root} is not a folder; correct `source: {{root: ...}}` in params.yaml, "
+            f"{source.root} is not a folder; correct `source: {{root: ...}}` in params.yaml, "
             "or, for a benchmark, run `duplex data download`"
         )
     if source.kind == "standard":
@@ -90,7 +90,7 @@ def _load_unchanged(source: SourceOptions, contents: Keys) -> LabelledImages:
         data = from_rows(frame, source.split, source.root, contents)
         return replace(data, notes={**notes, **data.notes})
     if source.table is None:
-        raise UsageError(f"the source with root {source.root} has kind table and needs `table`, a CSV or Parquet file")
+        raise UsageError(f"the source with root {source.root} has kind table; set `table` to a CSV or Parquet file")
     frame, tree = read_table(source.table), ImageTree(source.root)
     for image in frame["image"]:
         tree.has(image)  # raises for a link that leaves the root; `data check` reports missing images
@@ -143,7 +143,7 @@ def load_czsl(root: Path) -> LabelledImages:
             paths = list(_candidates(record, place))
             rows.append((next(filter(tree.has, paths), paths[0]), state, thing, split))
     if not rows:
-        raise DuplexError(f"{root / METADATA}: no row's pair is in the pair lists; use the files of one data set")
+        raise DuplexError(f"{root / METADATA}: no row's pair is in the pair lists; take both from the same data set")
     notes = {
         "rows left out because their state, object or split is NA": absent,
         "rows left out because their pair is in no list": unlisted,
@@ -223,7 +223,7 @@ def read_pair_list(path: Path) -> list[Pair]:
             )
         pairs.append((words[0], words[1]))
     if not pairs:
-        raise DuplexError(f"{path} lists no pairs")
+        raise DuplexError(f"{path} lists no pairs; write one `state object` per line")
     check_labels((state for state, _ in pairs), "state", path)
     check_labels((thing for _, thing in pairs), "object", path)
     return pairs

@@ -143,7 +143,7 @@ def checked_image_path(image: str, place: object) -> str:
         raise DuplexError(f"{place}: an image path is empty")
     if ".." in parts or "..\\" in image:
         raise DuplexError(
-            f"{place}: the image path {image!r} leaves the data root; write it without `..`, relative to {ROOT}"
+            f"{place}: the image path {image!r} leaves the images' folder; write it without `..`, relative to {ROOT}"
         )
     return "/".join(parts)
 
@@ -206,7 +206,7 @@ def _refuse_misspelt(header: Sequence[str], place: object, known: Sequence[str])
         if "split" in lacking and word.rstrip("s") in SPLIT_NAMES:
             similar = ["split"]
         if similar:
-            raise DuplexError(f"{place} has a column {name!r}; rename it (to {similar[0]!r} if it is that) or drop it")
+            raise DuplexError(f"{place} has a column {name!r}; call it {similar[0]!r} if this is meant, else remove it")
 
 
 def _read_csv(path: Path, optional: Sequence[str], needed: Sequence[str]) -> tuple[pd.DataFrame, Place]:
@@ -307,7 +307,7 @@ def labels_of(manifest: pd.DataFrame) -> LabelSpace:
     labels = LabelSpace.from_pairs(pairs)
     for kind, names in (("state", labels.states), ("object", labels.objects)):
         if lacking := sorted(set(manifest[kind]) - {"", *names}):
-            raise DuplexError(f"no image with {kind} {lacking[0]!r} has both labels; complete one, or drop the {kind}")
+            raise DuplexError(f"no image of the {kind} {lacking[0]!r} has both labels; complete one or remove all")
     return labels
 
 

@@ -224,7 +224,7 @@ def resolve_device(device: str) -> str:
     if kind == "cuda" and not torch.cuda.is_available():
         raise UsageError(f"device is {device}, but torch sees no GPU; set it to auto or cpu")
     if kind == "cuda" and index and index >= (count := torch.cuda.device_count()):
-        raise UsageError(f"device is {device}, but torch sees {count} GPUs, numbered from 0; name one of them or auto")
+        raise UsageError(f"device is {device}, but torch sees {count} GPUs, numbered from 0; give one of them or auto")
     return str(device)
 
 
@@ -268,7 +268,7 @@ def read_config(path: Path, keys: tuple[str, ...] = ()) -> Config:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise DuplexError(f"{path} does not exist; the folder of an encoder needs it") from error
+        raise DuplexError(f"{path} does not exist, but an encoder needs it; add it or give another folder") from error
     except (ValueError, OSError) as error:
         raise DuplexError(f"{path} cannot be read: {error}") from error
     require_keys(path, config, keys)
@@ -278,7 +278,7 @@ def read_config(path: Path, keys: tuple[str, ...] = ()) -> Config:
 def require_keys(path: Path, config: Any, keys: tuple[str, ...]) -> None:
     missing = [key for key in keys if not isinstance(config, dict) or key not in config]
     if missing:
-        raise DuplexError(f"{path} lacks the key {missing[0]!r}; an encoder cannot be built without it")
+        raise DuplexError(f"{path} lacks the key {missing[0]!r}; add the key or choose another encoder")
 
 
 def refuse_other_weights(name: str, weights: str | None, own: str | None = None) -> None:

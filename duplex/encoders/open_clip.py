@@ -136,7 +136,7 @@ def build_model(source: EncoderSource) -> Any:
     kind, config = open_clip_class(source.architecture), offline_model_arguments(source.architecture)
     unknown = sorted(set(config) - set(inspect.signature(kind).parameters))
     if unknown:
-        raise DuplexError(f"{source.name}: open_clip's {kind.__name__} has no {unknown[0]!r}; remove it from model_cfg")
+        raise DuplexError(f"{source.name}: model_cfg has {unknown[0]!r}, not in open_clip's {kind.__name__}; remove it")
     if source.seed is not None:
         with initialised_by(source.seed):
             return kind(**config).eval().requires_grad_(False)
@@ -222,15 +222,15 @@ def convert_weights(archive: Path, folder: Path, name: str, tag: str | None = No
         raise UsageError(f"{archive} does not exist")
     scripted = is_torchscript(archive)
     if tag is None and not scripted:
-        raise UsageError(f"{archive} does not state its preprocessing; set --tag to published weights with the same")
+        raise UsageError(f"{archive} does not state its preprocessing; set --tag to published weights that share it")
     preprocess = preprocess_of(name, architecture, tag or "openai")
     existing = next((folder / name for name in (WEIGHTS[0], CONFIG) if (folder / name).exists()), None)
     if existing is not None:
-        raise UsageError(f"{existing} exists and is not overwritten; name a folder without an encoder in it")
+        raise UsageError(f"{existing} exists and is not overwritten; give a folder without an encoder")
     try:
         state = torch.jit.load(str(archive), map_location="cpu").state_dict() if scripted else read_weights(archive)
     except (RuntimeError, ValueError, OSError) as error:  # of TorchScript
-        raise DuplexError(f"{archive} cannot be read as weights: {first_line(error)}") from error
+        raise DuplexError(f"{archive} cannot be read as weights ({first_line(error)}); download it again") from error
     tensors = {key: value.detach().contiguous().clone() for key, value in state.items() if key not in NOT_WEIGHTS}
     write_tensors(folder / WEIGHTS[0], tensors)
     config = json.dumps({"model_cfg": architecture, "preprocess_cfg": preprocess}, indent=2) + "\n"
@@ -242,7 +242,7 @@ def convert_weights(archive: Path, folder: Path, name: str, tag: str | None = No
         (folder / CONFIG).unlink()
         (folder / WEIGHTS[0]).unlink()
         raise DuplexError(
-            f"{archive} does not hold the weights of {name!r}; name its architecture with --encoder"
+            f"{archive} does not hold the weights of {name!r}; give the right architecture as --encoder"
         ) from error
     return source
 
@@ -259,7 +259,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     try:
         state: dict[str, Tensor] = open_clip.factory.load_state_dict(str(path))
     except Exception as error:  # torch, safetensors, pickle and zip raise almost anything for other files
-        raise DuplexError(f"{path} cannot be read as weights: {first_line(error)}") from error
+        raise DuplexError(f"{path} cannot be read as weights ({first_line(error)}); replace the file") from error
     return state
 
 
@@ -438,7 +438,7 @@ class EncoderBase:
             found = f"{list(pixels.shape)} {pixels.dtype}".replace("torch.", "")
             expected = f"[B, {', '.join(map(str, self._pixel_shape))}] uint8"
             raise UsageError(
-                f"pixels are {found}; encoder {self.name!r} expects {expected}, as its `image_transform` returns"
+                f"pixels are {found}; encoder {self.name!r} expects {expected}, made by its `image_transform`"
             )
         return pixels.to(self.device).float().div_(255).sub_(self._mean).div_(self._std).to(self.dtype)
 

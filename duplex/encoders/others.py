@@ -252,7 +252,7 @@ def _build_timm(source: EncoderSource) -> Any:
         names = ", ".join(map(repr, (absent or list(expected))[:3]))
         raise DuplexError(
             f"{source.weights} {problem}, so it does not hold the weights of {source.name!r} under timm's names; "
-            f"{len(absent)} of {len(expected)} tensors are missing; rename the file's to timm's names, such as {names}"
+            f"{len(absent)} of {len(expected)} tensors are missing; rename the tensors as timm does, such as {names}"
         )
     model.load_state_dict(state)
     return model.eval().requires_grad_(False)

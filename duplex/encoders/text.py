@@ -105,7 +105,7 @@ class Vocabulary:
     def _unknown(self, word: str) -> DuplexError:
         return DuplexError(
             f"this encoder's text tower was trained without the word {word!r}; "
-            "name another encoder (see `duplex encoders list`) or leave the word out"
+            "choose another encoder (see `duplex encoders list`) or leave the word out"
         )
 
 

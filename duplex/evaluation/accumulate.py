@@ -215,7 +215,7 @@ class ScoreAccumulator:
             raise UsageError(f"target and seen must have one dimension; their shapes are {shapes}")
         columns = self.seen.size
         if not self.target.size or not columns:
-            raise UsageError(f"target has {self.target.size} images, seen has {columns} columns; expected at least one")
+            raise UsageError(f"target has {self.target.size} images, seen has {columns} columns; neither may be empty")
         low, high = self.target.min(), self.target.max()
         if low < 0 or high >= columns:
             raise UsageError(f"target holds {low} to {high}; expected column numbers from 0 to {columns - 1}")
@@ -291,7 +291,7 @@ class ScoreAccumulator:
         wrong = np.flatnonzero(self._read != feasible)
         if wrong.size:
             raise DuplexError(
-                f"image {wrong[0]} has {self._read[wrong[0]]} scores for {feasible} columns; add each block once"
+                f"image {wrong[0]} has {self._read[wrong[0]]} scores for {feasible} columns; add each score once"
             )
         groups, images, k = self._best.shape
         unseen = np.full((images, k), -np.inf)

@@ -208,7 +208,7 @@ def sampled_bias_metrics(
     labels = torch.as_tensor(np.asarray(target, dtype=np.int64))
     if int(mask.sum()) < k:
         raise UsageError(
-            f"the sampled protocol at k = {k} needs at least {k} seen columns; there are {int(mask.sum())}"
+            f"the sampled protocol at k = {k} needs at least {k} seen columns, but there are {int(mask.sum())}; lower k"
         )
     is_seen = mask[labels]  # [N]
 

@@ -137,7 +137,7 @@ def _checked(path: Path, store: Any) -> ScoreFile:
     given = _read(path, store, "k")
     ks = np.atleast_1d(1 if given is None else given)
     if ks.ndim != 1 or not ks.size or ks.dtype.kind not in "iu" or ks.min() < 1:
-        raise UsageError(f"{path}: 'k' must be one or more whole numbers from 1 on")
+        raise UsageError(f"{path}: 'k' must be one or more whole numbers of at least 1")
     return ScoreFile(
         path=path,
         scores=scores,

@@ -241,9 +241,9 @@ def _open_or_create(job: ExtractionJob) -> PartialCache:
         try:
             cache = PartialCache(job.path)
         except OSError as error:
-            raise DuplexError(f"{partial} cannot be opened: {error}; fix that, or start over with --fresh") from error
+            raise DuplexError(f"{partial} cannot be opened ({error}); repair it, or start over with --fresh") from error
         except DamagedCache as error:
-            print(f"{partial} is damaged; extracting again: {error}", file=sys.stderr)
+            print(f"{partial} is damaged ({error}); extracting again", file=sys.stderr)
         else:
             key = first_difference(cache.identity, job.identity) or (None if cache.span == job.span else "set of rows")
             if key is None:
@@ -297,7 +297,7 @@ def check_share_of_bad(bad: Sequence[BadImage], total: int, max_bad: float) -> N
     listed = "; ".join(f"{image.image} ({image.reason})" for image in bad[:LISTED_BAD])
     raise DuplexError(
         f"{len(bad)} of {total} images cannot be read, more than max_bad = {max_bad:g} allows: {listed}"
-        f"{'; …' if len(bad) > LISTED_BAD else ''}; fix or remove them; a project can raise extraction.max_bad in "
+        f"{'; …' if len(bad) > LISTED_BAD else ''}; fix or remove them or, in a project, raise extraction.max_bad in "
         "params.yaml"
     )
 
@@ -347,7 +347,7 @@ def find_shards(out: Path) -> list[Path]:
     if not counts:
         raise DuplexError(f"there is no shard of {out}; `{extract_command(out, '0/N')}` writes the first")
     if len(counts) > 1:
-        raise DuplexError(f"{out.parent} has shards k-of-n of several n, {sorted(counts)}; remove those of the wrong n")
+        raise DuplexError(f"{out.parent} has shards k/N for several N, {sorted(counts)}; remove those of the wrong N")
     n = counts.pop()
     paths = [shard_path(out, k, n) for k in range(n)]
     for k, path in enumerate(paths):

@@ -388,7 +388,7 @@ def read_features(path: Path | str, expect: Mapping[str, str | None] | None = No
             check_identity(identity, expect, path)
         if not span.whole:
             raise DuplexError(
-                f"{path} is a shard, rows {span.start} to {span.stop} of {span.total}; `duplex cache join` joins all"
+                f"{path} is a shard, rows {span.start} to {span.stop} of {span.total}; `duplex cache join` joins shards"
             )
         pending = int((statuses == PENDING).sum())
         if pending:

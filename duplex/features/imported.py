@@ -85,7 +85,7 @@ class FeatureFile:
         if self.names is None and not ordered:
             raise UsageError(
                 f"{self.path} has no image names, which are needed because images of a folder have no fixed order; "
-                "save both: numpy.savez('X.npz', features=X, images=names)"
+                "save the names, too: numpy.savez('X.npz', features=X, images=names)"
             )
         if self.names is None:
             if len(self.values) != len(images):
@@ -171,7 +171,7 @@ def import_features(
     """
     file = FeatureFile.open(source)
     if images is None and file.names is not None:
-        raise UsageError(f"{source} has image names, but no manifest to match is given; give its array alone, as .npy")
+        raise UsageError(f"{source} has image names, but `images` is missing; give it, or save the features as .npy")
     places = file.rows_of(images if images is not None else [""] * rows)
     unusable = file.unusable(places)
     if unusable.sum() > max_bad * rows:
@@ -235,8 +235,8 @@ def refuse_other_width(file: FeatureFile, encoder: str, weights: str | None) -> 
         width = encoder_identity(encoder, weights).dim
     if width not in (None, file.width):
         raise UsageError(
-            f"{file.path} has features of width {file.width}, and {encoder} makes features of {width}; give "
-            "--encoder the encoder that made them, or none"
+            f"{file.path} has features of width {file.width}, but {encoder} makes features of {width}; give "
+            "as --encoder the one that made them, or 'none' if it is unknown"
         )
 
 

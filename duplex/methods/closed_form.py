@@ -65,7 +65,7 @@ class ClosedFormOptions(PathOptions):
         yield from self.path_rules(self.losses, self.inference)
         yield "gaussian" in self.inference, "inference has no term gaussian; add it, or use kind: prompts"
         alone = "linear" not in self.inference or (not self.uses_text and {"state", "object"} <= {*self.losses})
-        yield alone, "the term linear needs the losses state and object, and inference without semantic and factors"
+        yield alone, "the term linear needs state and object in losses, and no semantic or factors in inference"
         needed = {"semantic": {"semantic"}, "factors": {"state", "object"}}
         used = {name for term in self.inference for name in needed.get(term, ())} if self.uses_text else HEAD_LOSSES
         unused = [name for name in self.losses if name not in used]

@@ -223,7 +223,7 @@ class WithFinetuning(Method[Options]):
 
     def after_step(self) -> None:
         if self.text is not None and all(parameter.grad is None for parameter in self.text.parameters()):
-            raise UsageError(f"finetune.text trains nothing: {self.class_name} trains on no prompts; leave it out")
+            raise UsageError(f"{self.class_name} uses no prompts, so finetune.text would train nothing; remove it")
         self.method.after_step()
 
     @torch.no_grad()

@@ -104,7 +104,7 @@ class Linear(Method[LinearOptions]):
     def _columns_of(self, candidates: Ints) -> Tensor:
         seen, pairs = self.labels.is_seen(candidates), self.get_buffer("pairs")
         if not seen.any():
-            raise UsageError("a classifier of pairs has no score for unseen pairs; set over: primitives")
+            raise UsageError("over: pairs gives no score for unseen pairs; set over: primitives")
         columns = pairs.new_zeros(len(pairs), len(candidates))
         columns[-1] = -1e30  # exports must be finite
         columns[:, torch.as_tensor(seen)] = pairs[:, self.labels.pairs["train"].searchsorted(candidates[seen])]
@@ -120,7 +120,7 @@ def fit_logistic(z: Tensor, classes: Tensor, size: int, strengths: Sequence[floa
     name: what error messages call the classes.
     """
     if len(classes.unique()) < 2:
-        raise UsageError(f"linear needs training images of two or more {name}, and these show one; use another method")
+        raise UsageError(f"linear needs training images of two or more {name}, but all show one; use another method")
     x = torch.cat([z - z.mean(0), z.new_ones(len(z), 1)], 1)  # centred: the same minimum in fewer steps
     w = z.new_zeros(x.shape[1], size, requires_grad=True)
     settings: dict[str, Any] = {"tolerance_grad": TOLERANCE, "tolerance_change": 0, "line_search_fn": "strong_wolfe"}

@@ -55,7 +55,7 @@ def parse_rules(lines: Sequence[str], labels: LabelSpace) -> tuple[RuleTables, R
         match = LINE.fullmatch(line)
         assert match is not None
         kind, a, verb, b = match.groups()
-        known, where = names[kind], f"{kind} of rule {line!r}"
+        known, where = names[kind], f"{kind} in the rule {line!r}:"
         i, j = known.index(require(a, known, where)), known.index(require(b, known, where))
         if i == j:
             raise UsageError(f"rule {line!r} relates {kind} {a} to itself; {FORM}")

@@ -52,7 +52,7 @@ class PathOptions(Options):
         """Yield (whether it holds, message if not) for each condition on `losses` and score terms `inference`."""
         three = self.paths == "three"
         yield three or not {"state", "object"} & set(losses), "the losses state and object need paths: three"
-        yield three or "factors" not in inference, "factors in inference needs paths: three"
+        yield three or "factors" not in inference, "the score term factors needs paths: three"
         yield inference, "inference needs at least one term"
         for key, names in (("losses", losses), ("inference", inference)):
             yield len(set(names)) == len(names), f"{key} lists a term twice; remove one"

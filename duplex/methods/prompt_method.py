@@ -46,7 +46,7 @@ class PromptOptions(PathOptions):
     def rules(self) -> Iterable[tuple[object, str]]:
         yield from super().rules()
         yield from self.path_rules(self.losses, self.inference)
-        yield self.sampled is None or "semantic" in self.losses, "sampled needs the loss semantic"
+        yield self.sampled is None or "semantic" in self.losses, "sampled needs semantic in losses"
         compared = "semantic" in self.inference and (not self.losses or "semantic" in self.losses)
         yield compared or not self.maxima, "maxima needs semantic in losses and in inference"
         yield self.sampled is None or not self.maxima, "maxima needs all compositions, not samples; set sampled to null"

@@ -97,8 +97,8 @@ def _extraction_size(params: Params, name: str) -> Iterator[DoctorFinding]:
     except DuplexError:  # reported by other checks
         return
     free = free_bytes(ArtifactPaths.root)
-    message = f"extraction writes {size_text(needed)} for {images:,} images, {size_text(free)} free"
-    remedy = "make room, store fewer block inputs, or store pixels instead" if needed > free else ""
+    message = f"extraction writes {size_text(needed)} for {images:,} images; {size_text(free)} are free"
+    remedy = "make room, lower encoder.block_inputs, or set encoder.pixels instead" if needed > free else ""
     yield DoctorFinding(name, message, remedy)
 
 
@@ -144,7 +144,7 @@ def _weights(name: str, entry: DatasetParams, required: bool) -> Iterator[Doctor
         missing = missing_weights(entry.encoder.name, entry.encoder.weights)
         status = f"weights {'on disk' if missing is None else 'not on disk'}"
         status = "weights drawn at random, for trials" if is_random(entry.encoder.weights) else status
-        advice = "downloaded when first needed; without a network, copy them here and name them in `encoder:`"
+        advice = "they are downloaded when first needed; without a network, set encoder.weights to a file"
         remedy = advice if missing else ""
     except DuplexError as error:
         status, remedy = str(error), "correct its encoder in params.yaml"

@@ -99,7 +99,7 @@ def _shard_report(ray: Any, future: Any) -> ExtractionReport:
         if getattr(error, "actor_init_failed", False):
             raise DuplexError(f"a worker could not start: {last_line(error)}; fix this and try again") from error
         raise DuplexError(
-            f"a worker died more than {RETRIES} times; finished rows are kept: run the same command again"
+            f"a worker died more than {RETRIES} times; encoded images are kept; run the same command again"
         ) from error
 
 

@@ -245,7 +245,7 @@ def image_parts(params: Params, dataset: str, paths: ArtifactPaths) -> tuple[lis
     parts = [ReportPart("Examples", [Note(f"{files.predictions} does not exist.", "dvc repro")])]
     if predictions is not None:
         featured = params.report.featured
-        absent = "" if featured in (None, chosen[0]) else f" {featured}, report.featured, has no finished run here."
+        absent = "" if featured in (None, chosen[0]) else f" report.featured is {featured}, which has no finished run."
         notes = [Note(f"Everything below is from {chosen[0]}, seed {chosen[1]}.{absent}"), *missing]
         source = files.predictions.as_posix()
         parts = example_and_error_parts(predictions, source, thumbnails_under(root), notes, texts)

@@ -47,7 +47,7 @@ from duplex.training.trials import BlockCost, block_cost
 PROJECT = Path("ablations")  # folder of the project with the paper's rows
 PUBLISHED = ArtifactPaths.root / "published"  # folder of runs by published recipes
 FEW = 2  # images in a timed batch on a CPU; on a GPU it is a whole batch
-UNLIKE = ", not with the published counts of {}: no number will be compared"
+UNLIKE = ", whose counts are not the published ones of {}: no number will be compared"
 LONG = 20.0  # seconds; what takes longer is timed once
 
 

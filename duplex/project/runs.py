@@ -209,5 +209,5 @@ def find_pair(labels: LabelSpace, text: str) -> int:
         if wanted == prompt_name(f"{state} {thing}"):
             return number
     raise UsageError(
-        f"{text!r} is not a state and an object of the data set, such as {labels.name(0)!r}; see its labels.json"
+        f"{text!r} is not a state and an object; use words from the data set's labels.json, such as {labels.name(0)!r}"
     )

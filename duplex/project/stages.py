@@ -75,7 +75,7 @@ def require_images(dataset: str, root: Path, images: Sequence[str]) -> None:
 def images_remedy(dataset: str, root: Path) -> str:
     """What to do if a data set's images are missing from the folder `root`, as the end of an error message."""
     benchmark = next((name for name in (dataset, root.name) if name in BENCHMARKS), None)
-    download = "copy them there" if benchmark is None else f"`duplex data download {benchmark}`"
+    download = "copy them there" if benchmark is None else f"run `duplex data download {benchmark}`"
     return f"{download}, or correct the root of {dataset} in params.yaml"
 
 
@@ -103,7 +103,7 @@ def _encode_images(
     images, settings = extraction_inputs(params, dataset, paths)
     if entry.name == IMPORTED:
         raise UsageError(
-            f"the encoder of {dataset} is unknown, so its images cannot be encoded; give its file of features as "
+            f"the encoder of {dataset} is unknown, so its images cannot be encoded; give the file of their features as "
             f"`features` in params.yaml or datasets/{dataset}.yaml"
         )
     encoder = _load_image_encoder(params, entry)
@@ -115,7 +115,7 @@ def _import_features(
     params: Params, dataset: str, paths: ArtifactPaths, features: Path, out: Path, options: Mapping[str, Any]
 ) -> ExtractionReport:
     if options.get("shard") is not None:
-        raise UsageError(f"{dataset} has imported features, {features}, so nothing is encoded; leave --shard out")
+        raise UsageError(f"{dataset} has imported features, {features}, so nothing is encoded; leave out --shard")
     stamps.require_data(params, dataset, paths, ("prepare",))
     began, manifest = time.monotonic(), paths.manifest(dataset)
     images = read_manifest(manifest)["image"].tolist()

@@ -122,7 +122,9 @@ def _features_digest(features: Path, dataset: str, earlier: Mapping[str, Any]) -
         return sha256_once(features)
     if isinstance(digest := earlier.get("features"), str):  # on this machine there are only the results
         return digest
-    raise UsageError(f"params.yaml: datasets.{dataset}.features: {features} is no file; set null to encode the images")
+    raise UsageError(
+        f"params.yaml: datasets.{dataset}.features: {features} is not a file; set it to null to encode images"
+    )
 
 
 def _method_modules(params: Params) -> set[str]:

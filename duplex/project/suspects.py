@@ -70,10 +70,13 @@ class LabelledSource:
             return read_features(ArtifactPaths().features(self.name), expect=expected)
         found = find_cached_features(user_cache(), files)
         if found is None:
-            raise UsageError(f"no image of {self.name} has been encoded; `duplex fit` encodes them")
+            raise UsageError(f"the images of {self.name} have not been encoded; `duplex fit` encodes them")
         if found.bad.any():
             example = self.table["image"][found.bad].iloc[0]
-            print(f"duplex: {found.bad.sum():,} images were not encoded and are left out: {example}", file=sys.stderr)
+            print(
+                f"duplex: {found.bad.sum():,} images were not encoded and are left out, such as {example}",
+                file=sys.stderr,
+            )
         return found
 
 
@@ -89,7 +92,9 @@ def open_labelled(
     if (place / FIT).is_file():
         record = fit_cache_folder(named_path(place)) / SOURCE
         if not record.is_file():
-            raise UsageError(f"{record}, which says where the images are, does not exist; give the images' folder")
+            raise UsageError(
+                f"{record}, which says where the images are, does not exist; give their folder instead of {name}"
+            )
         chosen = read_fit(place)["encoder"]
         options = {"encoder": chosen["name"], "weights": chosen.get("weights")}
         encoder = "".join(f" --{option} {value}" for option, value in options.items() if value)
@@ -97,7 +102,7 @@ def open_labelled(
     source = detect_source(place.resolve(), None, images and images.resolve())
     table = read_folder(source.root)[0] if source.table is None else read_table(source.table).drop_duplicates()
     if (twice := table["image"].duplicated()).any():
-        raise UsageError(f"{place} lists {table['image'][twice].iloc[0]!r} twice; keep one of its labels")
+        raise UsageError(f"{place} lists {table['image'][twice].iloc[0]!r} twice; keep one of these rows")
     return LabelledSource(Path(name).resolve().stem, source.root, table.reset_index(drop=True), encoder=encoder)
 
 
@@ -115,7 +120,7 @@ def margins(features: NDArray[Any], labels: Ints, *, folds: int = FOLDS, seed: i
         raise UsageError(f"{len(features)} images are too few to check labels; expected at least {2 * folds}")
     classes, label = np.unique(labels, return_inverse=True)
     if len(classes) < 2:
-        raise UsageError("all images have one label; expected at least two labels")
+        raise UsageError("all images have the same label; expected at least two labels")
     scores = np.full((len(features), len(classes)), -np.inf)
     fold = np.random.default_rng(seed).permutation(len(features)) % folds
     for number in range(folds):
@@ -249,14 +254,14 @@ def relabelled(source: LabelledSource, edited: Path) -> RelabelledTable:
     if unknown := sorted(set(table["image"]) - set(manifest["image"])):
         raise UsageError(f"{edited} lists {unknown[0]!r}, which is not an image of {dataset}; remove that row")
     if table["image"].duplicated().any():
-        raise UsageError(f"{edited} lists {table['image'][table['image'].duplicated()].iloc[0]!r} twice; keep one")
+        raise UsageError(f"{edited} lists {table['image'][table['image'].duplicated()].iloc[0]!r} twice; keep one row")
     corrected = table.set_index("image")
     if "split" in corrected and "split" in manifest:
         moved = corrected["split"] != manifest.set_index("image")["split"].loc[corrected.index]
         if moved.any():
             raise UsageError(
-                f"{edited} has another split than {dataset} for {corrected.index[moved][0]!r}; relabel changes labels "
-                "alone: leave the column split as it was"
+                f"{edited} has another split than {dataset} for {corrected.index[moved][0]!r}; restore its column "
+                "split, since `duplex relabel` changes only labels"
             )
     outdated = _outdated(corrected, manifest.set_index("image").loc[corrected.index])
     corrected = corrected.drop(index=outdated)
@@ -270,7 +275,7 @@ def relabelled(source: LabelledSource, edited: Path) -> RelabelledTable:
             f"`duplex suspects {dataset}` makes a new list"
         )
     if not changed:
-        raise UsageError(f"{edited} changes no label of {dataset}; correct its columns state and object")
+        raise UsageError(f"{edited} changes no label of {dataset}; correct labels in the columns state and object")
     new = [word for name in ("state", "object") for word in sorted(set(out[name]) - set(manifest[name]))]
     return RelabelledTable(out, changed, new, outdated)
 
@@ -296,10 +301,10 @@ def rank_unlabelled(recognizer: Recognizer, folder: Path, excluded: Container[st
     listed = dict(zip(file_digests(folder, images), images, strict=True))
     files = {file: image for file, image in listed.items() if file not in excluded}
     if not files:
-        raise UsageError(f"{folder} holds no images but those in the model already; give a folder of unlabelled images")
+        raise UsageError(f"{folder} holds only images that the model already has; give a folder of unlabelled images")
     needed = recognizer.trained.outputs
     if needed.pixels:
-        raise UsageError(f"{recognizer.trained.where} needs pixels, which caches lack; choose one that does not")
+        raise UsageError(f"{recognizer.trained.where} needs pixels, which caches lack; choose another model")
     names = list(files.values())
     stored: dict[str, Any] = {"block_inputs": needed.block_inputs, "max_bad": 1.0}
     stored["tokens"] = "patch" if needed.patches else "none"

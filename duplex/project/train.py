@@ -101,7 +101,7 @@ def with_member_paths(
         if record.world != spec.trained_for or not set(spec.worlds) <= set(record.calibration or {}):
             raise UsageError(
                 f"{checkpoint.path} was trained for the {record.world} world and {spec.name} is for the "
-                f"{spec.trained_for} world; combine runs of one world, or set `world` of {spec.name}"
+                f"{spec.trained_for} world; combine runs of one world, or set `world` of {spec.name} to {record.world}"
             )
         finetunes += [] if record.finetune is None else [record.finetune]
         members.append(

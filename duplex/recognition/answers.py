@@ -291,7 +291,7 @@ def as_pair(composition: object, labels: LabelSpace) -> Pair:
     match composition:
         case (str(state), str(name)) if state.strip() and name.strip():
             return state, name
-    raise UsageError(f"{composition!r} is no composition; expected 'state object' or ('state', 'object')")
+    raise UsageError(f"{composition!r} is not a composition; expected 'state object' or ('state', 'object')")
 
 
 def split_composition(text: str, labels: LabelSpace) -> Pair:
@@ -379,7 +379,7 @@ def with_rows(
     is_new = len(states) > len(labels.states) or len(objects) > len(labels.objects)
     only_heads = "likelihood.rows" not in t and "classifier.states.weight" in t
     if "classifier.pairs.weight" in t or (is_new and only_heads):
-        raise UsageError("a linear classifier cannot score pairs that it was not trained on; leave the added pairs out")
+        raise UsageError("a linear classifier cannot score pairs that it was not trained on; leave out the added pairs")
     indices = torch.as_tensor(added, device=t["state_of"].device)
     m, n = indices.unbind(1)
     new_states, new_objects = states[len(labels.states) :], objects[len(labels.objects) :]

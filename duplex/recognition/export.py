@@ -184,7 +184,7 @@ def read_fit(folder: Path) -> dict[str, Any]:
     if record.get("format") != FIT_FORMAT or record != with_checksum(record):
         raise UsageError(f"{path} is damaged or was written by another version of duplex; run `duplex fit` again")
     if record["model"] != read_header(folder / MODEL, "export").digest:
-        raise UsageError(f"{path} belongs to another model than {MODEL} beside it; restore the {FIT} of this {MODEL}")
+        raise UsageError(f"{path} belongs to another model than the {MODEL} beside it; restore this model's {FIT}")
     return record
 
 
@@ -219,8 +219,8 @@ def refuse_lost_updates(folder: Path, contents: Mapping[str, str]) -> None:
         return
     if lost := copied_images(fitted_digests({"contents": {}, "updates": updates}), contents).count(False):
         raise UsageError(
-            f"{folder} was updated with {lost:,} images that its replacement would lack; choose another --out, or move "
-            "the folder"
+            f"replacing {folder} would lose the {lost:,} images that updates added to it; choose another --out, or "
+            f"move {folder}"
         )
 
 
@@ -243,14 +243,14 @@ def read_statistics(folder: Path) -> FittedStatistics:
     encoder = model.fields["encoder"]
     if encoder_code_changed(encoder):
         raise UsageError(
-            f"the code of {encoder['name']!r} has changed since {folder} was fitted, so new features would not match "
-            "the stored statistics; run `duplex fit` again with all images"
+            f"the code of the encoder {encoder['name']!r} has changed since {folder} was fitted, so new features would "
+            "not match the stored statistics; run `duplex fit` again with all images"
         )
     if not path.is_file():
         raise UsageError(f"{path}, which an update needs, does not exist; run `duplex fit` with all images instead")
     header = read_header(path, "statistics")
     if header.fields["model"] != model.digest:
-        raise UsageError(f"{path} belongs to another model than {MODEL} beside it; run `duplex fit` again")
+        raise UsageError(f"{path} belongs to another model than the {MODEL} beside it; run `duplex fit` again")
     tensors = read_tensors(header)
     statistics = ClassStatistics(*header.fields["shape"], *(tensors[name] for name in FIELDS))
     return FittedStatistics(statistics, FitSettings(**header.fields["settings"]))
@@ -330,7 +330,7 @@ def refuse_existing_model(out: Path, *, force: bool) -> None:
     refuse_existing(out, force=force)
     others = sorted({path.name for path in out.iterdir()} - NAMES) if out.is_dir() else []
     if others:
-        raise UsageError(f"{out} holds files that are not a model's, such as {others[0]}; choose another folder")
+        raise UsageError(f"{out} holds files that do not belong to a model, such as {others[0]}; choose another folder")
 
 
 def copy_export(folder: Path, out: Path, *, force: bool) -> bool:
@@ -516,6 +516,8 @@ def _write_onnx(module: nn.Module, example: Tensor, path: Path, input_name: str,
                 verbose=False,
             )
     except (RuntimeError, ValueError, TypeError) as error:
-        raise DuplexError(f"{path.name} cannot be written for this model: {error!s:.200}; omit its option") from error
+        raise DuplexError(
+            f"{path.name} cannot be written for this model: {error!s:.200}; leave out the option for this file"
+        ) from error
     finally:
         logging.disable(before)

@@ -267,7 +267,7 @@ class Recognizer:
 
     def _adapting(self, candidates: Candidates, world: World, adapt: Mapping[str, Any]) -> Candidates:
         if self.added or not isinstance(self.trained, TrainedRun):
-            raise UsageError("exports and models with added pairs cannot adapt; give a run's folder, and omit --add")
+            raise UsageError("only a run without added pairs can adapt to images; give a run's folder, and omit --add")
         kind = base.find_stream_adapter(adapt["adapter"])
         compositions, train = self.labels.candidates(world, "train"), torch.zeros(0, dtype=torch.int64)
         none = base.Batch({"cls": torch.zeros(0, self.trained.backbone.dim)}, train)
@@ -322,7 +322,7 @@ class Recognizer:
         try:
             check_identity(features.identity, expect, features.path)
         except DuplexError as error:
-            raise UsageError(f"{error}, or choose a model of the cache's encoder") from error
+            raise UsageError(f"{error}, or choose a model with the cache's encoder") from error
 
 
 def stream_scorer(adapter: base.StreamAdapter, batch: int) -> base.Scorer:
@@ -387,16 +387,16 @@ def features_if_given(images: Any, dim: int) -> NDArray[np.float32] | None:
     """Features as an array [B, dim], if `images` are features (arrays of floats); None if they are images."""
     if isinstance(images, Features):
         if images.bad.any():
-            raise UsageError(f"{images.path} has rows of unreadable images; omit them: features.cls[~features.bad]")
+            raise UsageError(f"{images.path} has rows of unreadable images; give features.cls[~features.bad]")
         return images.cls
     images = as_numpy(images)
     if not isinstance(images, np.ndarray) or images.dtype.kind != "f":
         return None
     rows = np.atleast_2d(images)
     if rows.ndim != 2 or rows.shape[1] != dim:
-        hint = "; arrays of floats are features, an image is uint8 [H, W, 3]" if rows.ndim == 3 else ""
+        hint = "; to give an image as an array, use uint8 [H, W, 3]" if rows.ndim == 3 else ""
         raise UsageError(
-            f"features have the shape {tuple(images.shape)}; expected [B, {dim}], as from this model's encoder{hint}"
+            f"features have the shape {tuple(images.shape)}; expected [images, {dim}] for this model{hint}"
         )
     return checked_features(rows) if len(rows) else np.asarray(rows, dtype=np.float32)
 
@@ -448,7 +448,7 @@ def _expand(name: str, stdin: TextIO, skipped: Counter[str]) -> list[Path]:
     if name == "-":
         text = stdin.read()
         if "\0" in text:
-            raise UsageError("stdin has NUL bytes, as UTF-16 does; expected UTF-8 text, one path per line")
+            raise UsageError("stdin has NUL bytes and may be UTF-16; expected UTF-8 text, one path per line")
         listed = [Path(line) for line in LINE_END.split(text) if line.strip()]
         if not listed:
             raise UsageError("stdin lists no files; expected one path per line")

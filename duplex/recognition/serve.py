@@ -339,7 +339,7 @@ def application(
     async def predict(request: Request, query: Annotated[PredictQuery, Query()]) -> JSONResponse:
         """One answer per image in the uploaded form, in order."""
         if batcher.full:
-            raise HTTPException(429, "too many images are waiting; try again")
+            raise HTTPException(429, "too many images are waiting; try again later")
         try:
             answering = _answer_form(request, query, limits, batcher, neighbours)
             answers = await asyncio.wait_for(answering, limits.seconds)
@@ -401,7 +401,7 @@ async def _uploaded_files(request: Request, limits: Limits) -> AsyncIterator[lis
             text = f"the field {texts[0][:80]!r} is text, not a file"
             raise HTTPException(400, f"{text}; send images as files, and options in the query")
         if not files:
-            raise HTTPException(400, "the request has no image; send multipart/form-data with images in fields `file`")
+            raise HTTPException(400, "the request has no image; send each as a field `file` of multipart/form-data")
         yield files
     finally:
         await form.close()

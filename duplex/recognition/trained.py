@@ -82,7 +82,9 @@ class LazyEncoder:
                         f"this machine has {identity[key]!r}; restore the former encoder or train again"
                     )
             if not self.towers and encoder_code_changed(self.record):
-                print(f"duplex: the code of {name!r} has changed since the model was trained", file=sys.stderr)
+                print(
+                    f"duplex: the code of the encoder {name!r} has changed since the model was trained", file=sys.stderr
+                )
             self.towers |= dict.fromkeys(("image", "text") if both else (which,), encoder)
         return self.towers[which]
 
@@ -182,7 +184,7 @@ class TrainedRun(TrainedModel):
         file, labels = self._words_file, self.labels
         digest = None if file is None else sha256(file)
         if digest != self.record.encoder.get(WORD_VECTORS):
-            fix = "set evaluation.word_vectors in params.yaml, or `word_vectors` in Python, as for its training"
+            fix = "set evaluation.word_vectors in params.yaml, or `word_vectors` in Python, to the file of training"
             raise UsageError(f"{self.where} was trained with other word vectors; {fix}")
         if file is None:
             return PrimitiveVectors(*encode_words(labels, self.backbone.tower("text").text))
@@ -230,7 +232,7 @@ class ExportedModel(TrainedModel):
             try:
                 blocks.load_state_dict(named)
             except RuntimeError as error:
-                raise ValueError("its fine-tuned blocks have other tensors") from error
+                raise ValueError("its fine-tuned blocks do not fit the encoder") from error
             self.finetuned = blocks.eval()
 
     def candidates(self, world: World) -> Candidates:
@@ -263,7 +265,7 @@ def check_tensors(tensors: Mapping[str, Tensor], labels: LabelSpace, dim: int) -
             raise ValueError(f"{name} is {shape} of {stored}; expected {(size,)} of {dtype}")
     for name, words in (("state_of", labels.states), ("object_of", labels.objects)):
         if not ((tensors[name] >= 0) & (tensors[name] < len(words))).all():
-            raise ValueError(f"{name} has numbers that are not in 0 to {len(words) - 1}")
+            raise ValueError(f"{name} has numbers outside 0 to {len(words) - 1}")
     if not tensors["feasible"].any():
         raise ValueError("it excludes every candidate")
     features = torch.full((1, dim), dim**-0.5, device=tensors["state_of"].device)

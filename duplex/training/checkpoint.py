@@ -81,9 +81,11 @@ def read_header(path: Path, kind: Kind) -> ModelHeader:
         raise DuplexError(f"{path} is not a file that duplex wrote ({reason}); {REMEDIES[kind]}") from error
     version, holds = fields.get("format"), fields.get("holds")
     if version != FORMAT:
-        raise DuplexError(f"{path} has the format {version}, but this version reads {FORMAT}; {REMEDIES[kind]}")
+        raise DuplexError(
+            f"{path} has the format {version}, but this version of duplex reads {FORMAT}; {REMEDIES[kind]}"
+        )
     if holds != kind:
-        raise DuplexError(f"{path} is a file of the kind {holds}; expected {kind}")
+        raise DuplexError(f"{path} is a file of the kind {holds}; expected one of the kind {kind}")
     fingerprint = fields.pop("checksum", None)
     if fingerprint != json_digest(fields):
         raise DuplexError(f"{path} is damaged: its header was changed; {REMEDIES[kind]}")
@@ -204,8 +206,8 @@ def check_inputs(place: object, record: TrainingRecord, labels: LabelSpace, enco
         trained_on, here = record.encoder.get(key), encoder.get(key)
         if trained_on != here:
             raise DuplexError(
-                f"{place} was trained on features of {key.replace('_', ' ')} {trained_on!r}, not {here!r}; "
-                "train again, or give that encoder in params.yaml"
+                f"{place} was trained with the encoder's {key.replace('_', ' ')} {trained_on!r}, but it is {here!r} "
+                "now; train again, or set the encoder in params.yaml to that of training"
             )
     if record.encoder.get(WORD_VECTORS) != encoder.get(WORD_VECTORS):
         raise DuplexError(
@@ -259,8 +261,8 @@ def load_members(
         if finetune is not None:
             if context.member_blocks is None:
                 raise DuplexError(
-                    f"{checkpoint.path} has fine-tuned blocks, and the feature cache has no inputs for them; set "
-                    "encoder.block_inputs in params.yaml and extract again"
+                    f"{checkpoint.path} has fine-tuned blocks ({finetune.blocks}), but the feature cache has no inputs "
+                    "for them; set encoder.block_inputs in params.yaml to their number and run `duplex extract`"
                 )
             blocks = partial(context.member_blocks, finetune)
         own = replace(context, finetuned_blocks=blocks, members=(), member_blocks=None)

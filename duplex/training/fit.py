@@ -111,9 +111,9 @@ class Dataset:
         name: name of the data set, for messages.
         """
         if encoder is None and weights is not None:
-            raise UsageError("weights are given without their encoder; give it as `encoder=`")
+            raise UsageError("weights are given without an encoder; give their encoder as `encoder=`")
         if is_random(weights):
-            raise UsageError(f"random weights ({weights!r}) did not make these features; leave `weights=` out")
+            raise UsageError(f"random weights ({weights!r}) did not make these features; leave out `weights=`")
         values = checked_features(features)
         try:
             rows = label_table(table, len(values), pandas_index(features))
@@ -127,8 +127,8 @@ class Dataset:
         entry = EncoderParams(name=IMPORTED) if encoder is None else _known_encoder(encoder, weights, data.labels)
         if encoder is not None and (width := encoder_identity(encoder, weights).dim) != values.shape[1]:
             raise UsageError(
-                f"the features have a width of {values.shape[1]} and {encoder} makes features of {width}; "
-                "give the encoder that made them, or leave `encoder=` out"
+                f"the features have the width {values.shape[1]}, but those of {encoder} have the width {width}; "
+                "give the encoder that made them, or leave out `encoder=`"
             )
         words = _word_file(word_vectors)
         return cls(name, Data(data.manifest, data.labels, values, entry, _checked_device(device), words))
@@ -180,7 +180,7 @@ def load_dataset(
         given |= {"split_seed": split_seed, "tokens": None if tokens == "none" else tokens}
         given["block_inputs"] = block_inputs or None
         if names := [name for name, value in given.items() if value is not None]:
-            raise UsageError(f"without `encoder=`, {', '.join(names)} cannot be used; add `encoder=`, or omit this")
+            raise UsageError(f"without `encoder=`, {', '.join(names)} cannot be used; add `encoder=`, or omit these")
         return _project_dataset(str(source), device)
     seed = SplitOptions.seed if split_seed is None else require_whole(split_seed, "split_seed", 0, LARGEST_SEED)
     require_whole(block_inputs, "block_inputs", 0)
@@ -224,7 +224,9 @@ def _shipped_params() -> Params:
 
 def _project_dataset(name: str, device: str | None) -> Dataset:
     if not Path("params.yaml").is_file():
-        raise UsageError(f"no params.yaml here; run this in the project of {name!r}, or give `encoder=` for images")
+        raise UsageError(
+            f"this folder has no params.yaml with {name!r}; change to its project, or give `encoder=` to load images"
+        )
     params, paths = load_params(), ArtifactPaths(ArtifactPaths.root.resolve())
     if name not in params.datasets and Path(name).exists():
         raise UsageError(f"params.yaml has no data set {name}; to load the images of this path, give `encoder=`")
@@ -309,7 +311,7 @@ def fit(
         raise UsageError(f"{spec.name} cannot fine-tune blocks from features; load image files with `block_inputs=`")
     reads_text = find_method(spec.kind).needs(spec.options) & {"text", "words"}
     if settings.get("precision") in ("bf16", "fp16") and not reads_text:
-        raise UsageError(f"precision is for the text tower, which {spec.name} does not use; leave it out")
+        raise UsageError(f"precision is for the text tower, which {spec.name} does not use; leave out precision")
     training_log = own.get("log")
     if training_log is None:
         training_log = open_log(spec.training.log, log_folder(spec.training.log, data.name, name, seed))
@@ -326,7 +328,7 @@ def require_both_groups(inputs: RunInputs, split: str, name: str) -> None:
     is_seen = inputs.labels.is_seen(inputs.examples[split].compositions.cpu().numpy())
     if is_seen.all() or not is_seen.any():
         group = "unseen" if is_seen.all() else "seen"
-        raise UsageError(f"{name} has no {split} image of a pair that is {group}, so AUC is undefined; add such images")
+        raise UsageError(f"{name} has no {split} images of {group} pairs, so AUC is undefined; add such images")
 
 
 def _entry(data: Dataset, method: str | type[Method[Any]]) -> tuple[str, MethodEntry]:
@@ -358,7 +360,7 @@ def _spec(data: Dataset, name: str, entry: MethodEntry, world: World | None, set
     asked = entry.finetune_for(dataset) if asked is None else asked
     finetune = finetune_options(asked if isinstance(asked, Mapping) else {"blocks": asked})
     if isinstance(finetune, AutoFinetune):
-        raise UsageError(f"{name} has `finetune: auto`, which only `duplex train` supports; set the number of blocks")
+        raise UsageError(f"{name} has `finetune: auto`, which only `duplex train` supports; give `finetune=` a number")
     spec = MethodSpec(
         name,
         entry.kind,
@@ -479,7 +481,7 @@ def _check_same_images(results: Sequence[Result]) -> None:
         for key in ("world", "split"):
             here, there = getattr(results[0], key), getattr(other, key)
             if here != there:
-                raise UsageError(f"the results are for {key} {here} and for {key} {there}; expected one {key}")
+                raise UsageError(f"the results are for {key} {here} and for {key} {there}; evaluate both for one {key}")
         if not results[0].predictions[SHARED_COLUMNS].equals(other.predictions[SHARED_COLUMNS]):
             raise UsageError(
                 f"{results[0]._title}, and {other._title} have different images; evaluate both on one data set"

@@ -232,21 +232,21 @@ class Data:
             select_blocks(tower, blocks)
         if opened.rows is not None and (finetune.augment or blocks > stored):
             needed = (
-                f"the inputs of {blocks} blocks, and {stored} are stored; load the images with block_inputs={blocks}"
+                f"the inputs of {blocks} blocks, but {stored} are stored; load the images with block_inputs={blocks}"
             )
-            pixels = "pixels, which only data sets of params.yaml have; leave finetune.augment out"
+            pixels = "pixels, which only data sets of params.yaml have; leave out finetune.augment"
             raise UsageError(f"fine-tuning needs {pixels if finetune.augment else needed}")
         if PIXELS in opened.identity and (finetune.augment or blocks > stored):
             return read_tokens(path, PIXELS, limit, opened.rows), {PIXELS: "true"}
         remedy = f"in params.yaml and run `duplex extract --dataset {dataset}`"
         if finetune.augment:
             raise UsageError(
-                f"finetune.augment changes pixels, and {path} has none; set datasets.{dataset}.encoder.pixels to true "
+                f"finetune.augment changes pixels, but {path} has none; set datasets.{dataset}.encoder.pixels to true "
                 f"{remedy}"
             )
         if blocks > stored:
             raise UsageError(
-                f"finetune.blocks is {finetune.blocks} and {path} holds the inputs of {stored} blocks; set "
+                f"finetune.blocks is {finetune.blocks}, but {path} holds the inputs of {stored} blocks; set "
                 f"datasets.{dataset}.encoder.block_inputs to {blocks} (or encoder.pixels to true) {remedy}"
             )
         record = {"block_inputs": str(stored)}

@@ -181,7 +181,9 @@ class MlflowLog(NumberLog):
         """Start a run in the data set's experiment; `folder` ends in data set, method and seed."""
         self._mlflow: Any = import_module("mlflow")
         if not self._mlflow.tracking.is_tracking_uri_set():
-            raise DuplexError("training.log: mlflow needs MLFLOW_TRACKING_URI; set it to, say, http://127.0.0.1:5000")
+            raise DuplexError(
+                "training.log: mlflow needs the variable MLFLOW_TRACKING_URI; set it to, say, http://127.0.0.1:5000"
+            )
         dataset, *names = folder.parts[-3:]
         client = self._mlflow.MlflowClient()
         known = client.get_experiment_by_name(dataset)

@@ -181,7 +181,7 @@ def tune(method: Method[Any], examples: Examples, labels: LabelSpace) -> None:
         if not isinstance(scores, Tensor):
             found = type(scores).__name__
             raise DuplexError(
-                f"{method.class_name}: tune() called auc with a {found}; pass the scores, a tensor [V, C]"
+                f"{method.class_name}: tune() called auc with a {found}; pass a tensor of scores [images, candidates]"
             )
         margins = Margins.of(ScoreAccumulator(target, seen).add(scores).competitors())
         if scores[:, torch.from_numpy(~seen)].isneginf().all():
@@ -195,7 +195,7 @@ def checked_auc(margins: Margins) -> float:
     """The validation AUC, a fraction; raises `DuplexError` unless there are images of both seen and unseen pairs."""
     auc = AucComponents.of(margins).auc
     if auc is None:
-        raise DuplexError("the validation AUC needs images of both seen and unseen pairs; add those that are missing")
+        raise DuplexError("the validation AUC needs images of both seen and unseen pairs; add the missing kind")
     return auc
 
 
@@ -347,8 +347,8 @@ def best_bias(margins: Margins) -> float:
     bias = curve.bias(int(np.argmax(curve.harmonic)))
     if not abs(bias) <= LARGEST_BIAS:
         raise DuplexError(
-            f"the scores are so large that the best bias is {bias:.3g}; scale them down, so that it is at most "
-            f"{LARGEST_BIAS:,.0f} in size"
+            f"the scores are so large that the best bias is {bias:.3g}; scale them down until the bias "
+            f"lies within ±{LARGEST_BIAS:,.0f}"
         )
     return bias
 

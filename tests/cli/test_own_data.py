@@ -57,8 +57,8 @@ def test_add_again_changes_only_what_the_options_name(project: Path, command: Co
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["mine/table.csv", "--val-unseen", "0.4"], "already has a split"),
-        (["mine/table.csv", "--split-seed", "9"], "already has a split"),
+        (["mine/table.csv", "--val-unseen", "0.4"], "has a split"),
+        (["mine/table.csv", "--split-seed", "9"], "has a split"),
         (["pictures", "--images", "mine"], "is not a table; leave --images out"),
     ],
 )
@@ -85,7 +85,7 @@ def test_splits_without_unseen_or_seen_pairs_are_not_added(project: Path, comman
         ("single", "val has no image of a seen"),
     ):
         result = command("data", "add", "mine", path, "--encoder", "tiny")
-        assert result.code == 1 and "mine is not added" in result.err and message in result.err
+        assert result.code == 1 and "mine was not added" in result.err and message in result.err
     assert Path("params.yaml").read_bytes() == before
 
 

@@ -82,7 +82,7 @@ def test_other_features_make_the_extraction_run_again(project: Path, command: Co
     np.save(project / "X.npy", features(table) + 1)
     assert settings(load_params(), "mine", "extract") != before
     (project / "X.npy").unlink()
-    with pytest.raises(DuplexError, match=r"X\.npy is no file"):
+    with pytest.raises(DuplexError, match=r"X\.npy is not a file"):
         settings(load_params(), "mine", "extract")
     assert "X.npy: missing" in command("doctor").out
 
@@ -164,7 +164,7 @@ def test_rows_that_are_not_finite_are_named(project: Path, command: Command, tab
     assert command("extract", "--dataset", "mine").refused("rows are zero or not finite (first: ", "max_bad")
     result = command("data", "add", "mine", "table.csv", "--features", "X.npy")
     assert result.code == 1
-    assert "mine is not added" in result.err
+    assert "mine was not added" in result.err
 
 
 def splits_of_copies(table: pd.DataFrame, manifest: pd.DataFrame) -> pd.Series:

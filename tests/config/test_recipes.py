@@ -46,9 +46,9 @@ def test_what_was_not_decided_can_be_decided_beside_the_data_set():
 
 
 def test_methods_and_data_sets_without_a_recipe_are_refused():
-    with pytest.raises(UsageError, match="ivr has no published settings for cgqa; use ut-zappos instead"):
+    with pytest.raises(UsageError, match="ivr has no published settings for cgqa; run it on ut-zappos"):
         published("ivr", "cgqa")
     with pytest.raises(UsageError, match="unknown published recipe 'duplex'"):
         published("duplex", "cgqa")
-    with pytest.raises(UsageError, match="for shapes; use mit-states or ut-zappos or cgqa instead"):
+    with pytest.raises(UsageError, match="for shapes; run it on mit-states or ut-zappos or cgqa"):
         published("troika", "shapes")

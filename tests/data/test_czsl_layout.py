@@ -108,7 +108,7 @@ def test_links_that_leave_the_root_are_refused(tmp_path: Path, link: str) -> Non
     (root / link).parent.mkdir(parents=True)
     (root / link).symlink_to(outside / link)
     small(root, [record("folder/x.jpg")])
-    with pytest.raises(DuplexError, match="leaves the data root"):
+    with pytest.raises(DuplexError, match="leaves the images' folder"):
         load_czsl(root)
 
 

@@ -180,7 +180,7 @@ def test_another_annotation_export_is_one_line(tmp_path):
         with pytest.raises(DuplexError, match="is not Label Studio's JSON export"):
             read_table(path)
     write_tasks(path, ("a.jpg", [choice("colour", "red"), choice("object", "star")]))
-    with pytest.raises(DuplexError, match=r"task 0 has no state or no object.*\(found: colour, object\)"):
+    with pytest.raises(DuplexError, match=r"task 0 lacks a state or an object.*\(found: colour, object\)"):
         read_table(path)
     write_tasks(path, ("a.jpg", []))
     with pytest.raises(DuplexError, match="has no rows"):

@@ -99,7 +99,7 @@ def test_tables_load_from_any_encoding_and_separator(tmp_path: Path, data: bytes
         ("image,state,object,state\nx,y,z,w\n", "two columns 'state'"),
         ("image,state,object\nx,y\n", "line 2 has 2 cells"),
         ("image,state,object\nx,,z\n", "line 2: state is empty"),
-        ("image,state,object\n../x,y,z\n", "leaves the data root"),
+        ("image,state,object\n../x,y,z\n", "leaves the images' folder"),
         ("image,state,object\n/x,y,z\n", "is absolute"),
         ("image,state,object,split\nx,y,z,Train\n", "the split 'Train'"),
         ("image,state,object,split\nx,y,z,train\nw,y,z,\n", "1 of 2 rows have no split"),
@@ -236,7 +236,7 @@ def test_images_that_are_links_out_of_the_root_are_refused(tmp_path: Path) -> No
     (tmp_path / "root/a b.jpg").symlink_to(tmp_path / "secret.jpg")
     path = tmp_path / "t.csv"
     path.write_text(GOOD)
-    with pytest.raises(DuplexError, match="leaves the data root"):
+    with pytest.raises(DuplexError, match="leaves the images' folder"):
         load_source(SourceOptions("table", tmp_path / "root", path))
 
 
@@ -253,7 +253,7 @@ def test_a_source_needs_its_folder_and_a_table_source_its_table(tmp_path: Path) 
     for kind in ("standard", "table", "folder"):
         with pytest.raises(UsageError, match="is not a folder"):
             load_source(SourceOptions(kind, tmp_path / "none"))  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="needs `table`"):
+    with pytest.raises(UsageError, match="set `table` to"):
         load_source(SourceOptions("table", tmp_path))
 
 

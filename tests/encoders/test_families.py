@@ -114,7 +114,7 @@ class Mine(TinyFamily):
     def find(self, name, weights=None):
         return replace(super().find("tiny", weights), name="mine")
 """
-LINE = "duplex: the code of 'mine' has changed since the model was trained\n"
+LINE = "duplex: the code of the encoder 'mine' has changed since the model was trained\n"
 Change = Callable[[], object]
 
 
@@ -158,7 +158,7 @@ def test_caches_and_runs_of_other_code_are_refused_or_made_again(
     assert len(recognizer(features)) == len(features.cls), "features of training are still those of the model"
     data = duplex.load_dataset(root, encoder="mine", cache=tmp_path / "cache")
     (other,) = set((tmp_path / "cache").glob("*/*.h5")) - {cache}
-    with pytest.raises(UsageError, match="was trained on features of code"):
+    with pytest.raises(UsageError, match="was trained with the encoder's code"):
         duplex.evaluate(run, data)
     with pytest.raises(UsageError, match=r"made with another code of its encoder family.*or choose a model"):
         recognizer(read_features(other))
@@ -174,7 +174,9 @@ def test_a_fit_encodes_again_and_an_update_is_refused(
     fit.fit_folder(root, out, encoder="mine", say=lambda _: None)
     update_model(out, tmp_path / "more", tmp_path / "updated", say=lambda _: None)
     change()
-    with pytest.raises(UsageError, match=r"the code of 'mine' has changed since .*was fitted.*`duplex fit` again"):
+    with pytest.raises(
+        UsageError, match=r"the code of the encoder 'mine' has changed since .*was fitted.*`duplex fit` again"
+    ):
         update_model(out, tmp_path / "more", tmp_path / "other", say=lambda _: None)
     encoded: list[torch.device] = []
     encode = extract._encode_pending

@@ -86,5 +86,5 @@ def test_features_of_a_file_need_the_weights_that_made_them():
     table = pd.DataFrame({"state": ["red"], "object": ["star"], "split": ["train"]})
     with pytest.raises(UsageError, match="did not make these features"):
         duplex.Dataset.from_arrays(np.zeros((1, 16)), table, encoder=NAME, weights="random:1")
-    with pytest.raises(UsageError, match="would not fit imported features"):
+    with pytest.raises(UsageError, match="random weights cannot match features"):
         _encoder_entry(NAME, "random:1", None, Path("X.npy"))

@@ -129,7 +129,7 @@ def test_the_bias_maximises_the_harmonic_mean_up_to_1000() -> None:
 def test_too_few_seen_columns_are_refused() -> None:
     p, seen = problem(np.random.default_rng(0), 20, 10), np.arange(10) < 3
     assert sampled_bias_metrics(blocks(p.scores, 7), p.target, seen, k=3).k == 3
-    with pytest.raises(UsageError, match="needs at least 4 seen columns; there are 3"):
+    with pytest.raises(UsageError, match="needs at least 4 seen columns, but there are 3"):
         sampled_bias_metrics(blocks(p.scores, 7), p.target, seen, k=4)
 
 

@@ -68,7 +68,7 @@ def test_a_file_that_is_no_single_array_is_refused(tmp_path: Path) -> None:
 def test_rows_with_names_are_found_by_them_and_refused_without_a_manifest(tmp_path: Path) -> None:
     values: np.ndarray = np.arange(1, 7, dtype=np.float32).reshape(3, 2)
     np.savez(tmp_path / "f.npz", features=values, images=["c", "a", "b"])
-    with pytest.raises(UsageError, match=r"has image names, but no manifest .*; give its array alone, as \.npy"):
+    with pytest.raises(UsageError, match=r"has image names, but `images` is missing; .* features as \.npy"):
         import_features(tmp_path / "f.npz", 3, "m", tmp_path / "features.h5")
     import_features(tmp_path / "f.npz", 3, "m", tmp_path / "features.h5", ["a", "b", "c"])
     found = read_features(tmp_path / "features.h5", {"encoder": "ViT", "weights": "w", "manifest": "m", "dim": "2"})
@@ -108,6 +108,6 @@ def test_the_width_is_that_of_the_encoder_where_it_is_known(tmp_path: Path, enco
     np.save(tmp_path / "x.npy", np.ones((2, 5), np.float32))
     file = FeatureFile.open(tmp_path / "x.npy")
     for name, width in (("tiny", 128), (encoder_name, 16)):
-        with pytest.raises(UsageError, match=f"width 5, and {name} makes features of {width}"):
+        with pytest.raises(UsageError, match=f"width 5, but {name} makes features of {width}"):
             refuse_other_width(file, name, None)
     refuse_other_width(file, IMPORTED, None)

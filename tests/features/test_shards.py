@@ -55,7 +55,7 @@ def test_shards_that_do_not_fit_each_other_are_not_joined(run, tmp_path: Path) -
     with pytest.raises(DuplexError, match="does not continue the previous shard"):
         join_shards(out)
     run(out, shard=(0, 3))
-    with pytest.raises(DuplexError, match=r"shards k-of-n of several n, \[2, 3\]"):
+    with pytest.raises(DuplexError, match=r"shards k/N for several N, \[2, 3\]"):
         join_shards(out)
 
 

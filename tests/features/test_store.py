@@ -142,6 +142,6 @@ def opened_in(folder: Path) -> list[str]:
 @pytest.mark.parametrize("span", [Span(0, 2, 4), Span(2, 4, 4), Span(1, 3, 4)])
 def test_a_shard_is_refused_as_a_whole_cache(tmp_path: Path, span: Span) -> None:
     write_cache(tmp_path / "f.h5", np.ones((2, 3)), span=span)
-    says = f"is a shard, rows {span.start} to {span.stop} of 4; `duplex cache join` joins all"
+    says = f"is a shard, rows {span.start} to {span.stop} of 4; `duplex cache join` joins shards"
     with pytest.raises(DuplexError, match=says):
         read_features(tmp_path / "f.h5")

@@ -35,7 +35,7 @@ def test_what_is_not_plain_yaml_is_refused(project: Path, command: Command, name
 @pytest.mark.parametrize(
     ("row", "says"),
     [
-        ("../secret.jpg,red,star,train", "leaves the data root"),
+        ("../secret.jpg,red,star,train", "leaves the images' folder"),
         ("/etc/passwd,red,star,train", "is absolute"),
         ("a.jpg,red,star", "has 3 cells"),
         ("a.jpg,,star,val", "state is empty"),
@@ -53,7 +53,7 @@ def test_an_image_behind_a_link_out_of_the_root_is_not_opened(pics: Path, comman
     (pics / "outside").mkdir()
     shutil.move("pictures/00003.jpg", "outside/00003.jpg")
     Path("pictures/00003.jpg").symlink_to(pics / "outside/00003.jpg")
-    assert command("extract", "-d", "pics").refused("leaves the data root")
+    assert command("extract", "-d", "pics").refused("leaves the images' folder")
 
 
 def test_nan_and_infinity_in_metrics_are_undefined(tmp_path: Path) -> None:

@@ -110,8 +110,8 @@ def test_tuned_weights_have_at_least_the_validation_auc_of_equal_ones() -> None:
     ("record", "message"),
     [
         ({}, "of: missing"),
-        ({"of": ["a"]}, "expected 2 methods or more"),
-        ({"of": [], "seeds": "all"}, "expected 1 methods or more"),
+        ({"of": ["a"]}, "expected a list of 2 or more methods"),
+        ({"of": [], "seeds": "all"}, "expected a list of 1 or more methods"),
         ({"of": ["a", "a"]}, "has a method twice"),
         ({"of": ["a"], "seeds": "all", "weights": "tuned"}, "tuned needs two methods"),
         ({"of": ["a", "b"], "weights": "even"}, "weights"),

@@ -84,7 +84,7 @@ def test_inspectable_features_are_those_of_the_scores():
             {"paths": "composition", "losses": ("state",), "inference": ("semantic",)},
             "state and object need paths: three",
         ),
-        ({"paths": "composition", "losses": ("semantic",)}, "factors in inference needs paths: three"),
+        ({"paths": "composition", "losses": ("semantic",)}, "the score term factors needs paths: three"),
         ({"adapter": "none", "context": "fixed", "vocabulary": "fixed", "losses": ("semantic",)}, "no parameter to"),
         ({"inference": ()}, "at least one"),
     ],

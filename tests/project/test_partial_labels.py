@@ -98,7 +98,7 @@ def table_source(folder: Path, table: pd.DataFrame) -> SourceOptions:
         ({"split": "val", "state": ""}, "line 2: state is empty; only training images"),
         ({"split": "test", "object": ""}, "line 2: object is empty; only training images"),
         ({"state": "", "object": ""}, "line 2: state is empty; only training images"),
-        ({"state": "green", "object": ""}, "no image with state 'green' has both labels"),
+        ({"state": "green", "object": ""}, "no image of the state 'green' has both labels"),
     ],
 )
 def test_other_gaps_are_refused_in_one_line(tmp_path, changes, says):

@@ -159,7 +159,7 @@ def test_runs_of_another_data_set_are_refused(params: Params) -> None:
         (lambda r: r["run"].update(methods=["csp"]), "both needs closed_form; add closed_form to run.methods"),
         (lambda r: r["methods"]["both"].update(of=["csp", "tuned"]), "both.of: tuned combines runs itself"),
         (lambda r: r["methods"]["both"].update(of=["csp", "cps"]), "methods.both.of: 'cps'"),
-        (lambda r: r["methods"]["both"].update(members=[]), "both.members: training fills it in"),
+        (lambda r: r["methods"]["both"].update(members=[]), "both.members: training sets this option"),
         (lambda r: r["methods"]["both"].update(per_dataset={"own": {"of": ["csp"]}}), "per_dataset.own.of"),
     ],
 )

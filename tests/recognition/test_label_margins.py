@@ -55,7 +55,7 @@ def test_a_class_of_one_image_has_margin_zero():
         assert (result.margin != 0).sum() == (59 if classes == 3 else 48)
 
 
-@pytest.mark.parametrize(("count", "classes", "message"), [(5, 2, "too few"), (40, 1, "one label")])
+@pytest.mark.parametrize(("count", "classes", "message"), [(5, 2, "too few"), (40, 1, "the same label")])
 def test_too_few_images_or_labels_are_reported(count, classes, message):
     with pytest.raises(UsageError, match=message):
         margins(*clusters(count, classes, 0))

@@ -89,7 +89,7 @@ def test_listed_images_are_labelled_and_update_the_model(unlabelled, tmp_path, m
 
 def test_folders_without_new_images_are_refused_in_one_line(trained, tmp_path):
     recognizer = Recognizer.load(trained.run(), device="cpu")
-    with pytest.raises(UsageError, match="holds no images but those in the model already"):
+    with pytest.raises(UsageError, match="holds only images that the model already has"):
         rank_unlabelled(recognizer, tmp_path)
     (tmp_path / "broken.png").write_bytes(b"nothing")
     with pytest.raises(

@@ -187,11 +187,11 @@ def test_unreadable_files_do_not_stop_a_stream(trained, recognizer, tmp_path):
 @pytest.mark.parametrize(
     ("images", "message"),
     [
-        (np.zeros((2, 7), np.float32), r"features have the shape \(2, 7\); expected \[B, 128\]"),
+        (np.zeros((2, 7), np.float32), r"features have the shape \(2, 7\); expected \[images, 128\] for"),
         (np.full(128, np.nan, np.float32), "only zeros in 1 of 1 rows"),
         (np.zeros((0, 4, 3), np.uint8), "is not an image"),
         (Image.new("F", (8, 8)), "the Image cannot be used: unsupported pixel type"),
-        (np.ones((8, 8, 3), np.float32), r"\(8, 8, 3\); .*arrays of floats are features, an image is uint8"),
+        (np.ones((8, 8, 3), np.float32), r"\(8, 8, 3\); .*to give an image as an array, use uint8"),
     ],
 )
 def test_arrays_that_are_not_images_are_reported(recognizer, images, message):

@@ -47,7 +47,11 @@ def test_retrieve_lists_images_of_both_prototypes(command, project):
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (["retrieve", "red", "--dataset", "own"], 2, "'red' is not a state and an object of the data set, such as '"),
+        (
+            ["retrieve", "red", "--dataset", "own"],
+            2,
+            "'red' is not a state and an object; use words from the data set's labels.json, such as '",
+        ),
         (["retrieve", "red star", "--dataset", "none"], 2, "unknown data set 'none'"),
         (["retrieve", "red star", "--dataset", "own", "--method", "csp"], 1, "does not exist; train again"),
     ],

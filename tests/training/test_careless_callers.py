@@ -88,11 +88,11 @@ def test_changes_to_the_manifest_do_not_reach_the_data_set():
 @pytest.mark.parametrize("name", ["split ", "spilt"])
 def test_a_misspelt_split_is_not_ignored(tmp_path, name):
     table = pd.DataFrame(arrays()["table"]).rename(columns={"split": name})
-    with pytest.raises(UsageError, match="to 'split'"):
+    with pytest.raises(UsageError, match="call it 'split'"):
         small(table=table)
     if name == name.strip():
         table.assign(image=[f"{row}.png" for row in range(33)]).to_csv(tmp_path / "table.csv", index=False)
-        with pytest.raises(UsageError, match=f"has a column '{name}'; rename it .to 'split'"):
+        with pytest.raises(UsageError, match=f"has a column '{name}'; call it 'split'"):
             duplex.load_dataset(tmp_path / "table.csv", encoder="tiny", cache=tmp_path / "cache")
 
 

@@ -68,7 +68,9 @@ def test_a_changed_header_is_refused(path):
 @pytest.mark.parametrize("old", [None, 7, "duplex-export-4"])
 def test_a_file_of_another_version_is_refused(path, old):
     save_file(load_file(path), path, {KEY: json.dumps(with_checksum({"format": old}))})
-    with pytest.raises(DuplexError, match=f"has the format {old}, but this version reads {FORMAT}; train again"):
+    with pytest.raises(
+        DuplexError, match=f"has the format {old}, but this version of duplex reads {FORMAT}; train again"
+    ):
         read_header(path, "checkpoint")
 
 
@@ -82,5 +84,5 @@ def test_other_files_are_refused(path, tmp_path):
             read_header(tmp_path / name, "checkpoint")
     with pytest.raises(DuplexError, match="none does not exist"):
         read_header(tmp_path / "none", "checkpoint")
-    with pytest.raises(DuplexError, match="is a file of the kind checkpoint; expected export"):
+    with pytest.raises(DuplexError, match="is a file of the kind checkpoint; expected one of the kind export"):
         read_header(path, "export")

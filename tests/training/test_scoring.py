@@ -192,7 +192,7 @@ def test_tune_gets_the_validation_auc_of_scores():
     seen = labels.pairs["val"][labels.seen[labels.pairs["val"]]]
     tune(method, eight("val", seen), labels)  # type: ignore[arg-type]
     assert method.asked[2](scores) == 0.0  # undefined
-    with pytest.raises(DuplexError, match=r"called auc with a function; pass the scores"):
+    with pytest.raises(DuplexError, match=r"called auc with a function; pass a tensor of scores"):
         auc(lambda inputs: scores)
 
 

@@ -202,7 +202,7 @@ def only_seen(split: str) -> dict[str, Any]:
         ({"table": with_value("split", 4, "dev")}, "row 4: the split 'dev' is not one of"),
         ({"table": with_value("state", 2, None)}, "row 2: state is (None|nan)"),
         ({"table": with_value("state", 2, "...")}, "contains no word"),
-        ({"encoder": "tiny"}, "a width of 8 and tiny makes features of 128"),
+        ({"encoder": "tiny"}, "the width 8, but those of tiny have the width 128"),
         ({"encoder": "tiny", "table": with_value("state", 0, "zyzzyva")}, "does not know the words zyzzyva"),
     ],
 )
@@ -242,15 +242,15 @@ def test_wrong_settings_are_one_line(method, settings, message):
 
 
 def test_undefined_and_unpaired_results_are_one_line(tmp_path):
-    with pytest.raises(UsageError, match="has no val image of a pair that is unseen, so AUC is undefined"):
+    with pytest.raises(UsageError, match="has no val images of unseen pairs, so AUC is undefined"):
         duplex.fit(small(table=only_seen("val")), "kg_sp", epochs=1)
     seen_only = small(table=only_seen("test"))
-    with pytest.raises(UsageError, match="has no test image of a pair that is unseen"):
+    with pytest.raises(UsageError, match="has no test images of unseen pairs"):
         duplex.evaluate(duplex.fit(seen_only, "kg_sp", epochs=1), seen_only)
     data, narrow = small(), small(features=arrays()["features"][:, :4])
     run = duplex.fit(data, "kg_sp", world="closed", epochs=1)
     result = duplex.evaluate(run, data)
-    with pytest.raises(UsageError, match="arrays of width 8', not 'arrays of width 4"):
+    with pytest.raises(UsageError, match="arrays of width 8', but it is 'arrays of width 4"):
         duplex.evaluate(run, narrow)
     with pytest.raises(UsageError, match="other labels"):
         duplex.evaluate(run, seen_only)
