@@ -389,7 +389,7 @@ def _encoder_issues(encoder: dict[str, Any], labels: LabelSpace) -> Iterator[Dat
     if is_random(weights):
         yield DataIssue("encoder has random weights, so its results mean nothing", 1, (f"{name} + {weights}",), False)
     if missing is None and not unknown and (long := long_prompts(name, weights, labels)):
-        message = f"pairs have a longer prompt than {name} reads; shorten the names of their states or objects"
+        message = f"pairs have prompts that are too long for {name}; shorten the names of their states or objects"
         yield DataIssue(message, len(long), tuple(long), True, fatal=True)
     if missing is not None:
         size = f", about {missing.size / 1e9:.1f} GB" if missing.size else ""

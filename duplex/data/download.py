@@ -100,7 +100,7 @@ def unpack(archive: Path, take: Mapping[str, Sequence[str]], root: Path, limit: 
         parts = _write_parts(archive, take, staging, limit)
         missing = [name for name in take if name not in parts]
         if missing:
-            raise DuplexError(f"{archive} lacks {take[missing[0]][0]!r}; replace it by the published archive")
+            raise DuplexError(f"{archive} lacks {take[missing[0]][0]!r}; replace it with the published archive")
         for name in take:
             if not (root / name).exists():
                 (staging / name).rename(root / name)

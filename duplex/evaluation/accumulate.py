@@ -85,8 +85,8 @@ def column_groups(seen: Bools, bucket: ArrayLike | None, feasible_mask: ArrayLik
     is_whole = buckets.shape == seen.shape and buckets.dtype.kind in "iub" and buckets.min() >= 0
     if not is_whole or (feasible is not None and feasible.shape != seen.shape):
         raise UsageError(
-            f"feasible_mask or bucket does not fit the {seen.size} columns; give one value for each column, "
-            "and buckets as whole numbers from 0"
+            f"feasible_mask and bucket need one value for each of the {seen.size} columns of scores, and values of "
+            "bucket must be whole numbers of at least 0"
         )
     kind = np.min_scalar_type(-int(buckets.max()) - 2)
     groups = buckets.astype(kind)

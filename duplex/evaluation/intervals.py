@@ -219,7 +219,9 @@ def compare_splits(
     """Compare two methods over several splits of a data set; `first[i][j]` has the margins for split i and seed j."""
     seeds = [len(runs) for runs in first]
     if seeds != [len(runs) for runs in second] or len(seeds) < 2 or 0 in seeds:
-        raise UsageError("the runs do not match; compare the same seeds of both methods on the same two or more splits")
+        raise UsageError(
+            "the methods differ in splits or seeds; give runs of both with the same seeds on two or more splits"
+        )
     pairs = list(zip(first, second, strict=True))
     curves = [[[Curve.of(margins) for margins in runs] for runs in pair] for pair in pairs]  # [splits][2][seeds]
     by_split = np.array([mean_change(pair, *all_indices(runs)) for pair, runs in zip(curves, first, strict=True)])

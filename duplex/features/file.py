@@ -462,7 +462,7 @@ class PartialCache:
         free = shutil.disk_usage(path.parent).free
         if needed > free:
             raise DuplexError(
-                f"{path} needs {size_text(needed)} and {path.parent} has {size_text(free)} free; "
+                f"{path} needs {size_text(needed)}, but {path.parent} has only {size_text(free)} free; "
                 "make room, or choose another place with --out"
             )
         # under a scratch name first, so that a partial file always has its whole layout

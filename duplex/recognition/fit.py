@@ -553,7 +553,7 @@ def fit_folder(
     say(f"encoder: {entry.name} ({reason})")
     if long := long_prompts(entry.name, entry.weights, data.labels):
         raise UsageError(
-            f"{len(long):,} pairs have a longer prompt than {entry.name} reads, the first {long[0]!r}; shorten "
+            f"the prompts of {len(long):,} pairs, such as {long[0]!r}, are too long for {entry.name}; shorten "
             "the names of their states or objects"
         )
     with reproducible(), sole_writer(fit_cache_folder(out) / "fit", "fit", "or choose another --out"):

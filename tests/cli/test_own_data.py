@@ -101,7 +101,7 @@ def test_missing_images_are_a_problem_and_the_data_set_is_added(project: Path, c
 
 @pytest.mark.parametrize(
     ("state", "says"),
-    [("rusty", ["unknown to tiny", "rusty"]), (" ".join(["red"] * 12), ["longer prompt than tiny reads", "red red"])],
+    [("rusty", ["unknown to tiny", "rusty"]), (" ".join(["red"] * 12), ["too long for tiny", "red red"])],
 )
 def test_words_that_the_text_tower_cannot_read_are_refused(project: Path, command: Command, state, says) -> None:
     make_folder(project / "mine", "nested")
