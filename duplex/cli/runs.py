@@ -211,7 +211,8 @@ def reproduce(
     seeds: Annotated[str | None, Option(help="Seeds, or a range; default: run.seeds, or 0-4 with --methods.")] = None,
     jobs: Jobs = None,
     dry_run: Annotated[
-        bool, Option("--dry-run", help="Run nothing; print the plan: rows of tables, stages, disk space and hours.")
+        bool,
+        Option("--dry-run", help="Run nothing; print the table rows to compute, and estimated disk space and hours."),
     ] = False,
 ) -> None:
     """Reproduce the rows of the paper's tables for a data set, and write a page that judges the paper's claims.

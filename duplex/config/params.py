@@ -370,7 +370,7 @@ class Params(ParamsSection):
             if undecided := [key for key, value in values.items() if value == "?"]:
                 keys = " and ".join(undecided)
                 raise UsageError(
-                    f"no publication gives {keys}; set {keys} under methods.{name} in {DATASETS}/{dataset}.yaml"
+                    f"no value of {keys} was published; set {keys} under methods.{name} in {DATASETS}/{dataset}.yaml"
                 )
 
     def _check_products(self) -> None:

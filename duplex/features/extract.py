@@ -369,7 +369,10 @@ def join_shards(out: Path) -> int:
             if identity and (key := first_difference(identity, here)):
                 raise DuplexError(f"{path} was made with another {key} than {paths[0]}; extract it again with --fresh")
             if span.start != end or (file["status"][...] == PENDING).any():
-                raise DuplexError(f"{path} does not continue the previous shard; extract all again with one batch size")
+                raise DuplexError(
+                    f"{path} does not continue the shard before it, or lacks rows; extract all shards with one "
+                    "extraction.batch_size"
+                )
             identity = identity or here
             end, total = span.stop, span.total
             shapes = {name: file[name].shape[1:] for name in DATASETS if name in file}

@@ -96,7 +96,7 @@ def plan_reproduction(
     published = params.run.recipes == "published"
     rows, absent = (list(params.run.methods), []) if published else methods_in_paper(params, dataset, data)
     if not rows:
-        raise UsageError(f"{PROJECT / 'params.yaml'} has no method of the paper's tables for {dataset}; add one")
+        raise UsageError(f"{PROJECT / 'params.yaml'} has no method that the paper's tables list for {dataset}; add one")
     for name in rows:
         require_configured_inputs(params, dataset, name)
     needs = [MethodSpec.of(params, dataset, name).request.needs for name in rows]

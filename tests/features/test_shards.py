@@ -52,7 +52,7 @@ def test_shards_that_do_not_fit_each_other_are_not_joined(run, tmp_path: Path) -
     with pytest.raises(DuplexError, match="another manifest"):
         join_shards(out)
     run(out, shard=(1, 2), batch_size=12)
-    with pytest.raises(DuplexError, match="does not continue the previous shard"):
+    with pytest.raises(DuplexError, match="does not continue the shard before it"):
         join_shards(out)
     run(out, shard=(0, 3))
     with pytest.raises(DuplexError, match=r"shards k/N for several N, \[2, 3\]"):
