@@ -356,7 +356,7 @@ def is_random(weights: str | None) -> bool:
 
 
 def hub_file_on_disk(owner: str, names: Sequence[str]) -> Path | None:
-    """Find the first of the files `names` of the Hugging Face repository `owner` on disk; None if none is there."""
+    """Path of the first of `names` that was downloaded from the Hugging Face repository `owner`; None if none was."""
     for name in names:
         cached = try_to_load_from_cache(owner, name)
         if isinstance(cached, str) and Path(cached).is_file():

@@ -101,7 +101,7 @@ class MappedRows:
 
 @dataclass(frozen=True, eq=False)
 class DiskTokens:
-    """Patch tokens of n images, left on disk; indexing by a slice or by positions reads only those.
+    """Patch tokens of n images in a file on disk; indexing reads only the tokens of the images that are indexed.
 
     The file stays open until the last object made from it is deleted; it stays readable even if it is replaced.
     """

@@ -102,7 +102,7 @@ def covariance_norm(x: Tensor, y: Tensor) -> Tensor:
 
 
 def initial_clusters(z: Tensor, groups: Tensor, rows: Tensor) -> Tensor:
-    """Initial prototypes [G, K, d]: K of each group's features `z`, evenly spaced; `rows` where a group is empty."""
+    """Initial prototypes [G, K, d]: K evenly spaced ones of each group's features `z`; `rows` for an empty group."""
     prototypes = rows.clone()
     for group in groups.unique().tolist():
         members = (groups == group).nonzero()[:, 0]

@@ -296,7 +296,7 @@ class NormalEquations:
 
 
 def interaction_variance(seen: PairMeans, ridge: float) -> float:
-    """Find the most likely variance of interactions (what effects of states and objects leave of pairs' means)."""
+    """The most likely variance of interactions: what a pair's mean has beyond the effects of its state and object."""
 
     def height(exponent: float) -> float:
         return NormalEquations(seen, 10.0**exponent, ridge).log_likelihood()

@@ -103,7 +103,7 @@ class Prompts(nn.Module):
         return torch.cat([self.frozen_rows, self.dropped(self.learned_rows)])
 
     def dropped(self, rows: Tensor) -> Tensor:
-        """Apply dropout (`word_dropout`) in training to the names' vectors, the last of `rows`; contexts stay."""
+        """In training, apply dropout (`word_dropout`) to the last of `rows`, the vectors of names, not to contexts."""
         if not (self.word_dropout and self.training and torch.is_grad_enabled()):
             return rows
         names = len(self.name_rows)

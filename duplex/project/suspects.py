@@ -115,7 +115,7 @@ class LabelMargins:
 
 
 def margins(features: NDArray[Any], labels: Ints, *, folds: int = FOLDS, seed: int = 0) -> LabelMargins:
-    """Cross-validated margin of each image: cosine with its label's mean (0 if none) minus the best other cosine."""
+    """Cross-validated margins: an image's cosine with its label's mean minus its largest with another label's mean."""
     if len(features) < 2 * folds:
         raise UsageError(f"{len(features)} images are too few to check labels; expected at least {2 * folds}")
     classes, label = np.unique(labels, return_inverse=True)

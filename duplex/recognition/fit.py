@@ -579,6 +579,7 @@ def _fit(recipes: FolderRecipes, out: Path, force: bool) -> Path:
     rival = _rival(recipes)  # first, so that the time limit includes it
     choice = search_recipes(recipes.levels(began), recipes.trials.result, say)
     say(f"chosen: {choice.recipe.name}")
+    recipes.trials.delete_paused()
     measured, answers = _measure(recipes, choice.recipe)
     say(
         f"on {measured['images']:,} test images, which had no part in training: accuracy {measured['accuracy']:.1f} % "

@@ -139,7 +139,7 @@ def read_metrics(path: Path, command: str = "dvc repro report") -> dict[str, Any
 
 
 def stored_numbers(path: Path, command: str = "dvc repro") -> Tree | None:
-    """Read a JSON file of numbers (NaN becomes None); None without a file. A damaged file's error names `command`."""
+    """Read a JSON file of numbers, NaN as None; None if it is missing. If it is damaged, the error names `command`."""
     try:
         return dict(json.loads(path.read_text(encoding="utf-8"), parse_constant=lambda _: None))
     except FileNotFoundError:

@@ -111,7 +111,7 @@ def value_at(tree: Any, keys: Sequence[str]) -> Any:
 
 
 def ranked(rows: Sequence[TableRow], places: Iterable[int]) -> list[TableRow]:
-    """Mark the two largest numbers in each column of `places` (indices) with rank 1 and 2; returns new rows."""
+    """Copies of the rows, in which the two largest numbers of each column in `places` have ranks 1 and 2."""
     grid = [list(row.cells) for row in rows]
     for place in places:
         numbers = (line[place].value for line in grid)

@@ -63,9 +63,7 @@ class Trial:
     spec: MethodSpec
     seed: int = 0
     pause: int | None = None  # epoch after which training pauses; None: it is trained to its end
-    longer: tuple[
-        Trial, ...
-    ] = ()  # this recipe to its end, then for more epochs: tried if it is the best after `pause`
+    longer: tuple[Trial, ...] = ()  # this recipe to its end, then with more epochs; tried if it is the best at `pause`
 
     @property
     def blocks(self) -> int:
@@ -123,7 +121,7 @@ class Trials:
     hooks: Callable[[Trial], TrainingHooks] = lambda trial: TrainingHooks()
 
     def files(self, trial: Trial) -> RunPaths:
-        """Paths of a trial's files; a paused trial has those of the whole, as its training goes on from there."""
+        """Paths of a trial's files; a paused training and the complete one, which goes on from it, have the same."""
         spec = trial.spec
         tuned = None if spec.finetune is None else spec.finetune.to_dict()
         key = [self.key, spec.kind, spec.options.to_dict(), spec.training.to_dict(), tuned, trial.seed]
@@ -160,6 +158,11 @@ class Trials:
         write_text(result, json.dumps(record) + "\n")
         if trial.pause is None:
             files.unfinished_training.unlink(missing_ok=True)
+
+    def delete_paused(self) -> None:
+        """Delete the states of paused trainings, which a finished search no longer needs."""
+        for file in self.folder.glob(f"*/{RunPaths(self.folder).unfinished_training.name}"):
+            file.unlink()
 
     def load(self, trial: Trial) -> tuple[TrainingRecord, Method[Any], RunInputs]:
         """Load a finished trial: its metadata, the trained method, and the inputs that it was trained on."""
@@ -324,8 +327,9 @@ def finetuned_recipes(
         name = f"{blocks} block{'s' * (blocks > 1)}, rate {rate:g}"
         whole = []
         for number in epochs:
-            training = replace(spec.training, epochs=number, schedule="cosine", warm_up=0, patience=number // 2)
-            training = replace(training, validate_every=1)
+            training = replace(
+                spec.training, epochs=number, schedule="cosine", warm_up=0, patience=number // 2, validate_every=1
+            )
             whole.append(Trial(f"{name}, {number} epochs", replace(spec, training=training, finetune=options), seed))
         return Trial(f"{name}, epoch {PAUSE}", whole[0].spec, seed, PAUSE, tuple(whole))
 

@@ -276,6 +276,7 @@ def test_an_encoder_without_a_text_tower_is_fine_tuned(drawn, tmp_path, monkeypa
     assert [recipe["blocks"] for recipe in record["recipes"]] == [0, 0, 0, 1, 1, 1]
     assert record["chosen"].startswith("1 block") and record["recipes"][1]["recipe"] == "heads, rate 0.001"
     assert not any("prompts" in line for line in lines)
+    assert not list(fit.fit_cache_folder(model).rglob("training.partial"))  # of the paused recipe that was not chosen
     recognizer = Recognizer.load(model, device="cpu")
     assert recognizer.trained.finetuned is not None
     images = sorted(drawn.glob("*/*/0000.png"))
