@@ -127,6 +127,15 @@ def _auto_as_table(value: Any) -> Any:
     return {"blocks": "auto"} if value == "auto" else value
 
 
+def _changed_table(table: Any, changes: Any) -> Any:
+    # of `training` or `finetune`, whose blocks have other options if their number is `auto`
+    if not (isinstance(table, dict) and isinstance(changes, dict)):
+        return changes
+    is_auto = [each.get("blocks") == "auto" for each in (table, changes)]
+    replaces = "blocks" in changes and is_auto[0] != is_auto[1]
+    return {**({} if replaces else table), **changes}
+
+
 class MethodChanges(ParamsSection):
     """Changes to a method for one data set: options of its kind, and the tables `training` and `finetune`."""
 
@@ -182,10 +191,7 @@ class MethodEntry(MethodChanges):
 
     def finetune_for(self, dataset: str | None) -> dict[str, Any]:
         """The method's options for fine-tuning the image tower on a data set, as written in the files, unchecked."""
-        changes = self._changes(dataset).finetune
-        is_auto = [table.get("blocks") == "auto" for table in (self.finetune, changes)]
-        replaces = "blocks" in changes and is_auto[0] != is_auto[1]  # `auto` and a number have different options
-        return {**({} if replaces else self.finetune), **changes}
+        return _changed_table(self.finetune, self._changes(dataset).finetune)
 
     def _changes(self, dataset: str | None) -> MethodChanges:
         return self.per_dataset.get(dataset or "", MethodChanges())
@@ -495,14 +501,23 @@ def _on_datasets(entries: Table, datasets: Table) -> dict[str, Any]:
         for method, changes in own.items() if isinstance(own, dict) else ():
             before = completed.get(method, {}).get("per_dataset", {})
             if method in completed and isinstance(before, dict):
-                by_dataset = {**before, name: _update(before.get(name), changes)}
-                completed[method] = {**completed[method], "per_dataset": by_dataset}
+                completed[method] = _changed_entry(completed[method], {"per_dataset": {name: changes}})
     return completed
 
 
-def _update(table: Any, changes: Any) -> Any:
-    is_table = isinstance(table, dict) and isinstance(changes, dict)
-    return {**table, **changes} if is_table else changes
+def _changed_entry(entry: Any, changes: Any) -> Any:
+    """A method's entry, or its settings on a data set, with changes; `training`, `finetune`, `per_dataset` by key."""
+    if not (isinstance(entry, dict) and isinstance(changes, dict)):
+        return changes
+    changed = {**entry, **changes}
+    for key in ("training", "finetune"):
+        if key in entry and key in changes:
+            changed[key] = _changed_table(_auto_as_table(entry[key]), _auto_as_table(changes[key]))
+    before, after = entry.get("per_dataset"), changes.get("per_dataset")
+    if isinstance(before, dict) and isinstance(after, dict):
+        by_dataset = {name: _changed_entry(before.get(name), table) for name, table in after.items()}
+        changed["per_dataset"] = {**before, **by_dataset}
+    return changed
 
 
 def _with_base(place: str, record: Table, methods: Table, path: tuple[str, ...]) -> Table:
@@ -515,12 +530,8 @@ def _with_base(place: str, record: Table, methods: Table, path: tuple[str, ...])
         circle = " -> ".join((*path, name))
         raise UsageError(f"params.yaml: {place}.extends: {circle} is a circle; remove one `extends`")
     base = _with_base(f"methods.{name}", methods[name], methods, (*path, name))
-    merged = {key: value for key, value in base.items() if key not in ("world", "shown_as")}
-    for key, value in record.items():
-        is_group = key in ("training", "finetune", "per_dataset")
-        merged[key] = _update(merged.get(key), value) if is_group else value
-    del merged["extends"]
-    return merged
+    copied = {key: value for key, value in base.items() if key not in ("world", "shown_as")}
+    return _changed_entry(copied, {key: value for key, value in record.items() if key != "extends"})
 
 
 def shipped_project() -> Path:

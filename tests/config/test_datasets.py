@@ -1,5 +1,6 @@
 """Files of data sets, datasets/NAME.yaml, and the one line of params.yaml that lists them."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,22 @@ def test_options_of_a_method_are_those_of_the_data_set_alone(params: Path) -> No
     assert changed.finetune("dual_finetuned", "shapes").blocks == 4, "of the entry in params.yaml"
     write_dataset("mine", {"methods": {"dual": {"finetune": "auto"}}}, run=False)
     assert load_params().finetune("dual", "mine").to_dict() == {"blocks": "auto", "minutes": 30.0}
+
+
+def test_what_a_data_set_leaves_unsaid_is_taken_over_through_extends(params: Path) -> None:
+    more = "\nmethods:\n  mine: {extends: dual_finetuned, per_dataset: {shapes: {training: {epochs: 3}}}}\n"
+    params.write_text(params.read_text().replace("\nmethods:\n", more, 1))
+    base = load_params().finetune("dual_finetuned", "shapes")
+    assert base is not None and load_params().finetune("mine", "shapes") == base
+    write_dataset("shapes", {"methods": {"mine": {"training": {"patience": 2}, "finetune": {"minutes": 9}}}}, run=False)
+    with pytest.raises(UsageError, match="minutes: unknown key"):  # the base has a number of blocks
+        load_params().finetune("mine", "shapes")
+    write_dataset("shapes", {"methods": {"mine": {"training": {"patience": 2}, "finetune": "auto"}}}, run=False)
+    training = load_params().training("shapes", "mine")
+    assert (training.epochs, training.patience) == (3, 2)
+    assert load_params().finetune("mine", "shapes").to_dict() == {"blocks": "auto", "minutes": 30.0}
+    write_dataset("shapes", {"methods": {"dual_finetuned": {"finetune": {"learning_rate": 0.5}}}}, run=False)
+    assert load_params().finetune("dual_finetuned", "shapes") == replace(base, learning_rate=0.5)
 
 
 @pytest.mark.parametrize(
