@@ -227,7 +227,7 @@ def read_run(files: RunPaths) -> RunRecord:
 def read_table(path: Path, advice: str = "`dvc repro -f` writes it again") -> pd.DataFrame | None:
     """Read a CSV file; None if it does not exist. Names stay text, even a state `NA`; `advice` ends error messages."""
     text = ("image", "label", "object", "map", "kind", "world", "top1", "top2", "top3")
-    missing = {"margin": ["", "nan"]}
+    missing = {"margin": ["", "nan"], "val_auc": [""]}  # not every epoch is validated
     try:
         return pd.read_csv(path, dtype=dict.fromkeys(text, str), keep_default_na=False, na_values=missing)
     except FileNotFoundError:

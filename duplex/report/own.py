@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from duplex.data.images import uncropped_path
+from duplex.data.tables import complete_rows
 from duplex.evaluation.accumulate import Floats
 from duplex.evaluation.probabilities import NEW_SHARE, AnsweredImages, fit_probabilities, image_weights
 from duplex.features.tokens import Examples
@@ -48,11 +49,12 @@ class SampleSizeCurve:
     def of(cls, examples: Mapping[str, Examples], labels: LabelSpace) -> SampleSizeCurve | None:
         """Measure accuracy with a quarter, half and all training images; None if two of these numbers are equal."""
         train = examples["train"].compositions.numpy()
+        known = np.flatnonzero(train >= 0)  # rows with both labels
         target = examples["test"].compositions.numpy()
         weights = image_weights(labels.is_seen(target), NEW_SHARE)  # images of unseen pairs together count `NEW_SHARE`
         accuracies = {}
         for share in SHARES:
-            draws = [draw_share(train, share, seed) for seed in range(DRAWS if share < 1 else 1)]
+            draws = [known[draw_share(train[known], share, seed)] for seed in range(DRAWS if share < 1 else 1)]
             right = [closed_form_answers(examples, labels, rows) == target for rows in draws]
             accuracies[len(draws[0])] = [100 * float(weights @ each) for each in right]
         if len(accuracies) < len(SHARES):
@@ -136,7 +138,7 @@ def own_report(data: OwnData) -> Report:
     present = any((data.root / uncropped_path(image)).is_file() for image in data.manifest["image"])
     thumbnails = thumbnails_under(data.root) if present else None
     answers = answers_of(answered, data.manifest)
-    train = data.readable[data.readable["split"] == "train"]
+    train = complete_rows(data.readable[data.readable["split"] == "train"])
     names = labels.names(labels.index(train["state"].tolist(), train["object"].tolist()))
     training = pd.Series(names, train["image"])
     curve = SampleSizeCurve.of(data.examples, labels)
@@ -157,7 +159,7 @@ def own_report(data: OwnData) -> Report:
 
 def _facts(data: OwnData) -> list[tuple[str, str]]:
     counts = data.readable["split"].value_counts()
-    pairs = len(data.readable[["state", "object"]].drop_duplicates())
+    pairs = len(complete_rows(data.readable)[["state", "object"]].drop_duplicates())
     facts = [
         ("images", f"{len(data.readable):,}"),
         ("train / val / test", " / ".join(f"{int(counts.get(split, 0)):,}" for split in SPLITS)),

@@ -1,5 +1,6 @@
 """Training images of which only the state or only the object is known: read, trained on, or refused."""
 
+import re
 from pathlib import Path
 from types import MappingProxyType
 
@@ -15,7 +16,7 @@ from duplex.data.tables import count_dataset, read_manifest, resplit
 from duplex.errors import DuplexError, UsageError
 from duplex.labels import LabelSpace
 from duplex.options import SourceOptions
-from duplex.project import stages, suspects
+from duplex.project import report, stages, suspects
 from duplex.project.train import train_stage
 from duplex.training.inputs import InputRequest, load_inputs
 from tests.projects import edited_params
@@ -59,10 +60,14 @@ def test_methods_with_two_classifiers_train_on_them_and_others_are_refused_by_na
         train_stage(partial, "own", method, 0)
         metrics = stages.evaluate_stage(partial, "own", method, 0)
         assert metrics["closed"]["auc"] > 0 and set(metrics["groups"]) >= {"head", "unseen"}
+    page = report.write_own_page(partial, "own", paths).read_text()
+    complete = manifest[~gaps]
+    pairs = len(complete[["state", "object"]].drop_duplicates())
+    assert f"labelled pairs {pairs:,} " in " ".join(re.sub("<[^>]*>", " ", page).split())
     for method in ("csp", "closed_form", "linear_pairs"):
         done = command("train", "--dataset", "own", "--method", method, "--seed", "0")
         kind = {"csp": "prompts", "linear_pairs": "linear"}.get(method, method)
-        assert done.refused(f"{kind} with these options", f"{gaps.sum()} training images lack their state or object")
+        assert done.refused(f"{kind} with these options", f"{gaps.sum()} training images have only a state or object")
         assert done.err.count("\n") == 1
 
 
@@ -73,7 +78,7 @@ def test_counts_and_checks_leave_them_out_of_pairs(tmp_path):
     counts, full = (count_dataset(each.labels, each.manifest) for each in (data, whole))
     assert counts.splits == full.splits and counts.shares["test"]["unseen"] == full.shares["test"]["unseen"]
     assert [str(issue) for issue in check_labels_of(data)] == [str(issue) for issue in check_labels_of(whole)]
-    with pytest.raises(UsageError, match="a re-split needs the state and the object of every image"):
+    with pytest.raises(UsageError, match="lack a state or an object, but a re-split needs both"):
         resplit(data, 1)
 
 
@@ -95,9 +100,9 @@ def table_source(folder: Path, table: pd.DataFrame) -> SourceOptions:
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"split": "val", "state": ""}, "line 2: state is empty; only training images"),
-        ({"split": "test", "object": ""}, "line 2: object is empty; only training images"),
-        ({"state": "", "object": ""}, "line 2: state is empty; only training images"),
+        ({"split": "val", "state": ""}, "line 2: state is empty; fill it in"),
+        ({"split": "test", "object": ""}, "line 2: object is empty; fill it in"),
+        ({"state": "", "object": ""}, "line 2: state is empty; fill it in"),
         ({"state": "green", "object": ""}, "no image of the state 'green' has both labels"),
     ],
 )
@@ -112,7 +117,7 @@ def test_other_gaps_are_refused_in_one_line(tmp_path, changes, says):
 
 def test_a_table_without_splits_has_no_gaps(tmp_path):
     table = with_gaps(TABLE).drop(columns="split")
-    with pytest.raises(DuplexError, match="only training images may lack"):
+    with pytest.raises(DuplexError, match="only a training image may lack"):
         load_source(table_source(tmp_path, table))
 
 
