@@ -125,7 +125,7 @@ def warn_of_outdated(params: Params, paths: ArtifactPaths) -> None:
     """Print a line on stderr for each data set and method whose files do not match params.yaml or the code."""
     for dataset in params.run.datasets:
         if found := data_difference(params, dataset, paths):
-            print(f"duplex: {found}; the report shows the earlier runs", file=sys.stderr)
+            print(f"duplex: the report shows earlier runs, as {found}", file=sys.stderr)
     for dataset, method in product(params.run.datasets, params.run.methods):
         for seed in params.run.seeds:
             metrics = paths.run(dataset, method, seed).metrics
@@ -152,13 +152,12 @@ def read_metrics_of(params: Params, dataset: str, paths: ArtifactPaths) -> tuple
         if record is None:
             missing.append(f"{name} seed {seed}")
             continue
-        if entry.shown_as is not None:
-            names = [name for world in entry.worlds for name in (world, VALIDATION_OF[world])]
-            record = {name: record[name] for name in names if name in record}
-        seeds = by_method.setdefault(entry.shown_as or name, {})
-        seeds[seed] = {**seeds.get(seed, {}), **record}
-        if "stream" in record:
-            by_method.setdefault(f"{name}{STREAM}", {})[seed] = record["stream"]
+        shown, worlds = entry.shown_as or name, entry.worlds if entry.shown_as else ()
+        names = [name for world in worlds for name in (world, VALIDATION_OF[world])]
+        for row, numbers in ((shown, record), (f"{shown}{STREAM}", record.get("stream", {}))):
+            if numbers:
+                seeds = by_method.setdefault(row, {})
+                seeds[seed] = seeds.get(seed, {}) | {key: numbers[key] for key in (names or numbers) if key in numbers}
     return {name: list(seeds.values()) for name, seeds in by_method.items()}, missing
 
 
