@@ -324,16 +324,13 @@ def with_added_compositions(
     """Add pairs to the candidates without training; all candidates are then scored from an export's tensors.
 
     tensors: the model's tensors for scoring the candidates, from `TrainedModel.tensors`.
-    pairs: (state, object) names, known to the model or not; pairs that are candidates already are left out.
+    pairs: (state, object) names, known to the model or not; those that are candidates already become feasible.
     """
     states, objects = list(labels.states), list(labels.objects)
-    present = set(zip(candidates.state_of.tolist(), candidates.object_of.tolist(), strict=True))
-    added: list[tuple[int, int]] = []
-    for state, name in pairs:
-        pair = find_or_append(state, states), find_or_append(name, objects)
-        if pair not in present:
-            present.add(pair)
-            added.append(pair)
+    asked = {(find_or_append(state, states), find_or_append(name, objects)): None for state, name in pairs}
+    present = list(zip(candidates.state_of.tolist(), candidates.object_of.tolist(), strict=True))
+    added = [pair for pair in asked if pair not in set(present)]
+    candidates = replace(candidates, feasible=candidates.feasible | np.array([pair in asked for pair in present]))
     if not added:
         return candidates
     more = with_rows(tensors, labels, (states, objects), np.array(added).reshape(-1, 2), tower)

@@ -139,6 +139,10 @@ def test_the_open_world_excludes_infeasible_compositions(trained):
     assert 0 < candidates.feasible.sum() <= len(candidates)
     answer = model(trained.images()[0], top=10_000)[0]
     assert len(answer.top) == candidates.feasible.sum()
+    excluded = candidates.pairs[int(np.argmin(candidates.feasible))]
+    wider = model.with_compositions([excluded]).candidates("open")
+    assert wider.feasible[wider.pairs.index(excluded)] and len(wider) == len(candidates)
+    assert wider.feasible.sum() == candidates.feasible.sum() + (not candidates.feasible.all())
     with pytest.raises(UsageError, match="not trained for the closed world; choose one of its worlds: open"):
         model(trained.images()[0], world="closed")
 
@@ -203,7 +207,7 @@ def test_arrays_that_are_not_images_are_reported(recognizer, images, message):
 def test_images_whose_features_are_unusable_are_refused(trained, recognizer, monkeypatch, factor, reason):
     encoded = recognizer.encoder.encode_images
     monkeypatch.setattr(recognizer.encoder, "encode_images", lambda pixels: factor * encoded(pixels))
-    with pytest.raises(UsageError, match=f"image 0 cannot be used: features {reason}"):
+    with pytest.raises(UsageError, match=rf"index 0 in its batch\) cannot be used: features {reason}"):
         recognizer(trained.images()[0])
 
 
