@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import shutil
 import warnings
 from collections.abc import Callable, Mapping
@@ -181,10 +182,12 @@ def read_fit(folder: Path) -> dict[str, Any]:
         record = dict(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError, RecursionError) as error:
         raise UsageError(f"{folder} has no readable {FIT}; expected a folder that `duplex fit` wrote") from error
-    if record.get("format") != FIT_FORMAT or record != with_checksum(record):
-        raise UsageError(f"{path} is damaged or was written by another version of duplex; run `duplex fit` again")
+    if record.get("format") != FIT_FORMAT:
+        raise UsageError(f"{path} was not written by this version of duplex; run `duplex fit` again")
+    if record != with_checksum(record):
+        raise UsageError(f"{path} is damaged: it does not match its checksum; run `duplex fit` again")
     if record["model"] != read_header(folder / MODEL, "export").digest:
-        raise UsageError(f"{path} belongs to another model than the {MODEL} beside it; restore this model's {FIT}")
+        raise UsageError(f"{path} belongs to a different model from the {MODEL} beside it; restore this model's {FIT}")
     return record
 
 
@@ -220,7 +223,7 @@ def refuse_lost_updates(folder: Path, contents: Mapping[str, str]) -> None:
     if lost := copied_images(fitted_digests({"contents": {}, "updates": updates}), contents).count(False):
         raise UsageError(
             f"replacing {folder} would lose the {lost:,} images that updates added to it; choose another --out, or "
-            f"move {folder}"
+            "move the old model"
         )
 
 
@@ -250,7 +253,7 @@ def read_statistics(folder: Path) -> FittedStatistics:
         raise UsageError(f"{path}, which an update needs, does not exist; run `duplex fit` with all images instead")
     header = read_header(path, "statistics")
     if header.fields["model"] != model.digest:
-        raise UsageError(f"{path} belongs to another model than the {MODEL} beside it; run `duplex fit` again")
+        raise UsageError(f"{path} belongs to a different model from the {MODEL} beside it; run `duplex fit` again")
     tensors = read_tensors(header)
     statistics = ClassStatistics(*header.fields["shape"], *(tensors[name] for name in FIELDS))
     return FittedStatistics(statistics, FitSettings(**header.fields["settings"]))
@@ -283,7 +286,7 @@ def export(
     """
     refuse_existing_model(out, force=force)
     if is_random(trained.backbone.record.get("tag")):
-        raise UsageError(f"{trained.where} has an encoder with random weights, for trials; train with a pretrained one")
+        raise UsageError(f"{trained.where} has an encoder with random weights; train with a pretrained encoder")
     tensors = exported_tensors(trained, world)
     fields = {
         "kind": trained.kind,
@@ -315,6 +318,8 @@ def write_files(
 def exported_tensors(trained: TrainedModel, world: World) -> dict[str, Tensor]:
     """The tensors of an export: for scores, for probabilities, and to detect images unlike the training images."""
     tensors = trained.tensors(world)
+    if tensors is None and trained.finetuned is not None and trained.finetuned.options.text is not None:
+        raise UsageError(f"{trained.where} cannot be exported with text adapters; choose a run without finetune.text")
     if tensors is None:
         raise UsageError(f"methods of kind {trained.kind!r} cannot be exported; choose a run of another kind")
     candidates = trained.candidates(world)
@@ -342,6 +347,16 @@ def copy_export(folder: Path, out: Path, *, force: bool) -> bool:
         for name in NAMES & {path.name for path in folder.iterdir() if path.is_file()}:
             shutil.copyfile(folder / name, scratch / name)
     return True
+
+
+def readdress_card(card: Path, repository: str, licence: str) -> None:
+    """Make a copied model card that of a repository: its title, the commands' model, and a licence unless `other`."""
+    text, place = card.read_text(encoding="utf-8"), f"hf-hub:{repository}"
+    text = text.replace("--model FOLDER", f"--model {place}").replace('("FOLDER")', f'("{place}")')
+    text = re.sub(r"^# .*$", f"# {repository}", text, count=1, flags=re.MULTILINE)
+    if licence != "other":
+        text = re.sub(r"^license: .*$", f"license: {licence}", text, count=1, flags=re.MULTILINE)
+    write_text(card, text)
 
 
 def upload(
@@ -516,8 +531,7 @@ def _write_onnx(module: nn.Module, example: Tensor, path: Path, input_name: str,
                 verbose=False,
             )
     except (RuntimeError, ValueError, TypeError) as error:
-        raise DuplexError(
-            f"{path.name} cannot be written for this model: {error!s:.200}; leave out the option for this file"
-        ) from error
+        flag = {TRAINED: "--onnx and --onnx-encoder", TOWER: "--onnx-encoder"}.get(path.name, "--page")
+        raise DuplexError(f"{path.name} cannot be written for this model: {error!s:.200}; leave out {flag}") from error
     finally:
         logging.disable(before)

@@ -46,7 +46,7 @@ from duplex.labels import WORLDS, LabelSpace, World
 from duplex.methods import base
 from duplex.methods.base import Inputs
 from duplex.recognition.answers import Answer, Candidates, Pair, UnreadableImage, as_pair, with_added_compositions
-from duplex.recognition.export import RunFacts, copy_export, export, upload
+from duplex.recognition.export import README, RunFacts, copy_export, export, readdress_card, upload
 from duplex.recognition.trained import TrainedModel, TrainedRun, download, open_trained
 from duplex.system.files import expanded_path
 from duplex.system.threads import in_initial_modes
@@ -158,7 +158,12 @@ class Recognizer:
     ) -> Path:
         if self.added:
             raise UsageError("added compositions cannot be saved with a model; save the recognizer without them")
-        if not copy_export(Path(self.trained.where), out, force=force):
+        if world is not None:
+            self.trained.calibration_of(world)  # raises for another world
+        if copy_export(Path(self.trained.where), out, force=force):
+            if repository is not None:
+                readdress_card(out / README, repository, licence)
+        else:
             facts = RunFacts(repository or out.resolve().name, licence, repository=repository)
             export(self.trained, self.worlds[0] if world is None else world, out, facts, force=force)
         return out
@@ -230,7 +235,7 @@ class Recognizer:
         if num_workers != "auto":
             require_whole(num_workers, "num_workers", 0)
         listed = [paths] if isinstance(paths, str | os.PathLike) else paths
-        files = [expanded_path(path, "a path") for path in listed]
+        files = [expanded_path(path, "an item of `paths`") for path in listed]
         blocks = encode_files(self.encoder, files, batch_size=batch_size, num_workers=num_workers, **self._encoding)
         while True:
             with in_initial_modes():
@@ -252,7 +257,7 @@ class Recognizer:
     def candidates(self, world: World | None = None) -> Candidates:
         """The compositions that answers in a `world` are chosen from, with the function that scores them."""
         if not self.worlds:
-            raise UsageError(f"{self.trained.where} has no calibration, which answers need; train it again")
+            raise UsageError(f"{self.trained.where} has no calibration, without which it cannot answer; train it again")
         world = self.worlds[0] if world is None else world
         require(world, WORLDS, "world")
         if world not in self._candidates:
@@ -266,8 +271,10 @@ class Recognizer:
         return self._candidates[world]
 
     def _adapting(self, candidates: Candidates, world: World, adapt: Mapping[str, Any]) -> Candidates:
-        if self.added or not isinstance(self.trained, TrainedRun):
-            raise UsageError("only a run without added pairs can adapt to images; give a run's folder, and omit --add")
+        if not isinstance(self.trained, TrainedRun):
+            raise UsageError(f"only runs can adapt to images, and {self.trained.where} is not one; give a run's folder")
+        if self.added:
+            raise UsageError("a run with added pairs cannot adapt to images; leave out --add and --compositions")
         kind = base.find_stream_adapter(adapt["adapter"])
         compositions, train = self.labels.candidates(world, "train"), torch.zeros(0, dtype=torch.int64)
         none = base.Batch({"cls": torch.zeros(0, self.trained.backbone.dim)}, train)
@@ -349,7 +356,7 @@ def encode(encoder: Encoder, pixels: Tensor, *, outputs: WantedOutputs, batch_mu
     ((_, statuses, values),) = encode_batches(encoder, batches, outputs)
     bad = np.flatnonzero(statuses[: len(pixels)] >= FIRST_BAD)
     if bad.size:
-        raise UsageError(f"image {bad[0]} cannot be used: {status_reason(statuses[bad[0]])}")
+        raise UsageError(f"an image (index {bad[0]} in its batch) cannot be used: {status_reason(statuses[bad[0]])}")
     return as_inputs({name: value[: len(pixels)] for name, value in values.items()}, encoder.device)
 
 
@@ -387,7 +394,7 @@ def features_if_given(images: Any, dim: int) -> NDArray[np.float32] | None:
     """Features as an array [B, dim], if `images` are features (arrays of floats); None if they are images."""
     if isinstance(images, Features):
         if images.bad.any():
-            raise UsageError(f"{images.path} has rows of unreadable images; give features.cls[~features.bad]")
+            raise UsageError(f"{images.path} has rows of unreadable images; give only `features.cls[~features.bad]`")
         return images.cls
     images = as_numpy(images)
     if not isinstance(images, np.ndarray) or images.dtype.kind != "f":
@@ -407,15 +414,17 @@ def open_image(image: ImageLike) -> Image.Image:
             return read_image(Path(image))
         if isinstance(image, Image.Image):
             if not all(image.size):
-                raise UsageError(f"the image has {image.width} × {image.height} pixels; expected at least one")
+                raise UsageError(
+                    f"the image has {image.width} × {image.height} pixels; give an image with at least one"
+                )
             return as_rgb(image)
         array = as_numpy(image)
         if not isinstance(array, np.ndarray):
-            kind = type(array).__name__
+            kind = f"an object of type {type(array).__name__}"
         elif array.dtype == np.uint8 and array.size and (array.ndim == 2 or array.shape[2:] in ((3,), (4,))):
             return as_rgb(Image.fromarray(array))
         else:
-            kind = f"an array {array.shape} of {array.dtype}"
+            kind = f"an array of shape {array.shape} and type {array.dtype}"
     except BadImageFile as error:
         if isinstance(image, (str, Path)) and Path(image).is_dir():
             raise UsageError(f"{image} is a folder; give a list of the image files in it") from error

@@ -45,7 +45,7 @@ def test_blocks_are_fine_tuned_and_exported(data, tuned, drawn, tmp_path):
     [
         (5, "encoder 'tiny' has 4 blocks"),
         (0, "blocks is 0"),
-        ({"blocks": 1, "augment": ["flip"]}, "pixels, which only data sets of params.yaml have"),
+        ({"blocks": 1, "augment": ["flip"]}, "pixels for augmentation, which only data sets of"),
         ({"blocks": "auto"}, "only `duplex train` supports"),
         ({"block": 1}, "block: unknown key"),
     ],
@@ -70,7 +70,7 @@ import json, sys
 from duplex import Recognizer
 folder, image = sys.argv[1:]
 here = Recognizer.load(folder)
-address = here.push_to_hub("owner/shop", commit_message="A shop", private=True)
+address = here.push_to_hub("owner/shop", licence="mit", commit_message="A shop", private=True)
 there = Recognizer.from_pretrained("owner/shop", revision="main", device="cpu")
 answers = [[guess.name for guess in model(image)[0].top] for model in (here, there)]
 try:
@@ -101,7 +101,12 @@ def test_a_fitted_folder_is_uploaded_with_its_card_and_loaded_again(drawn, tmp_p
     assert address == f"{hub.address}/owner/shop" and answers[0] == answers[1]
     assert error.startswith("UsageError: hf-hub:owner/none is not on disk") and "\n" not in error
     assert set(files) == {path.name for path in model.iterdir()} and "fit.json" in files
-    assert files["README.md"] == (model / "README.md").read_bytes()
+    card = (model / "README.md").read_text()
+    named = card.replace("license: other", "license: mit").replace("# model\n", "# owner/shop\n", 1)
+    named = named.replace("--model FOLDER", "--model hf-hub:owner/shop").replace('"FOLDER"', '"hf-hub:owner/shop"')
+    assert files["README.md"].decode() == named and named.count("owner/shop") == 3
+    with pytest.raises(UsageError, match="was not trained for the closed world"):
+        duplex.Recognizer.load(model).save_pretrained("closed", world="closed")
 
 
 def test_a_model_from_a_folder_has_the_settings_of_load(tuned, tmp_path):

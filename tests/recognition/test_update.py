@@ -247,7 +247,7 @@ def test_the_fit_json_of_another_model_is_refused(model, further, tmp_path):
     update_model(model, tmp_path / "more", tmp_path / "mixed", say=lambda _: None)
     shutil.copyfile(tmp_path / "out" / "fit.json", tmp_path / "mixed" / "fit.json")
     with pytest.raises(
-        UsageError, match=r"mixed/fit\.json belongs to another model than the model\.safetensors beside"
+        UsageError, match=r"mixed/fit\.json belongs to a different model from the model\.safetensors beside"
     ):
         update_model(tmp_path / "mixed", tmp_path / "more", tmp_path / "twice", say=lambda _: None)
     assert not (tmp_path / "twice").exists()
