@@ -28,7 +28,7 @@ from huggingface_hub.errors import EntryNotFoundError
 from PIL import Image
 from torch import Tensor
 
-from duplex.errors import DuplexError, UsageError, require, require_type
+from duplex.errors import DISTRIBUTION, DuplexError, UsageError, require, require_type
 from duplex.system.code import plugin_hash
 from duplex.system.files import sha256_once
 from duplex.system.plugins import installed_plugins, load_plugin, module_of
@@ -108,7 +108,7 @@ def find_family(encoder: str) -> EncoderFamily:
 def _entry_point(encoder: str) -> EntryPoint:
     families = installed_plugins(GROUP)
     if DEFAULT not in families:
-        raise DuplexError(f"the entry points of the group {GROUP!r} are missing; install the package duplex again")
+        raise DuplexError(f"the entry points of the group {GROUP!r} are missing; install {DISTRIBUTION} again")
     return families.get(encoder.partition(":")[0], families[DEFAULT])
 
 
@@ -224,7 +224,7 @@ def resolve_device(device: str) -> str:
     if kind == "cuda" and not torch.cuda.is_available():
         raise UsageError(f"device is {device}, but torch sees no GPU; set it to auto or cpu")
     if kind == "cuda" and index and index >= (count := torch.cuda.device_count()):
-        raise UsageError(f"device is {device}, but torch sees {count} GPUs, numbered from 0; give one of them or auto")
+        raise UsageError(f"device is {device}, but the last GPU is cuda:{count - 1}; give a lower number or auto")
     return str(device)
 
 
@@ -270,7 +270,7 @@ def read_config(path: Path, keys: tuple[str, ...] = ()) -> Config:
     except FileNotFoundError as error:
         raise DuplexError(f"{path} does not exist, but an encoder needs it; add it or give another folder") from error
     except (ValueError, OSError) as error:
-        raise DuplexError(f"{path} cannot be read: {error}") from error
+        raise DuplexError(f"{path} cannot be read as JSON ({error}); correct or replace it") from error
     require_keys(path, config, keys)
     return dict(config)
 
@@ -376,7 +376,7 @@ def fetch_from_hub(owner: str, names: Sequence[str], what: str) -> Path:
             continue
         except Exception as error:  # of the hub's client, its HTTP library, the network or the disk
             raise download_error(what, error) from error
-    raise DuplexError(f"{owner} holds no {' or '.join(names)} with the weights of {what}; choose another encoder")
+    raise DuplexError(f"the Hugging Face repository {owner} has no {' or '.join(names)}; choose another encoder")
 
 
 def download_error(what: str, error: BaseException) -> DuplexError:

@@ -26,6 +26,13 @@ TowerBlocks = list[nn.Sequential]
 HOLDERS = ("transformer", "blocks", "stages", "layer1", "layer2", "layer3", "layer4")  # a tower's modules of blocks
 
 
+def patch_tokens(trunk: Any, cells: Tensor) -> Tensor:
+    """Patch tokens [B, P, w] of a trunk's output: a map [B, w, H, W] or [B, H, W, w], or tokens after prefix tokens."""
+    if cells.ndim == 4:
+        return cells.flatten(1, 2) if getattr(trunk, "output_fmt", "") == "NHWC" else cells.flatten(2).transpose(1, 2)
+    return cells[:, getattr(trunk, "num_prefix_tokens", 0) :]
+
+
 @dataclass(frozen=True)
 class TowerLayout:
     """Tells where the image towers of one architecture keep their blocks, and which layers follow the blocks."""
@@ -35,7 +42,7 @@ class TowerLayout:
     pool: Callable[[Any, Tensor], Tensor]  # tower, cells -> output of the tower [B, w]
     branch_outputs: tuple[str, ...] = ()  # modules of a block that return the outputs of attention and of the MLP
     branch_inputs: tuple[str, ...] = ()  # a block's layer norms before attention and before the MLP
-    tokens: Callable[[Any, Tensor], Tensor] = lambda _, cells: as_tokens(cells)  # tower, cells -> patch tokens
+    tokens: Callable[[Any, Tensor], Tensor] = patch_tokens  # tower, cells -> patch tokens
 
 
 @dataclass(frozen=True)
@@ -147,8 +154,8 @@ def select_blocks(encoder: Any, count: int) -> TowerBlocks:
     blocks = layout.blocks(trunk)
     if not 1 <= count <= len(blocks):
         raise UsageError(
-            f"encoder {encoder.name!r} has {len(blocks)} blocks; its last {count} were requested; set finetune.blocks "
-            f"and block_inputs to 1–{len(blocks)}"
+            f"encoder {encoder.name!r} has {len(blocks)} blocks, but its last {count} were requested; set "
+            f"finetune.blocks and block_inputs to 1–{len(blocks)}"
         )
     return blocks[len(blocks) - count :]
 
@@ -195,11 +202,6 @@ def _layouts() -> dict[Any, TowerLayout]:
         ),
         mobilenetv3.MobileNetV3.forward_features: TowerLayout(_stages, lambda _, x: x, _timm_feature),
     }
-
-
-def as_tokens(cells: Tensor) -> Tensor:
-    """Reshape a feature map [B, w, H, W] to tokens [B, H*W, w]; tensors of tokens are returned unchanged."""
-    return cells.flatten(2).transpose(1, 2) if cells.ndim == 4 else cells
 
 
 def _clip_feature(tower: Any, x: Tensor) -> Tensor:

@@ -47,9 +47,9 @@ from duplex.encoders.base import (
     require_keys,
     stable_json,
 )
-from duplex.encoders.image_blocks import as_tokens
+from duplex.encoders.image_blocks import patch_tokens
 from duplex.encoders.text import ClipTextTower
-from duplex.errors import DuplexError, UsageError
+from duplex.errors import DuplexError, UsageError, install_command
 from duplex.system.files import write_tensors, write_text
 from duplex.system.threads import dtype_of, float32_arithmetic
 
@@ -145,7 +145,7 @@ def build_model(source: EncoderSource) -> Any:
         open_clip.load_checkpoint(model, str(source.weights), weights_only=True)
     except Exception as error:  # as in `read_weights`
         raise DuplexError(
-            f"{source.weights} does not hold the weights of {source.name!r}: {first_line(error)}"
+            f"{source.weights} does not hold the weights of {source.name!r} ({first_line(error)}); give the right file"
         ) from error
     return model.eval().requires_grad_(False)
 
@@ -191,9 +191,9 @@ def _weights_in(folder: Path) -> Path | None:
 
 
 def _file_source(name: str, architecture: Config, path: Path) -> EncoderSource:
-    convert = f"`duplex encoders convert {path} FOLDER --encoder {name} --tag TAG` converts it to a complete folder"
+    convert = f"convert it to a folder with `duplex encoders convert {path} FOLDER --encoder {name} --tag TAG`"
     if is_torchscript(path):
-        raise DuplexError(f"{path} is a TorchScript archive, which is not loaded; {convert}")
+        raise DuplexError(f"{path} is a TorchScript archive, which contains code and is not loaded; {convert}")
     agreed = {}
     for tag in open_clip.list_pretrained_tags_by_model(name):
         try:
@@ -222,7 +222,7 @@ def convert_weights(archive: Path, folder: Path, name: str, tag: str | None = No
         raise UsageError(f"{archive} does not exist")
     scripted = is_torchscript(archive)
     if tag is None and not scripted:
-        raise UsageError(f"{archive} does not state its preprocessing; set --tag to published weights that share it")
+        raise UsageError(f"{archive} does not state its preprocessing; give the --tag of weights that share it")
     preprocess = preprocess_of(name, architecture, tag or "openai")
     existing = next((folder / name for name in (WEIGHTS[0], CONFIG) if (folder / name).exists()), None)
     if existing is not None:
@@ -435,10 +435,10 @@ class EncoderBase:
     def normalise(self, pixels: Tensor) -> Tensor:
         """Convert uint8 pixels [B, 3, R, R] to the image tower's input: (pixels / 255 - mean) / standard deviation."""
         if pixels.dtype != torch.uint8 or pixels.ndim != 4 or pixels.shape[1:] != self._pixel_shape:
-            found = f"{list(pixels.shape)} {pixels.dtype}".replace("torch.", "")
-            expected = f"[B, {', '.join(map(str, self._pixel_shape))}] uint8"
+            found = f"shape {list(pixels.shape)} and type {pixels.dtype}".replace("torch.", "")
+            expected = f"shape [B, {', '.join(map(str, self._pixel_shape))}] and type uint8"
             raise UsageError(
-                f"pixels are {found}; encoder {self.name!r} expects {expected}, made by its `image_transform`"
+                f"the pixels have {found}; encoder {self.name!r} expects {expected}, as from its `image_transform`"
             )
         return pixels.to(self.device).float().div_(255).sub_(self._mean).div_(self._std).to(self.dtype)
 
@@ -446,6 +446,9 @@ class EncoderBase:
 class ClipEncoder(EncoderBase):
     def __init__(self, source: EncoderSource, *, towers: str, device: str, precision: str) -> None:
         super().__init__(source, device=device, precision=precision)
+        needing = {"hf_model_name"} if towers == "image" else {"hf_model_name", "hf_tokenizer_name"}
+        if needing & set(source.architecture.get("text_cfg", {})) and find_spec("transformers") is None:
+            raise DuplexError(f"encoder {source.name!r} needs transformers; run {install_command('blip')}")
         model = self.build(source)
         self.logit_scale = float(model.logit_scale.item())
         if towers != "text":
@@ -473,8 +476,9 @@ class ClipEncoder(EncoderBase):
             with float32_arithmetic(self.precision):
                 cells = self.visual.trunk.forward_features(self.normalise(pixels))
                 features = self.visual.head(self.visual.trunk.forward_head(cells))
-            return features.float(), as_tokens(cells).float()
-        if not hasattr(self.visual, "forward_intermediates") or not hasattr(self.visual, "ln_post"):
+            return features.float(), patch_tokens(self.visual.trunk, cells).float()
+        is_coca = getattr(self.visual, "attn_pool", None) is not None  # its `ln_post` reads pooled tokens
+        if is_coca or not (hasattr(self.visual, "forward_intermediates") and hasattr(self.visual, "ln_post")):
             raise DuplexError(f"encoder {self.name!r} has no patch tokens; set extraction.tokens to none")
         with float32_arithmetic(self.precision):
             output = self.visual.forward_intermediates(

@@ -32,7 +32,7 @@ from duplex.encoders.base import (
     read_config,
     refuse_other_weights,
 )
-from duplex.encoders.image_blocks import as_tokens
+from duplex.encoders.image_blocks import patch_tokens
 from duplex.encoders.open_clip import EncoderBase, complete_preprocess, initialised_by, read_weights, timm
 from duplex.encoders.prompt_tree import Prompts, PromptTree, check_length, pad_prompts, tree_blocks
 from duplex.errors import DuplexError, UsageError, install_command
@@ -68,7 +68,7 @@ class BlipFamily(EncoderFamily):
             size = {"image_size": config["vision_config"]["image_size"]}
             architecture = {"blip": config, "embed_dim": config["image_text_hidden_size"], "vision_cfg": size}
         except (KeyError, TypeError) as error:
-            raise DuplexError(f"{folder} does not hold BLIP's retrieval model: it lacks {error}") from error
+            raise DuplexError(f"{folder} lacks {error}, so it is not a BLIP retrieval model; choose one") from error
         preprocess = complete_preprocess({**options, "resize_mode": "squash"}, architecture)
         if is_local:  # the name must not depend on the folder's place
             name = BLIP_PREFIX + hashlib.sha256(json.dumps(architecture, sort_keys=True).encode()).hexdigest()[:12]
@@ -168,7 +168,7 @@ def _build_blip(source: EncoderSource) -> Any:
     missing = model.load_state_dict(read_weights(source.weights), strict=False).missing_keys
     missing = [name for name in missing if not name.endswith("position_ids")]
     if missing:
-        raise DuplexError(f"{source.weights} lacks {missing[0]!r}: it does not hold the weights of {source.name!r}")
+        raise DuplexError(f"{source.weights} lacks {missing[0]!r}, a tensor of {source.name!r}; get the published file")
     return model.eval().requires_grad_(False)
 
 
@@ -196,7 +196,7 @@ class TimmFamily(EncoderFamily):
         """timm's configuration of the model, and the path of local (or random) weights; None for a published tag."""
         model = name.removeprefix(TIMM_PREFIX)
         if not timm.is_model(model):
-            raise UsageError(f"unknown encoder {name!r}: timm has no model {model!r}")
+            raise UsageError(f"unknown encoder {name!r}; `timm.list_models()` lists the models of timm")
         published: Any = map(timm.get_pretrained_cfg, timm.list_pretrained(f"{model}.*"))
         tags = [config.tag for config in published if config is not None and config.hf_hub_id]  # others are pickles
         listed = ", ".join(tags) or "none"
@@ -232,7 +232,7 @@ class TimmEncoder(EncoderBase):
         with float32_arithmetic(self.precision):
             cells = self.visual.forward_features(self.normalise(pixels))
             features = self.visual.forward_head(cells)
-        return features.float(), as_tokens(cells).float()
+        return features.float(), patch_tokens(self.visual, cells).float()
 
 
 def _build_timm(source: EncoderSource) -> Any:
@@ -248,11 +248,11 @@ def _build_timm(source: EncoderSource) -> Any:
     absent = [name for name, tensor in expected.items() if name not in state or state[name].shape != tensor.shape]
     unknown = sorted(set(state) - set(expected))
     if absent or unknown:
-        problem = f"holds an unknown {unknown[0]!r}" if unknown else f"lacks {absent[0]!r} of the expected shape"
+        problem = f"holds the unknown tensor {unknown[0]!r} and lacks" if unknown else "lacks"
         names = ", ".join(map(repr, (absent or list(expected))[:3]))
         raise DuplexError(
-            f"{source.weights} {problem}, so it does not hold the weights of {source.name!r} under timm's names; "
-            f"{len(absent)} of {len(expected)} tensors are missing; rename the tensors as timm does, such as {names}"
+            f"{source.weights} does not hold the weights of {source.name!r} in timm's layout: it {problem} "
+            f"{len(absent)} of {len(expected)} tensors; give tensors with timm's names and shapes, such as {names}"
         )
     model.load_state_dict(state)
     return model.eval().requires_grad_(False)

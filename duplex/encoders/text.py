@@ -75,7 +75,7 @@ class Vocabulary:
         start = next((i for i in range(len(ids)) if ids[i : i + len(word)] == word), None)
         if start is None:
             raise DuplexError(
-                "this encoder's tokenizer splits a word in a text unlike the word alone; choose another encoder"
+                "this encoder's tokenizer splits a word differently within a text than alone; choose another encoder"
             )
         closing, pad = ids[start + len(word) :], ids[-1]
         while closing and closing[-1] == pad:

@@ -110,5 +110,5 @@ def test_a_folder_of_another_model_is_refused(folder, tmp_path):
     config = json.loads((moved / "config.json").read_text())
     del config["image_text_hidden_size"]
     (moved / "config.json").write_text(json.dumps(config))
-    with pytest.raises(DuplexError, match="does not hold BLIP's retrieval model: it lacks 'image_text_hidden_size'"):
+    with pytest.raises(DuplexError, match="lacks 'image_text_hidden_size', so it is not a BLIP retrieval model"):
         encoder_identity(f"blip:{moved}", None)

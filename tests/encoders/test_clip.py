@@ -1,4 +1,5 @@
 import json
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -87,3 +88,9 @@ def test_real_architectures(architecture: str, tmp_path: Path) -> None:
     encoder = load_encoder(f"local-dir:{tmp_path}", towers="image")
     pixels = encoder.image_transform(noise_image(50, 40))[None]
     assert encoder.encode_images(pixels).shape == (1, encoder.dim)
+    if architecture == "coca_ViT-B-32":
+        with pytest.raises(DuplexError, match="has no patch tokens"):
+            encoder.encode_patches(pixels)
+    if architecture == "ViT-B-16-SigLIP" and find_spec("transformers") is None:
+        with pytest.raises(DuplexError, match="needs transformers; run pip install"):
+            load_encoder(f"local-dir:{tmp_path}", towers="text")

@@ -187,7 +187,7 @@ def test_a_torchscript_archive_becomes_a_folder(tmp_path: Path, architecture: st
 
 def test_a_torchscript_archive_is_not_loaded_unconverted(architecture: str, archive: Archive) -> None:
     with pytest.raises(
-        DuplexError, match=f"TorchScript archive, which is not loaded; `duplex encoders convert {archive[0]}"
+        DuplexError, match=f"which contains code and is not loaded; .* `duplex encoders convert {archive[0]} FOLDER"
     ):
         load_encoder(architecture, str(archive[0]))
 

@@ -114,7 +114,10 @@ class Mine(TinyFamily):
     def find(self, name, weights=None):
         return replace(super().find("tiny", weights), name="mine")
 """
-LINE = "duplex: the code of the encoder 'mine' has changed since the model was trained\n"
+LINE = (
+    "duplex: the code of the encoder 'mine' has changed since the model was trained; "
+    "answers may be wrong until you train it again\n"
+)
 Change = Callable[[], object]
 
 

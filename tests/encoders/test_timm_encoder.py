@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from duplex.encoders.base import encoder_identity, load_encoder
-from duplex.encoders.image_blocks import last_blocks
+from duplex.encoders.image_blocks import last_blocks, patch_tokens
 from duplex.encoders.open_clip import timm
 from duplex.errors import DuplexError, UsageError
 from duplex.training.trials import finetunable_blocks
@@ -46,6 +46,20 @@ def test_features_equal_the_models_pooled_ones(encoder, weights):
     torch.testing.assert_close(cells.mean(1), features, rtol=1e-5, atol=1e-5)  # average pooling
 
 
+@pytest.mark.parametrize("name", ["swin_tiny_patch4_window7_224", "test_vit", "test_efficientnet"])
+def test_patch_tokens_are_those_of_the_patches_alone(name):
+    torch.manual_seed(0)
+    trunk = timm.create_model(name, pretrained=False, num_classes=0).eval()
+    size = trunk.pretrained_cfg["input_size"]
+    with torch.no_grad():
+        cells = trunk.forward_features(torch.randn(2, *size))
+        tokens = patch_tokens(trunk, cells)
+        if name == "test_vit":  # begins with the class token
+            assert torch.equal(tokens, cells[:, 1:]) and tokens.shape[1] == trunk.patch_embed.num_patches
+        else:
+            torch.testing.assert_close(tokens.mean(1), trunk.forward_head(cells), rtol=1e-5, atol=1e-5)
+
+
 def test_timm_encoders_have_no_text_tower(weights):
     encoder = load_encoder(NAME, str(weights), towers="text")
     assert encoder.text is None
@@ -55,7 +69,7 @@ def test_timm_encoders_have_no_text_tower(weights):
 @pytest.mark.parametrize(
     ("name", "given", "word"),
     [
-        ("timm:no_such_net", "x", "timm has no model"),
+        ("timm:no_such_net", "x", "unknown encoder 'timm:no_such_net'"),
         (NAME, None, "needs weights"),
         ("timm:resnet18", "no_such_tag", "a1_in1k"),
         ("timm:gcvit_base", None, r"\(none\)"),  # published elsewhere than on the hub
@@ -69,10 +83,10 @@ def test_unknown_names_and_weights_are_refused(name, given, word):
 @pytest.mark.parametrize(
     ("rename", "said"),
     [
-        (lambda name: f"_{name}", r"holds an unknown '_bn1.bias'.*missing; .* such as 'conv1\.0\.weight', "),
+        (lambda name: f"_{name}", r"holds the unknown tensor '_bn1.bias' and lacks .* such as 'conv1\.0\.weight', "),
         (
             lambda name: name.replace("layer1", "layer9"),
-            r"unknown 'layer9.* such as 'layer1\.0\.conv1\.weight'",
+            r"unknown tensor 'layer9.* such as 'layer1\.0\.conv1\.weight'",
         ),
     ],
 )
@@ -87,7 +101,7 @@ def test_weights_of_a_wider_model_are_refused(weights, tmp_path):
     state = {name: tensor.repeat(2, *[1] * (tensor.ndim - 1)) if tensor.ndim else tensor
              for name, tensor in load_file(weights).items()}  # fmt: skip
     save_file(state, tmp_path / "wide.safetensors")
-    with pytest.raises(DuplexError, match=r"lacks 'conv1\.0\.weight' of the expected shape"):
+    with pytest.raises(DuplexError, match=r"it lacks \d+ of .* names and shapes, such as 'conv1\.0\.weight'"):
         load_encoder(NAME, str(tmp_path / "wide.safetensors"), towers="image")
 
 
