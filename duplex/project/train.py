@@ -59,14 +59,18 @@ def train_stage(
             key = json_digest({**stamp, "machine": machine, "torch": torch.__version__})
             resume = ResumePoint(f"{dataset} {method} seed {seed}", out.unfinished_training, key)
             auto, work = params.finetune(method, dataset), out.root / "recipes.partial"
+            place = log_folder(spec.training.log, dataset, method, seed)
             if isinstance(auto, AutoFinetune):
-                from duplex.training.trials import Trials, search_block_counts
+                from duplex.training.trials import Trial, Trials, search_block_counts
+
+                def hooks(trial: Trial) -> TrainingHooks:
+                    return TrainingHooks(log=open_log(spec.training.log, place / trial.slug))
 
                 read = partial(load_inputs, params, dataset, paths)  # of each recipe, not kept in memory
-                trials = Trials(work, read, device, params.evaluation, resume.label, resume.key)
+                trials = Trials(work, read, device, params.evaluation, resume.label, resume.key, hooks=hooks)
                 run = search_block_counts(spec, auto, seed, trials, partial(print, file=sys.stderr))
             else:
-                log = open_log(spec.training.log, log_folder(spec.training.log, dataset, method, seed))
+                log = open_log(spec.training.log, place)
                 run = train_run(spec, inputs, seed, device, params.evaluation, resume, TrainingHooks(log=log))
             run.write(out)
             stamps.write(out.stamp("train"), stamp, [out.checkpoint, out.history])
@@ -98,10 +102,12 @@ def with_member_paths(
         if method in params.methods:
             stamps.require_current_run(params, dataset, method, number, paths)
         record = checkpoint.record
-        if record.world != spec.trained_for or not set(spec.worlds) <= set(record.calibration or {}):
+        if record.world == spec.trained_for and not set(spec.worlds) <= set(record.calibration or {}):
+            raise UsageError(f"{checkpoint.path} is only for the {record.world} world; set {spec.name}'s `world` to it")
+        if record.world != spec.trained_for:
             raise UsageError(
-                f"{checkpoint.path} was trained for the {record.world} world and {spec.name} is for the "
-                f"{spec.trained_for} world; combine runs of one world, or set `world` of {spec.name} to {record.world}"
+                f"{checkpoint.path} was trained for the {record.world} world, but {spec.name} is for the "
+                f"{spec.trained_for} world; combine runs of the same world, or set its `world` to {record.world}"
             )
         finetunes += [] if record.finetune is None else [record.finetune]
         members.append(

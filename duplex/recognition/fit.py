@@ -121,9 +121,9 @@ def choose_encoder(labels: LabelSpace, images: int, *, gpu: bool, cores: int) ->
         if is_reachable(missing.address):
             return entry, f"{why}, {(missing.size or 0) / 1e9:.1f} GB to download"
     raise UsageError(
-        f"no encoder's weights are on disk, and none can be downloaded; download the weights {entry.weights} of "
-        f"{entry.name} where there is a network, or give a folder that holds an open_clip model: "
-        "--encoder local-dir:FOLDER"
+        "no encoder's weights are on disk, and none can be downloaded; download the weights "
+        f"{entry.weights!r} of {entry.name} while connected to the network, or give --encoder local-dir:FOLDER, "
+        "where FOLDER holds an open_clip model"
     )
 
 
@@ -213,7 +213,7 @@ def read_labelled_folder(
         for kind in ("state", "object"):
             names = distinct.rows[kind].unique()
             if len(names) < 2:
-                raise UsageError(f"{source} has one {kind}, {names[0]!r}; expected at least two states and two objects")
+                raise UsageError(f"{source} has only one {kind}, {names[0]!r}; add images of at least one other {kind}")
         listed = distinct.rows["image"].tolist()
         copies = near_copies(looks_from_texts(pixels[file] for file in digests))
         keys = dict(zip(listed, join_copies(digests, copies), strict=True))
@@ -270,7 +270,8 @@ def distinct_images(
     elif root.is_dir():
         frame, skipped = read_table(description.table).drop_duplicates(ignore_index=True), {}
     else:
-        raise UsageError(f"{root} is not a folder; give --images, the folder that image paths start from")
+        problem = "is not a folder" if root.exists() else "does not exist"
+        raise UsageError(f"--images: {root} {problem}; give the folder that the table's image paths start from")
     images = frame["image"]
     files, pixels = read_digests(root, images.tolist(), known_pixels)
     digests = pd.Series(files, index=frame.index, dtype=object)
@@ -396,7 +397,7 @@ class FolderRecipes:
             block_inputs=room.depth,
         )
         if bad:
-            listed = ", ".join(f"{each.image} ({each.reason})" for each in bad[:3])
+            listed = ", ".join(f"{each.image} ({each.reason})" for each in bad[:3]) + ", ..." * (len(bad) > 3)
             self.say(f"{len(bad):,} images cannot be used and are left out: {listed}")
         inputs = Data(data.manifest, data.labels, features, entry, str(self.device), skip_frozen_blocks=True)
         return EncodedFolder(inputs, features.identity, room.depth, frozenset(each.row for each in bad))
@@ -425,7 +426,7 @@ class FolderRecipes:
         )
 
     def _hooks(self, trial: Trial) -> TrainingHooks:
-        place = log_folder(self.log, self.cache.stem, re.sub(r"[^\w.]+", "-", trial.name), trial.seed)
+        place = log_folder(self.log, self.cache.stem, trial.slug, trial.seed)
         return TrainingHooks(log=open_log(self.log, place))
 
     def _accuracy(self, run: Run, val: Examples) -> float | None:
@@ -534,9 +535,9 @@ def fit_folder(
     force: replace a model at `out` and its page, unless it was updated with further images.
     """
     if not minutes > 0:
-        raise UsageError(f"minutes is {minutes:g}; expected more than 0")
+        raise UsageError(f"--minutes is {minutes:g}; expected a number greater than 0")
     if weights is not None and encoder is None:
-        raise UsageError(f"--weights is {weights!r} without --encoder; give the encoder, or leave --weights out")
+        raise UsageError(f"--weights {weights!r} is given without --encoder; add --encoder, or leave --weights out")
     place = local_source(source, user_cache())
     image_folder = None if images is None else expanded_path(images, "images").resolve()
     out = named_path(expanded_path(out, "out"))

@@ -23,6 +23,7 @@ search continues with the same recipes, even if the machine is faster or slower 
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -69,6 +70,11 @@ class Trial:
     def blocks(self) -> int:
         """How many of the image tower's last blocks are fine-tuned; 0: none."""
         return 0 if self.spec.finetune is None else self.spec.finetune.depth
+
+    @property
+    def slug(self) -> str:
+        """The name as a folder."""
+        return re.sub(r"[^\w.]+", "-", self.name)
 
     @property
     def rate(self) -> float | None:
@@ -196,7 +202,7 @@ def errors_as_damage(folder: Path) -> Iterator[None]:
     except Exception as error:
         problem = str(error).partition(";")[0]  # what comes after is advice for other folders
         raise DuplexError(
-            f"{folder} has a damaged file ({problem}); delete the folder and run the same command again"
+            f"the folder {folder} has a damaged file ({problem}); delete that folder and run the same command again"
         ) from error
 
 
@@ -233,10 +239,13 @@ def search_recipes(
         return recipe, result
 
     for level in levels:
-        top = _best_rate([tried(recipe) for recipe in level if leader is None or recipe.rate == leader[0].rate])
-        if top[0].pause is None:
-            best = top if best is None or gain_exceeds_error(top[1], best[1]) else best
-        elif leader is None or top[1].auc > leader[1].auc:
+        results = [tried(recipe) for recipe in level if leader is None or recipe.rate == leader[0].rate]
+        if level[0].pause is None:
+            gaining = [each for each in results if best is None or gain_exceeds_error(each[1], best[1])]
+            best = _best_rate(gaining) if gaining else best
+            continue
+        top = _best_rate(results)
+        if leader is None or top[1].auc > leader[1].auc:
             leader, failures = top, 0
         else:
             failures += 1
@@ -529,8 +538,8 @@ def _schedule(first: Trial, options: AutoFinetune, runs: Trials) -> Schedule:
     depth = int(inputs.identity.get("block_inputs", 0))
     if not depth:
         raise UsageError(
-            f"{first.spec.name} has `finetune: auto` and the feature cache holds no block inputs; set the data "
-            "set's encoder.block_inputs, or run `duplex data add` with --finetune auto"
+            f"{first.spec.name} has `finetune: auto`, but the feature cache holds no block inputs; set the data set's "
+            "encoder.block_inputs to the largest number of blocks to fine-tune, and run `duplex extract`"
         )
     name, tag = inputs.encoder["name"], inputs.encoder["tag"] or None
     tower = load_encoder(name, tag, towers="image", device=str(runs.device))

@@ -29,6 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         record["datasets"]["own"]["encoder"]["block_inputs"] = 2
         record["methods"]["auto"] = {"extends": "dual", "finetune": "auto"}
         record["methods"]["visual"] = {"extends": "closed_form_visual", "finetune": "auto"}
+        record["methods"]["visual"]["training"] = {"log": "tensorboard"}
 
     encoded_project(folder, ["auto"], scale=0.08, changes=rows)
     return folder
@@ -75,10 +76,14 @@ def test_the_choice_and_its_table_are_in_the_run_and_in_the_report(params, folde
     assert [row.cells[0].text for row in table.rows] == [f"{recipe['blocks']:.0f}" for recipe in record.recipes]
 
 
-def test_without_prompts_blocks_are_tried_beside_the_closed_form_alone(params, folder):
+def test_without_prompts_blocks_are_tried_beside_the_closed_form_alone(params, folder, tmp_path, monkeypatch):
+    pytest.importorskip("tensorboard")
+    monkeypatch.chdir(tmp_path)
     paths = ArtifactPaths(folder / "artifacts")
     train_stage(params, "own", "visual", 0, paths)
     frozen, *tried = read_record(paths.run("own", "visual", 0).checkpoint).recipes
+    logs = {path.parent.name for path in Path("tensorboard/own/visual/0").glob("*/events.*")}
+    assert logs >= {"0-blocks", f"1-block-rate-0.0003-epoch-{trials.PAUSE}"}
     assert frozen["blocks"] == 0 and {recipe["blocks"] for recipe in tried} >= {1}
     assert all(recipe["auc"] >= frozen["auc"] for recipe in tried)  # so few images may keep the weights of before
 

@@ -97,6 +97,19 @@ def test_a_higher_rate_is_taken_for_any_gain_with_blocks_but_without_only_beyond
     assert choice.table[2]["gain"] == pytest.approx(choice.table[2]["auc"] - choice.table[0]["auc"])  # over `slow`
 
 
+def test_a_rate_whose_gain_exceeds_its_error_is_kept_even_if_that_of_the_first_does_not():
+    nothing, slow, fast = (Trial(name, SPEC) for name in ("nothing", "slow", "fast"))
+    attempt, _ = attempts({"nothing": 0.5, "slow": 0.505, "fast": 0.51})
+    random = np.random.default_rng(0)
+    results = {each.name: attempt(each) for each in (nothing, slow, fast)}
+    results["slow"] = mixed(results["slow"], random)
+    for rates in ([slow, fast], [fast, slow]):
+        choice = search_recipes([[nothing], rates], lambda recipe: results[recipe.name], print)
+        assert choice.recipe.name == "fast"
+        slow_row = next(row for row in choice.table if row["recipe"] == "slow")
+        assert 0 < slow_row["gain"] < slow_row["gain_error"]
+
+
 def test_more_blocks_are_taken_for_any_gain_but_the_first_only_beyond_the_error():
     """Each recipe is right on other images."""
     random = np.random.default_rng(0)
