@@ -179,8 +179,8 @@ def split_at_random(frame: pd.DataFrame, options: SplitOptions, place: object = 
     held_out = _hold_out([pairs[i] for i in rng.permutation(len(pairs))], sum(wanted))
     if len(held_out) < 2:
         raise DuplexError(
-            f"{place}: no two of its {len(pairs)} pairs can be held out with every state and object still in training; "
-            "add pairs that share states and objects, or give each row a split"
+            f"{place}: no two of its {len(pairs)} pairs can be held out so that training still shows every state and "
+            "object; add images of more pairs of these states and objects, or give every image a split in a table"
         )
     val_pairs = min(max(1, round(len(held_out) * wanted[0] / sum(wanted))), len(held_out) - 1)
     unseen = {pair: "val" if i < val_pairs else "test" for i, pair in enumerate(held_out)}
@@ -262,8 +262,8 @@ def _without_new_words(
                 pairs, wanted = rest, wanted - 1
         if wanted:
             raise DuplexError(
-                f"{place}: holding out {wanted} more of its {len(words)} {noun} would leave other words without "
-                f"training images; lower unseen_{noun}"
+                f"{place}: unseen_{noun} is {share:g}, but holding out so many of its {len(words)} {noun} would leave "
+                "other words without training images; lower that share"
             )
     return pairs
 

@@ -138,9 +138,7 @@ def _copy(member: ArchiveMember, target: Path, left: int, archive: Path, limit: 
         while chunk := source.read(UNPACK_CHUNK):
             written += len(chunk)
             if written > left:
-                raise DuplexError(
-                    f"{archive} unpacks to more than {limit:,} bytes, far too many; get the published archive"
-                )
+                raise DuplexError(f"{archive} exceeds its limit of {limit:,} unpacked bytes; get the published archive")
             file.write(chunk)
     return written
 
@@ -210,8 +208,8 @@ def download_archive(archive: BenchmarkArchive, root: Path, report: Callable[[st
     known = record.read_text(encoding="utf-8", errors="replace").split(" ")[0] if record.is_file() else ""
     if known and digest != known:
         raise DuplexError(
-            f"{path} has the sha256 {digest}, not {known}; delete it to download it again, "
-            f"or, if this archive is right, delete {record}"
+            f"{path} has the sha256 {digest} instead of {known}, recorded when it was first unpacked; delete it to "
+            f"download it again or, if this is the right archive, delete {record}"
         )
     report(f"unpacking {path}")
     unpack(path, archive.take, root, archive.limit)
@@ -297,8 +295,8 @@ def fetch(url: str, path: Path) -> Path:
             size = _size(partial)
             if stalls >= MAX_STALLS:
                 raise DuplexError(
-                    f"the connection to {url} keeps breaking; {size:,} bytes are kept in {partial}, "
-                    "and the same command continues from there"
+                    f"the connection to {url} keeps breaking; run the command again to continue after the {size:,} "
+                    f"bytes in {partial}"
                 )
             time.sleep(0.2 * stalls)
         partial.replace(path)

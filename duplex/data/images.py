@@ -237,7 +237,7 @@ class ImageTree:
         self._folders: dict[str, dict[str, bool]] = {}  # folder -> name of a file in it -> whether it stays inside
         self.skipped: dict[str, list[str]] = {}  # kind, such as a suffix -> paths skipped by the last `images`
         if not os.path.isdir(self._real):
-            raise DuplexError(f"{root} is not a folder; give the path of the images' folder")
+            raise DuplexError(f"there is no folder {root}; give the path of the images' folder")
 
     def has(self, path: str) -> bool:
         """Whether a file exists at a path below the root; raises DuplexError for a link that leads out of the root."""
@@ -325,7 +325,7 @@ def read_text(path: Path) -> str:
     try:
         text = data.decode(encoding)
     except UnicodeDecodeError as error:
-        raise DuplexError(f"{path} is not UTF-8 text (byte {error.start}); save it as UTF-8") from error
+        raise DuplexError(f"{path} is not UTF-8 text (bad byte at position {error.start}); save it as UTF-8") from error
     if "\0" in text:
         raise DuplexError(f"{path} is not text: it holds a zero byte; save it as UTF-8")
     return text

@@ -28,7 +28,7 @@ def read_tasks(path: Path) -> list[list[Any]]:
         return list(chain.from_iterable(_task_rows(task, f"{path}, task {task.get('id')}") for task in tasks))
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise DuplexError(
-            f"{path} is not Label Studio's JSON export, a list of tasks with data and annotations; export it as JSON"
+            f"{path} is not Label Studio's JSON export (a list of tasks with 'data' and 'annotations'); export as JSON"
         ) from error
 
 
@@ -43,15 +43,18 @@ def _task_rows(task: Mapping[str, Any], place: str) -> list[list[Any]]:
         if names := value.get("choices") or value.get("rectanglelabels"):
             region[part["from_name"]] = names[0]
         if "width" in value:
+            if value.get("rotation"):
+                raise DuplexError(f"{place} has a rotated rectangle; draw it again without rotation")
             width, height = part["original_width"] / 100, part["original_height"] / 100  # values are percentages
             region |= {"x": value["x"] * width, "y": value["y"] * height}
             region |= {"width": value["width"] * width, "height": value["height"] * height}
     rows = []
     for region in regions.values():
-        if not set(CONTROLS) <= set(region):
+        if lacking := [name for name in CONTROLS if name not in region]:
+            found = ", ".join(sorted(str(name) for name, value in region.items() if isinstance(value, str))) or "none"
             raise DuplexError(
-                f"{place} lacks a state or an object; label both, with controls that are named `state` and "
-                f"`object` in the labelling config (found: {', '.join(sorted(map(str, region))) or 'none'})"
+                f"{place} has no {' and no '.join(lacking)}; label both, with controls named `state` and `object` in "
+                f"the labelling config (controls found: {found})"
             )
         sides = [region.get(name) for name in ("x", "y", "width", "height")]
         at = task["data"]["image"]

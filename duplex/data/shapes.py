@@ -501,9 +501,7 @@ def draw(image: str, seed: int = SEED) -> Image.Image:
     """Draw the `shapes` image with a file name such as `striped_heart/0007.png`."""
     state, _, kind = Path(image).parent.name.partition("_")
     if state not in STATES or kind not in OBJECTS:
-        raise DuplexError(
-            f"{image!r} is not an image of shapes; `duplex prepare --dataset shapes` lists them in its manifest"
-        )
+        raise DuplexError(f"the data set shapes has no image {image!r}; give one that its manifest lists")
     return draw_image(kind, OUTLINES[kind], LOOKS[state], HARSH, random_stream(seed, image))
 
 
@@ -519,8 +517,8 @@ def render_images(manifest: pd.DataFrame, root: Path, seed: int = SEED) -> int:
         foreign = None if stamp.exists() else next((name for name in manifest["image"] if (root / name).exists()), None)
         if foreign:
             raise DuplexError(
-                f"{root} holds {foreign}, which is not an image of shapes; set another root in params.yaml, "
-                "or move the folder"
+                f"{root} holds {foreign} from another source; move that folder, or set another `root` for the drawn "
+                "images in params.yaml"
             )
         write_text(stamp, UNFINISHED)  # if this is interrupted, old and new images are mixed and must be drawn again
     missing = [name for name in manifest["image"] if not current or image_fault(root / name)]

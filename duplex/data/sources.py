@@ -80,8 +80,8 @@ def _load_unchanged(source: SourceOptions, contents: Keys) -> LabelledImages:
         return LabelledImages(manifest, labels_of(manifest))
     if not source.root.is_dir():
         raise UsageError(
-            f"{source.root} is not a folder; correct `source: {{root: ...}}` in params.yaml, "
-            "or, for a benchmark, run `duplex data download`"
+            f"there is no folder {source.root}; correct `source: {{root: ...}}` in params.yaml or, if it is a "
+            "benchmark's folder, run `duplex data download NAME`"
         )
     if source.kind == "standard":
         return load_czsl(source.root)
@@ -90,7 +90,7 @@ def _load_unchanged(source: SourceOptions, contents: Keys) -> LabelledImages:
         data = from_rows(frame, source.split, source.root, contents)
         return replace(data, notes={**notes, **data.notes})
     if source.table is None:
-        raise UsageError(f"the source with root {source.root} has kind table; set `table` to a CSV or Parquet file")
+        raise UsageError(f"the source {source.root} has `kind: table`; set its `table` to a CSV or Parquet file")
     frame, tree = read_table(source.table), ImageTree(source.root)
     for image in frame["image"]:
         tree.has(image)  # raises for a link that leaves the root; `data check` reports missing images
@@ -111,7 +111,8 @@ def detect_source(path: Path, split: SplitOptions | None = None, root: Path | No
     if path.is_file() and is_table(path):
         return SourceOptions("table", root or path.parent, path, split=split)
     if not path.is_dir():
-        raise UsageError(f"{path} is neither a folder nor a table (.csv, .tsv, .parquet, .json)")
+        problem = "is neither a folder nor a table" if path.exists() else "does not exist"
+        raise UsageError(f"{path} {problem}; give a folder of images or a table (.csv, .tsv, .parquet, .json)")
     if root is not None:
         raise UsageError(f"--images is for tables, and {path} is not a table; leave --images out")
     return SourceOptions("standard" if has_pair_lists(path) else "folder", path, split=split)
@@ -134,7 +135,7 @@ def load_czsl(root: Path) -> LabelledImages:
         if ABSENT in (state, thing, split):
             absent += 1
         elif split not in SPLITS:
-            raise DuplexError(f"{place}: the set {split!r} is not one of {', '.join(SPLITS)}, {ABSENT}")
+            raise DuplexError(f"{place}: the field 'set' is {split!r}; expected {', '.join(SPLITS)} or {ABSENT}")
         elif (state, thing) not in all_listed:
             unlisted += 1
         elif (state, thing) not in listed[split]:
@@ -143,7 +144,7 @@ def load_czsl(root: Path) -> LabelledImages:
             paths = list(_candidates(record, place))
             rows.append((next(filter(tree.has, paths), paths[0]), state, thing, split))
     if not rows:
-        raise DuplexError(f"{root / METADATA}: no row's pair is in the pair lists; take both from the same data set")
+        raise DuplexError(f"{root / METADATA}: no row's pair is in the pair lists; use lists of the same data set")
     notes = {
         "rows left out because their state, object or split is NA": absent,
         "rows left out because their pair is in no list": unlisted,
@@ -168,11 +169,11 @@ def read_metadata(path: Path) -> list[dict[str, Any]]:
     except Exception as error:  # bytes that torch did not save raise almost anything
         reason = str(error).strip().split("\n", maxsplit=1)[0][:120] or type(error).__name__
         raise DuplexError(
-            f"{path} does not hold plain data that `torch.load(weights_only=True)` reads ({reason}); "
-            "a file that needs more could run code and is never opened: get the published one again"
+            f"{path} cannot be read by `torch.load(weights_only=True)` ({reason}); other ways of reading it could run "
+            "code, so get the published file again"
         ) from error
     if not (isinstance(records, list) and all(isinstance(record, dict) for record in records)):
-        raise DuplexError(f"{path} holds no list of records with image, attr, obj and set; get the published file")
+        raise DuplexError(f"{path} is not a list of records with 'image', 'attr', 'obj', 'set'; get the published file")
     return records
 
 
@@ -250,13 +251,13 @@ def read_folder(root: Path) -> tuple[pd.DataFrame, dict[str, int]]:
     for path in tree.images():
         parts = checked_image_path(path, root).split("/")
         if len(parts) not in (2, 3):
-            raise DuplexError(f"{root / path} does not follow {FORMS}; move it or list the images in a table")
+            raise DuplexError(f"{root / path} does not have the form {FORMS}; move it, or list all images in a table")
         state, thing = parts[:2] if len(parts) == 3 else _pair(parts[0], root)
         rows.append((len(parts), path, state, thing))
     counts = {kind: len(names) for kind, names in tree.skipped.items()}
     skipped = describe_skipped(counts)
     if not rows:
-        raise DuplexError(f"{root} holds no images in {FORMS}{'; skipped: ' if skipped else ''}{skipped}")
+        raise DuplexError(f"{root} holds no images of the form {FORMS}{'; skipped: ' if skipped else ''}{skipped}")
     frame = pd.DataFrame(rows, columns=["depth", "image", "state", "object"])
     if frame["depth"].nunique() > 1:
         deep = frame.loc[frame["depth"] == 3, "image"].iloc[0]
@@ -267,8 +268,8 @@ def read_folder(root: Path) -> tuple[pd.DataFrame, dict[str, int]]:
         names = sorted(frame[kind].unique())
         if len(names) > 1 and all(map(SPLIT_FOLDER.fullmatch, names)):
             raise DuplexError(
-                f"{root}: its folders {', '.join(names)} name splits, not {kind}s; list the images in a table with "
-                "the columns image, state, object and split"
+                f"{root}: its folders {', '.join(names)} are named after splits, not {kind}s; list the images in a "
+                "table with the columns image, state, object and split"
             )
     notes = {f"files skipped ({skipped})": sum(counts.values())} if skipped else {}
     return frame[["image", "state", "object"]].astype(str), notes
@@ -277,9 +278,7 @@ def read_folder(root: Path) -> tuple[pd.DataFrame, dict[str, int]]:
 def _pair(folder: str, root: Path) -> list[str]:
     words = folder.split() if " " in folder else folder.split("_")
     if len(words) != 2 or not all(words):
-        raise DuplexError(
-            f"{root / folder}: the name is not two words, a state and an object; use `state/object/` folders"
-        )
+        raise DuplexError(f"{root / folder}: the name is not two words (state and object); use `state/object/` folders")
     return words
 
 

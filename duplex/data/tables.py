@@ -64,16 +64,19 @@ def read_manifest(path: Path) -> pd.DataFrame:
     try:
         rows = [row for row in csv.reader(io.StringIO(read_text(path), newline=""), strict=True) if row]
     except csv.Error as error:
-        raise DuplexError(f"{path} is not a manifest ({error}); {command} again") from error
+        raise DuplexError(f"{path} cannot be read as a manifest ({error}); {command} again") from error
     if rows[:1] != [COLUMNS]:
-        raise DuplexError(f"{path} has the columns {rows[:1]}; a manifest has {COLUMNS}; {command} again")
+        raise DuplexError(f"{path} does not begin with the header {','.join(COLUMNS)!r}; {command} again")
     for number, row in enumerate(rows):
         if len(row) != len(COLUMNS):
-            raise DuplexError(f"{path}, row {number} has {len(row)} cells, expected {len(COLUMNS)}; {command} again")
+            raise DuplexError(f"{path}, row {number} has {len(row)} cells instead of {len(COLUMNS)}; {command} again")
     frame = pd.DataFrame(rows[1:], columns=COLUMNS, dtype=str)
     checked = checked_cells(frame, path, lambda row: f"{path}, row {row + 1}")
-    if not checked.equals(frame):
-        raise DuplexError(f"{path}: an image path has `.` or empty parts, or there are no splits; {command} again")
+    if "split" not in checked:
+        raise DuplexError(f"{path}: no row has a split; {command} again")
+    if (differs := checked["image"] != frame["image"]).any():
+        bad = int(differs.argmax())
+        raise DuplexError(f"{path}, row {bad + 1}: the image path must be {checked['image'][bad]!r}; {command} again")
     return checked
 
 
@@ -99,7 +102,7 @@ def checked_cells(
             if not isinstance(cell, str):
                 raise DuplexError(f"{place(row)}: {name} is {cell!r:.80}; it must be text")
             if name == "image" and not cell:
-                raise DuplexError(f"{place(row)}: {name} is empty")
+                raise DuplexError(f"{place(row)}: the column {name!r} has an empty cell; fill it in or remove the row")
             if name == "split" and cell not in (*SPLITS, ""):
                 raise DuplexError(f"{place(row)}: the split {cell!r} is not one of {', '.join(SPLITS)}")
             cells.append(checked_image_path(cell, place(row)) if name == "image" and paths else cell)
@@ -107,7 +110,7 @@ def checked_cells(
     for row, (state, thing, split) in enumerate(zip(checked["state"], checked["object"], splits, strict=True)):
         if not (state and thing) and (split != "train" or state == thing):
             empty = "object" if state else "state"
-            raise DuplexError(f"{place(row)}: {empty} is empty; only training images may lack one of state and object")
+            raise DuplexError(f"{place(row)}: {empty} is empty; fill it in (only a training image may lack one label)")
     for kind in ("state", "object"):
         check_labels(filter(None, checked[kind]), kind, table)
     without = checked.get("split", []).count("")
@@ -127,20 +130,22 @@ def check_labels(labels: Iterable[str], kind: str, place: object) -> None:
                 f"expected at most {LABEL_LIMIT}"
             )
         if UNFIT.search(label):
-            raise DuplexError(f"{place}: the {kind} {label!r} has a control or invalid Unicode character; remove it")
+            raise DuplexError(f"{place}: the {kind} {label!r} contains an unprintable character; remove that character")
         if not prompt_name(label):
             raise DuplexError(f"{place}: the {kind} {label!r} contains no word for a prompt; rename it")
 
 
 def checked_image_path(image: str, place: object) -> str:
     """`image` without `.` and empty parts; raises DuplexError, naming `place`, if invalid or outside the data root."""
-    if UNFIT.search(image) or len(image) > PATH_LIMIT:
-        raise DuplexError(f"{place}: the image path {image[:80]!r} is too long or not printable; rename the file")
+    if UNFIT.search(image):
+        raise DuplexError(f"{place}: the image path {image[:80]!r} has an unprintable character; rename the file")
+    if len(image) > PATH_LIMIT:
+        raise DuplexError(f"{place}: the image path {image[:80]!r}... is too long; use at most {PATH_LIMIT} characters")
     if image.startswith(("/", "\\")) or re.match(r"[A-Za-z]:[\\/]", image):
         raise DuplexError(f"{place}: the image path {image!r} is absolute; write it relative to {ROOT}")
     parts = [part for part in image.split("/") if part not in ("", ".")]
     if not parts:
-        raise DuplexError(f"{place}: an image path is empty")
+        raise DuplexError(f"{place}: the image path {image!r} names no file; give an image's path")
     if ".." in parts or "..\\" in image:
         raise DuplexError(
             f"{place}: the image path {image!r} leaves the images' folder; write it without `..`, relative to {ROOT}"
@@ -191,7 +196,7 @@ def known_columns(
         if header.count(name) != 1:
             count = "no column" if name not in header else "two columns"
             raise DuplexError(
-                f"{place} has {count} {name!r}; it needs {', '.join(needed)} and may have split; its columns are "
+                f"{place} has {count} {name!r}; expected {', '.join(needed)} and, optionally, split; its columns are "
                 f"{', '.join(header)!r:.100}"
             )
     _refuse_misspelt(header, place, (*needed, "split", *optional))
@@ -206,7 +211,9 @@ def _refuse_misspelt(header: Sequence[str], place: object, known: Sequence[str])
         if "split" in lacking and word.rstrip("s") in SPLIT_NAMES:
             similar = ["split"]
         if similar:
-            raise DuplexError(f"{place} has a column {name!r}; call it {similar[0]!r} if this is meant, else remove it")
+            raise DuplexError(
+                f"{place}: unknown column {name!r}; call it {similar[0]!r} if you meant that, otherwise remove it"
+            )
 
 
 def _read_csv(path: Path, optional: Sequence[str], needed: Sequence[str]) -> tuple[pd.DataFrame, Place]:
@@ -226,12 +233,12 @@ def _read_csv(path: Path, optional: Sequence[str], needed: Sequence[str]) -> tup
     except csv.Error as error:
         raise DuplexError(f"{path}, line {number} is not valid CSV ({error}); correct its quotes") from error
     if not rows:
-        raise DuplexError(f"{path} is empty; it needs a header with {', '.join(needed)} and may have split")
+        raise DuplexError(f"{path} is empty; it needs a header line with {', '.join(needed)} and, optionally, split")
     header = rows[0]
     columns = known_columns(header, path, needed, optional)
     for number, cells in zip(numbers, rows, strict=True):
         if len(cells) != len(header):
-            raise DuplexError(f"{path}, line {number} has {len(cells)} cells; the header has {len(header)}")
+            raise DuplexError(f"{path}, line {number} has {len(cells)} cells, but the header has {len(header)}")
     frame = pd.DataFrame(rows[1:], columns=header, dtype=str)
     return frame[columns], lambda row: f"{path}, line {numbers[row + 1]}"
 
@@ -240,7 +247,7 @@ def _read_parquet(path: Path, optional: Sequence[str], needed: Sequence[str]) ->
     try:
         from pyarrow import ArrowException, BufferReader, parquet
     except ImportError as error:
-        raise UsageError(f"to read {path}, run {install_command('parquet')}, or save it as .csv") from error
+        raise UsageError(f"{path} needs pyarrow; run {install_command('parquet')}, or save it as .csv") from error
 
     source = BufferReader(read_bytes(path))  # of a Python file, Arrow's threads abort the program at its exit
     try:
@@ -253,12 +260,12 @@ def _read_parquet(path: Path, optional: Sequence[str], needed: Sequence[str]) ->
         for name in columns:
             given = table.column(name).to_pylist()
             if names := features.get(name, {}).get("names"):
-                given = [names[cell] for cell in given]
+                given = [None if cell is None or cell < 0 else names[cell] for cell in given]  # -1: not labelled
             given = _as_files(given, path) if name == "image" else given
             cells[name] = [cell.strip() if isinstance(cell, str) else cell for cell in given]
     except (ArrowException, OSError, ValueError, TypeError, LookupError, ArithmeticError) as error:
         reason = str(error).strip().split("\n", maxsplit=1)[0][:120]
-        raise DuplexError(f"{path} is not a Parquet table ({reason})") from error
+        raise DuplexError(f"{path} is not a Parquet table ({reason}); save it again as .parquet or .csv") from error
     return pd.DataFrame(cells, dtype=object), lambda row: f"{path}, row {row + 1}"
 
 
@@ -307,7 +314,7 @@ def labels_of(manifest: pd.DataFrame) -> LabelSpace:
     labels = LabelSpace.from_pairs(pairs)
     for kind, names in (("state", labels.states), ("object", labels.objects)):
         if lacking := sorted(set(manifest[kind]) - {"", *names}):
-            raise DuplexError(f"no image of the {kind} {lacking[0]!r} has both labels; complete one or remove all")
+            raise DuplexError(f"no image of the {kind} {lacking[0]!r} has both labels; complete one or remove them all")
     return labels
 
 
@@ -395,16 +402,17 @@ def resplit(data: LabelledImages, number: int, options: SplitOptions = SplitOpti
 def split_options_like(rows: pd.DataFrame, seed: int) -> SplitOptions:
     """Options of a random split whose validation and test sets are as large as in the column `split` of `rows`."""
     if len(complete_rows(rows)) < len(rows):
-        raise UsageError("a re-split needs the state and the object of every image, and some training images lack one")
+        raise UsageError("some training images lack a state or an object, but a re-split needs both; add them")
     pairs = pd.Series(list(zip(rows["state"], rows["object"], strict=True)), rows.index)
     seen = pairs.isin(pairs[rows["split"] == "train"])
     unseen_pairs, seen_images = [], []
     for split in ("val", "test"):
         here = rows["split"] == split
+        for kind, mask in (("seen", seen), ("unseen", ~seen)):
+            if not (here & mask).any():
+                raise UsageError(f"a re-split needs {split} images of {kind} pairs, but there are none; add some")
         unseen_pairs.append(pairs[here & ~seen].nunique() / pairs.nunique())
         seen_images.append(float((here & seen).sum() / seen.sum()))
-    if not all((*unseen_pairs, *seen_images)):
-        raise UsageError("a re-split needs seen and unseen pairs in validation and in test; this data set lacks some")
     return SplitOptions(seed, unseen_pairs[0], unseen_pairs[1], seen_images[0], seen_images[1])
 
 

@@ -46,7 +46,7 @@ def test_a_later_call_continues_the_partial_file(server: Server, tmp_path: Path)
     server.cut = 0
     partial = tmp_path / "file.zip.partial"
     partial.write_bytes(BODY[:400_000])
-    with pytest.raises(DuplexError, match=r"400,000 bytes are kept .* the same command continues"):
+    with pytest.raises(DuplexError, match=r"run the command again to continue after the 400,000 bytes"):
         fetch(server.url(), tmp_path / "file.zip")
     assert partial.read_bytes() == BODY[:400_000] and server.asked == ["bytes=400000-"] * 2
     server.cut, server.asked = None, []
@@ -73,7 +73,7 @@ def test_an_archive_of_two_versions_is_refused(server: Server, tmp_path: Path, p
     partial = tmp_path / ARCHIVES / "a.zip.partial"
     partial.parent.mkdir()
     partial.write_bytes(old[: int(share * len(old))])
-    with pytest.raises(DuplexError, match=r"damaged|more than"):
+    with pytest.raises(DuplexError, match=r"damaged|limit of"):
         download_archive(archive(server, "/a.zip"), tmp_path, lambda _: None)
     assert not (tmp_path / "images").exists()
 
@@ -130,14 +130,14 @@ def test_only_wanted_parts_are_unpacked(tmp_path: Path, pack: object) -> None:
         (zipped({"top/images/../../../x": b""}), "outside of the target folder"),
         (zipped({**GOOD, "top\\..\\..\\x": b""}), "outside of the target folder"),
         (zipped(GOOD, link="top/images/link"), "link"),
-        (zipped({"top/images/bomb": b"0" * 5_000_000}), "more than 1,000 bytes"),
+        (zipped({"top/images/bomb": b"0" * 5_000_000}), "limit of 1,000 unpacked bytes"),
         (zipped({"other/x": b""}), "lacks 'top/images'"),
         (zipped(GOOD)[:-30], "damaged"),
-        (zipped({"top/images/x": BODY}).replace(BODY[1000:1010], b"0123456789"), "damaged|more than"),
+        (zipped({"top/images/x": BODY}).replace(BODY[1000:1010], b"0123456789"), "damaged|limit of"),
         (tarred({"../x": b""}), "outside of the target folder"),
         (tarred(GOOD, link="top/images/link"), "link"),
         (tarred(GOOD, link="top/images/dev", kind=tarfile.CHRTYPE), "device"),
-        (tarred({"top/images/bomb": b"0" * 5_000_000}), "more than 1,000 bytes"),
+        (tarred({"top/images/bomb": b"0" * 5_000_000}), "limit of 1,000 unpacked bytes"),
         (tarred(GOOD)[:60], "damaged"),
         (b"", "damaged"),
     ],

@@ -139,6 +139,28 @@ def test_images_in_a_parquet_table_become_files_beside_it(tmp_path):
     assert (tmp_path / frame["image"][0]).read_bytes() == rows[0]["image"]["bytes"]
 
 
+def test_numbered_labels_of_parquet_may_be_missing(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    kinds = {name: {"names": ["dry", "wet"], "_type": "ClassLabel"} for name in ("state", "object")}
+    columns = {
+        "image": ["a.png", "b.png", "c.png"],
+        "state": [0, 1, 1],
+        "object": [1, -1, None],
+        "split": ["train"] * 3,
+    }
+    table = pyarrow.table(columns).replace_schema_metadata({"huggingface": json.dumps({"info": {"features": kinds}})})
+    parquet.write_table(table, tmp_path / "t.parquet")
+    cells = read_table(tmp_path / "t.parquet").to_numpy().tolist()
+    assert [row[1:3] for row in cells] == [["dry", "wet"], ["wet", ""], ["wet", ""]]
+    columns["split"] = ["train", "test", "train"]
+    table = pyarrow.table(columns).replace_schema_metadata(table.schema.metadata)
+    parquet.write_table(table, tmp_path / "t.parquet")
+    with pytest.raises(DuplexError, match="row 2: object is empty"):
+        read_table(tmp_path / "t.parquet")
+
+
 def choice(name: str, value: str, **more: object) -> dict:
     return {"from_name": name, "to_name": "image", "type": "choices", "value": {"choices": [value]}, **more}
 
@@ -173,6 +195,14 @@ def test_label_studios_export_is_a_table(tmp_path):
     ]
 
 
+def test_rotated_rectangles_are_refused(tmp_path):
+    turned = region("one", (50, 10, 20, 10), "heart")
+    turned["value"]["rotation"] = 90
+    path = write_tasks(tmp_path / "export.json", ("c.jpg", [turned, choice("state", "blue", id="one")]))
+    with pytest.raises(DuplexError, match="task 0 has a rotated rectangle"):
+        read_table(path)
+
+
 def test_another_annotation_export_is_one_line(tmp_path):
     path = tmp_path / "coco.json"
     for text in (json.dumps({"images": [], "annotations": []}), "[1]", "no JSON", '[{"image": "a.jpg"}]'):
@@ -180,7 +210,7 @@ def test_another_annotation_export_is_one_line(tmp_path):
         with pytest.raises(DuplexError, match="is not Label Studio's JSON export"):
             read_table(path)
     write_tasks(path, ("a.jpg", [choice("colour", "red"), choice("object", "star")]))
-    with pytest.raises(DuplexError, match=r"task 0 lacks a state or an object.*\(found: colour, object\)"):
+    with pytest.raises(DuplexError, match=r"task 0 has no state; label both.*\(controls found: colour, object\)"):
         read_table(path)
     write_tasks(path, ("a.jpg", []))
     with pytest.raises(DuplexError, match="has no rows"):

@@ -104,7 +104,7 @@ def test_tables_load_from_any_encoding_and_separator(tmp_path: Path, data: bytes
         ("image,state,object,split\nx,y,z,Train\n", "the split 'Train'"),
         ("image,state,object,split\nx,y,z,train\nw,y,z,\n", "1 of 2 rows have no split"),
         ('image,state,object\n"x,y,z\n', "line 2"),
-        ('image,state,object\nx,"y\ny",z\n', "has a control or invalid"),
+        ('image,state,object\nx,"y\ny",z\n', "contains an unprintable"),
         ("image,state,object,split\nx,y,z,train\nx,y,w,train\n", "'x' has two different rows"),
         ("image,state,object,split\nx,y,z,train\nw,y,z,val\n", "has no test images"),
     ],
@@ -184,11 +184,11 @@ def test_parquet_cells_must_be_text(tmp_path: Path, column: list[object], says: 
     ("paths", "says"),
     [
         ([], "holds no images"),
-        (["x.jpg"], "does not follow"),
+        (["x.jpg"], "does not have the form"),
         (["red car/x.jpg", "red/car/y.jpg"], "mixes"),
-        (["train/car/x.jpg", "Val/car/y.jpg"], "name splits, not states"),
-        (["red_star/train/x.jpg", "red_star/test/y.jpg"], "test, train name splits, not objects"),
-        (["fold0/car/x.jpg", "fold1/car/y.jpg"], "name splits, not states"),
+        (["train/car/x.jpg", "Val/car/y.jpg"], "are named after splits, not states"),
+        (["red_star/train/x.jpg", "red_star/test/y.jpg"], "test, train are named after splits, not objects"),
+        (["fold0/car/x.jpg", "fold1/car/y.jpg"], "are named after splits, not states"),
         (["car/x.jpg"], "is not two words"),
         (["red/---/x.jpg", "__/car/x.jpg"], "no word for a prompt"),
     ],
@@ -251,9 +251,9 @@ def test_shapes_load_without_images_and_are_drawn_on_demand(tmp_path: Path) -> N
 
 def test_a_source_needs_its_folder_and_a_table_source_its_table(tmp_path: Path) -> None:
     for kind in ("standard", "table", "folder"):
-        with pytest.raises(UsageError, match="is not a folder"):
+        with pytest.raises(UsageError, match="there is no folder"):
             load_source(SourceOptions(kind, tmp_path / "none"))  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="set `table` to"):
+    with pytest.raises(UsageError, match="set its `table` to"):
         load_source(SourceOptions("table", tmp_path))
 
 

@@ -216,5 +216,5 @@ def test_an_older_list_of_suspects_undoes_no_correction(tmp_path: Path, monkeypa
     assert corrections(params, Path("plain.csv")).changed == 1, "a list of one's own needs no old labels"
     for wrong, right in (("Old_state", "old_state"), ("OLD_OBJECT", "old_object"), ("old state", "old_state")):
         corrected(listed, second).rename(columns={right: wrong}).to_csv("wrong.csv", index=False)
-        with pytest.raises(DuplexError, match=f"has a column '{wrong}'; call it '{right}'"):
+        with pytest.raises(DuplexError, match=f"unknown column '{wrong}'; call it '{right}'"):
             corrections(params, Path("wrong.csv"))

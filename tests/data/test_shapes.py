@@ -83,7 +83,7 @@ def test_images_are_drawn_as_those_of_the_published_tables(state):
 
 @pytest.mark.parametrize("name", ["red_dog/0001.png", "wet_star/0001.png", "0001.png", "redstar/0001.png"])
 def test_a_name_outside_the_benchmark_is_refused(name):
-    with pytest.raises(DuplexError, match="not an image of shapes"):
+    with pytest.raises(DuplexError, match="the data set shapes has no image"):
         draw(name)
 
 

@@ -92,7 +92,7 @@ def test_a_word_whose_partner_has_no_other_pair_stays_in_training() -> None:
         frame = frame_of(grid)
         split = split_at_random(frame, SplitOptions(seed, unseen_states=0.3)).split
         assert "s2" in set(frame["state"][split == "train"])
-    with pytest.raises(DuplexError, match=r"holding out 1 more of its 3 states .* lower unseen_states"):
+    with pytest.raises(DuplexError, match=r"unseen_states is 0\.9, but holding out so many of its 3 states .* lower"):
         split_at_random(frame_of(grid), SplitOptions(unseen_states=0.9))
 
 
@@ -210,7 +210,7 @@ def test_resplits_keep_shares_and_primitives(grid: dict[tuple[int, int], int], n
         split_options_like(data.manifest, 0)
         again = resplit(data, number)
     except (DuplexError, UsageError) as error:
-        assume("held out" not in str(error) and "this data set lacks some" not in str(error))
+        assume("held out" not in str(error) and "but there are none" not in str(error))
         raise
     assert again.manifest[["image", "state", "object"]].equals(data.manifest[["image", "state", "object"]])
     pairs, before = pairs_of(again.manifest), pairs_of(data.manifest)
@@ -259,7 +259,7 @@ def test_a_split_without_unseen_pairs_or_seen_images_is_refused() -> None:
     numbers = rows["image"].str.extract(r"/(\d)\.jpg")[0].astype(int)
     all_seen = rows.assign(split=numbers.map({0: "train", 1: "train", 2: "val", 3: "test"}))
     only_unseen = rows.assign(split=rows["state"].map({"s0": "train", "s1": "val", "s2": "test"}))
-    for manifest in (all_seen, only_unseen):
+    for manifest, lacking in ((all_seen, "unseen"), (only_unseen, "seen")):
         data = from_rows(manifest, SplitOptions(), "here")
-        with pytest.raises(UsageError, match="this data set lacks some"):
+        with pytest.raises(UsageError, match=f"needs val images of {lacking} pairs, but there are none"):
             resplit(data, 1)
