@@ -62,7 +62,7 @@ class LabelSpace:
         for split, pairs in self.pairs.items():
             listed = checked_numbers(pairs, self.size, f"the pairs of {require(split, SPLITS, 'split')}")
             if listed.ndim != 1 or not (listed[1:] > listed[:-1]).all():
-                raise UsageError(f"the compositions of {split} must be sorted, each listed once")
+                raise UsageError(f"the compositions of {split!r} must be ascending and distinct; use numpy.unique")
             checked[split] = listed
         object.__setattr__(self, "pairs", checked)
         object.__setattr__(self, "_state_index", {name: m for m, name in enumerate(self.states)})

@@ -150,7 +150,7 @@ def test_a_refused_piece_changes_nothing():
     ("parameters", "message"),
     [
         ({"candidates": [(0, 5)]}, "candidates: the object 5 is in no training image"),
-        ({"candidates": [0, 1]}, r"candidates: the shape is \(2,\); expected an array of pairs \[C, 2\]"),
+        ({"candidates": [0, 1]}, r"candidates: the shape is \(2,\); expected an array of shape \[C, 2\]"),
         ({"ridge": 0.0}, "ridge: .*greater than 0"),
     ],
 )

@@ -210,7 +210,7 @@ def test_feasibility_uses_the_word_vectors_of_a_file(folder, params, paths):
     wanted = Recognizer.load(model, device="cpu", word_vectors=words).candidates("open")
     assert wanted.feasible.sum() == json.loads(paths.run("own", "clip", 0).metrics.read_text())["open"]["feasible"]
     assert len(Recognizer.load(model, device="cpu").candidates("closed").pairs) > 0, "no word is compared there"
-    with pytest.raises(UsageError, match="trained with other word vectors"):
+    with pytest.raises(UsageError, match="trained with word vectors other than"):
         Recognizer.load(model, device="cpu").candidates("open")
 
 
@@ -231,7 +231,7 @@ def test_interrupted_training_does_not_continue_with_other_word_vectors(folder, 
 
 def test_a_method_without_a_world_to_evaluate_is_refused(params, paths):
     train_stage(params, "own", "duplex", 4, paths)
-    with pytest.raises(UsageError, match=r"evaluation.worlds is \['open'\] and duplex is for the closed world alone"):
+    with pytest.raises(UsageError, match=r"evaluation.worlds is \['open'\], but duplex is for the closed world alone"):
         stages.evaluate_stage(with_evaluation(params, worlds=("open",)), "own", "duplex", 4, paths)
     assert not paths.run("own", "duplex", 4).metrics.exists()
 

@@ -52,12 +52,12 @@ def _encoder_names() -> list[str]:
 DATASETS = _completed(lambda: load_params().datasets)
 method_option = partial(Option, autocompletion=_completed(lambda: load_params().methods))
 encoder_option = partial(Option, autocompletion=_completed(_encoder_names))
-Dataset = Annotated[str, Option("--dataset", "-d", help="A data set of params.yaml.", autocompletion=DATASETS)]
-DatasetName = Annotated[str, Argument(help="A data set of params.yaml.", autocompletion=DATASETS)]
+Dataset = Annotated[str, Option("--dataset", "-d", help="Name of a data set in params.yaml.", autocompletion=DATASETS)]
+DatasetName = Annotated[str, Argument(help="Name of a data set in params.yaml.", autocompletion=DATASETS)]
 AsJson = Annotated[bool, Option("--json", help="Print JSON.")]
 Force = Annotated[bool, Option("--force", help="Replace an existing output.")]
-ImageFolder = Annotated[Path | None, Option("--images", help="Folder that a table's image paths start from.")]
-Weights = Annotated[str | None, Option(help="Weights of the encoder: a published tag, a file, or random:SEED.")]
+ImageFolder = Annotated[Path | None, Option("--images", help="Folder that a table's image paths are relative to.")]
+Weights = Annotated[str | None, Option(help="Weights: a published tag or a file; for trials in projects, random:SEED.")]
 Engine = Annotated[
     str,
     Option(
@@ -145,5 +145,5 @@ def _run() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # names of files may hold bytes that are not text
     if "" in sys.argv[1:]:  # an empty path would mean the current folder
-        raise UsageError("an argument is empty (an unset shell variable?); give the argument a value or leave it out")
+        raise UsageError(f"argument {sys.argv.index('', 1)} is empty (an unset variable?); give it a value or omit it")
     app()

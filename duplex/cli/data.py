@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from duplex.data.tables import LabelledImages
     from duplex.options import SourceOptions
 
-Name = Annotated[str, Argument(help="A data set of params.yaml, or any name if --root is given.")]
+Name = Annotated[str, Argument(help="Name of a data set in params.yaml; with --root, any name.")]
 Root = Annotated[Path | None, Option(help="Folder or table of a data set that is not in params.yaml.")]
 NoRun = Annotated[bool, Option("--no-run", help="Leave run.datasets in params.yaml unchanged.")]
 
@@ -64,8 +64,8 @@ def list_(as_json: AsJson = False) -> None:
         on_disk = is_on_disk(source) or source.kind == "shapes"
         rows.append({"name": name, "kind": source.kind, "root": str(source.root), "on_disk": on_disk})
         if not as_json:
-            command = f"; duplex data download {name}" if name in BENCHMARKS else ""
-            print(f"{name:<16}{source.kind:<10}{source.root}  ({'on disk' if on_disk else f'absent{command}'})")
+            command = f"; run `duplex data download {name}`" if name in BENCHMARKS else ""
+            print(f"{name:<16}{source.kind:<10}{source.root}  ({'on disk' if on_disk else f'not on disk{command}'})")
     if as_json:
         print_json(rows)
 
@@ -150,7 +150,7 @@ def _load(source: SourceOptions, features: Path | None) -> tuple[LabelSpace, Lab
 
 
 def _share(text: str, default: float) -> Any:
-    return Option(help=f"Share of {text} [{default}].")
+    return Option(help=f"Share of {text}; default: {default}.")
 
 
 @group.command()
@@ -158,17 +158,17 @@ def add(
     name: Annotated[str, Argument(help="Name of the data set.")],
     path: Annotated[Path, Argument(help="Folder of images or of a benchmark, a table, or hf-datasets:OWNER/NAME.")],
     images: ImageFolder = None,
-    split_seed: Annotated[int | None, seed_option(f"Seed of the split [{SplitOptions.seed}].", "--split-seed")] = None,
+    split_seed: Annotated[int | None, seed_option(f"Split seed; default: {SplitOptions.seed}.", "--split-seed")] = None,
     val_unseen: Annotated[float | None, _share("pairs held out for validation", SplitOptions.val_unseen)] = None,
     test_unseen: Annotated[float | None, _share("pairs held out for test", SplitOptions.test_unseen)] = None,
     val_images: Annotated[float | None, _share("seen pairs' images for validation", SplitOptions.val_images)] = None,
     test_images: Annotated[float | None, _share("seen pairs' images for test", SplitOptions.test_images)] = None,
     encoder: Annotated[
-        str | None, encoder_option(help=f"Encoder [{ENCODER}]; 'none' if the encoder of --features is unknown.")
+        str | None, encoder_option(help=f"Encoder; default: {ENCODER} or, with --features, 'none' (unknown).")
     ] = None,
     weights: Weights = None,
     features: Annotated[
-        Path | None, Option(help="File of features: .npy with the table's rows in its order, or .npz with image names.")
+        Path | None, Option(help="Precomputed features: .npy with rows in the table's order, or .npz with image names.")
     ] = None,
     no_run: NoRun = False,
 ) -> None:
@@ -190,7 +190,7 @@ def add(
     encoder_entry = _encoder_entry(encoder, weights, known, features)
     source, dataset = _load_own(path, images, split, features)
     if options and not dataset.made_split:
-        raise UsageError(f"{path} has a split; leave out --split-seed, --val-* and --test-*, which are for making one")
+        raise UsageError(f"{path} has a split, so none is made; leave out --split-seed, --val-* and --test-*")
     _print_findings(name, dataset, [*_issues(dataset, source, encoder_entry, features, params.extraction.max_bad)])
     entry: dict[str, Any] = {"source": {"kind": source.kind, "root": str(source.root)}}
     if source.table:
@@ -236,7 +236,7 @@ def _print_findings(name: str, dataset: LabelledImages, issues: list[DataIssue])
         images = ", ".join(f"{counts.splits[split].images:,} {split}" for split in SPLITS)
         print(f"made a split: {images} images; to set your own, give a table with a column `split`")
     if fatal := next((issue for issue in issues if issue.fatal), None):
-        raise DuplexError(f"{name} was not added: {fatal}")
+        raise DuplexError(f"{name} was not added: {fatal}; correct this, then add it again")
 
 
 @group.command()

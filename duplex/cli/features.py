@@ -39,7 +39,7 @@ def extract(
     from duplex.project import stages as stage
 
     if engine == "ray" and shard is not None:
-        raise UsageError("--shard makes one shard locally; with --engine ray, use --shards N to make all")
+        raise UsageError("--shard cannot be used with --engine ray; to make all N shards at once, use --shards N")
     if engine != "ray" and shards != 1:
         raise UsageError("--shards needs --engine ray; locally, use --shard k/N to make one shard at a time")
     params = load_params()
@@ -81,7 +81,7 @@ def verify(
 
 
 @cache.command()
-def join(out: Annotated[Path, Argument(help="Cache file to write, in the folder of its shards.")]) -> None:
+def join(out: Annotated[Path, Argument(help="Cache file to write; it must be in the folder of its shards.")]) -> None:
     """Copy all shards (parts encoded separately) of a feature cache to one file."""
     from duplex.features.extract import join_shards
     from duplex.project.stages import write_extraction_summary

@@ -71,7 +71,7 @@ def retrieve(
     pair: Annotated[str, Argument(help="A state and an object, such as 'striped heart'.")],
     dataset: Dataset,
     method: Annotated[
-        str | None, method_option("--method", "-m", help="Method; default: the last in run.methods with prototypes.")
+        str | None, method_option("--method", "-m", help="Method; default: the one that the report's examples show.")
     ] = None,
     seed: Annotated[int | None, seed_option("Seed of the run; default: the first of run.seeds.")] = None,
     top: Annotated[int, Option(min=1, help="Number of nearest images to show per prototype.")] = 4,
@@ -189,7 +189,7 @@ FORMATS = ("table", "jsonl", "csv", "label-studio")
 COLUMNS = ("image", "rank", "state", "object", "score", "probability", "seen", "in_distribution", "error")
 SOME_UNREADABLE = 3  # exit code
 MODEL = "Folder of a run or an export, or hf-hub:OWNER/NAME; default: the run with the best AUC."
-World = Annotated[str | None, Option(help="Candidates: closed or open world; default: closed, if the model has it.")]
+World = Annotated[str | None, Option(help="Candidates: closed or open world; default: closed if available, else open.")]
 Add = Annotated[list[str] | None, Option(help="An additional candidate, such as 'rusty kettle'; repeatable.")]
 Compositions = Annotated[Path | None, Option(help="CSV file of additional candidates, with the columns state,object.")]
 NewShare = Annotated[float | None, Option(help="Expected share of images with unseen pairs; default: as in the model.")]
@@ -222,8 +222,10 @@ def predict(
 
     form = _checked_format(form, out)
     if out is not None:
-        if out.is_dir() or not out.parent.is_dir():
-            raise UsageError(f"{out} cannot be written; expected a file in a folder that exists")
+        if out.is_dir():
+            raise UsageError(f"--out {out} is a folder; give the path of a file")
+        if not out.parent.is_dir():
+            raise UsageError(f"there is no folder {out.parent} for --out {out}; create it, or choose another --out")
         refuse_existing(out, force=force)
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="surrogateescape")  # a path may hold bytes that are not text
@@ -277,7 +279,7 @@ def _chosen_stream(run: Path) -> dict[str, Any]:
     metrics = run / "metrics.json"
     record = json.loads(metrics.read_text(encoding="utf-8")) if metrics.is_file() else {}
     if "stream" not in record:
-        raise UsageError(f"--adapt needs options from `duplex evaluate --stream`; first run that command for {run}")
+        raise UsageError(f"{run} has no options for --adapt yet; evaluate it with `duplex evaluate --stream` first")
     return dict(record["stream"])
 
 
@@ -306,7 +308,7 @@ def _checked_format(form: str | None, out: Path | None) -> str:
     by_suffix = {".csv": "csv", ".jsonl": "jsonl"}.get("" if out is None else out.suffix.lower())
     form = require(form, FORMATS, "format") if form is not None else by_suffix or "table"
     if by_suffix not in (None, form):
-        raise UsageError(f"--format is {form} and --out {out} ends in .{by_suffix}; change one, or leave --format out")
+        raise UsageError(f"--format is {form}, but --out {out} ends in .{by_suffix}; change one, or leave --format out")
     return form
 
 
@@ -391,10 +393,10 @@ def export(
     world: World = None,
     onnx: Annotated[bool, Option("--onnx", help="Add trained.onnx, which scores image features.")] = False,
     onnx_encoder: Annotated[bool, Option("--onnx-encoder", help="Add encoder.onnx and see.py, which runs it.")] = False,
-    page: Annotated[Path | None, Option(help="Add page/, a static site; give onnxruntime-web's folder dist.")] = None,
+    page: Annotated[Path | None, Option(help="Folder dist of onnxruntime-web; adds page/, a static site.")] = None,
     push: Annotated[str | None, Option(help="Upload to the Hugging Face hub as OWNER/NAME.")] = None,
-    licence: Annotated[str, Option("--licence", help="Licence of the model: mit, cc-by-4.0, …")] = "other",
-    name: Annotated[str | None, Option(help="Title of the model card; default: OWNER/NAME or the run.")] = None,
+    licence: Annotated[str, Option("--licence", help="Licence of the model, such as mit or cc-by-4.0.")] = "other",
+    name: Annotated[str | None, Option(help="Title of the card; default: OWNER/NAME of --push, else from RUN.")] = None,
     force: Force = False,
 ) -> None:
     """Export a trained run to a folder: prototypes, labels, card, and recognize.py (needs numpy and safetensors)."""
@@ -403,14 +405,14 @@ def export(
     from duplex.recognition.export import FIT
 
     if out is None and push is None:
-        raise UsageError("no destination; give a folder (`duplex export RUN OUT`) or --push OWNER/NAME")
+        raise UsageError("the export has no destination; give a folder (`duplex export RUN OUT`) or --push OWNER/NAME")
     if out is not None and (out / FIT).is_file():
         raise UsageError(
             f"{out} holds a model; an export would replace it and lose its metrics and what `duplex update` needs; "
             "choose another folder"
         )
     if not LICENCE.fullmatch(licence):  # it becomes a line of the card's YAML
-        raise UsageError(f"--licence is {licence!r}; expected a licence that the hub knows, such as cc-by-4.0")
+        raise UsageError(f"--licence is {licence!r}; expected an identifier that the hub knows, such as cc-by-4.0")
     recognizer = load_model(run, world, "cpu", [], None)
     chosen = recognizer.worlds[0] if world is None else world
     facts = model_card_facts(Path(run), name=name, licence=licence, repository=push)
@@ -449,7 +451,7 @@ def serve(
     add: Add = None,
     compositions: Compositions = None,
     new_share: NewShare = None,
-    adapt: Annotated[bool, Option("--adapt", help="Adapt the model to images; answers depend on image order.")] = False,
+    adapt: Annotated[bool, Option("--adapt", help="Adapt to incoming images; answers depend on their order.")] = False,
     device: Device = "auto",
     max_megabytes: Annotated[int, Option(min=1, help="Largest request, in megabytes.")] = Limits.bytes // 2**20,
     max_images: Annotated[int, Option(min=1, help="Largest number of images in a request.")] = Limits.images,
@@ -465,7 +467,7 @@ def serve(
         raise UsageError(f"the server needs the package {error.name}; run {install_command('serve')}") from error
     hint = "give a model after `duplex serve`"
     if adapt and workers not in (None, 1):
-        raise UsageError(f"--workers is {workers}; with --adapt, one worker receives all images; leave --workers out")
+        raise UsageError(f"--workers is {workers}, but --adapt allows only one worker; leave --workers out")
     recognizer = load_model(model, world, device, add or [], compositions, new_share, adapt, hint=hint)
     limits = Limits(bytes=max_megabytes * 2**20, images=max_images, seconds=seconds)
     neighbours = _training_images(recognizer)

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from duplex.evaluation.score_files import ScoreFile
     from duplex.project.sweep import SweepResult, TuningRow
 
-Method = Annotated[str, method_option("--method", "-m", help="A method of params.yaml.")]
+Method = Annotated[str, method_option("--method", "-m", help="Name of a method in params.yaml.")]
 Methods = Annotated[str | None, method_option(help="Methods, comma-separated; default: run.methods of params.yaml.")]
 Seed = Annotated[int, seed_option("Seed of the run, for initial values, batches and dropout.")]
 Jobs = Annotated[
@@ -206,7 +206,9 @@ def sweep(
 
 @app.command()
 def reproduce(
-    dataset: Annotated[str, Argument(help="A data set of ablations/params.yaml.")] = "shapes",
+    dataset: Annotated[
+        str, Argument(help="Data set in ablations/params.yaml or, with --methods, in params.yaml.")
+    ] = "shapes",
     methods: Annotated[str | None, Option(help="Methods to run with published settings, comma-separated.")] = None,
     seeds: Annotated[str | None, Option(help="Seeds, or a range; default: run.seeds, or 0-4 with --methods.")] = None,
     jobs: Jobs = None,
@@ -232,7 +234,8 @@ def reproduce(
         params, folder = load_params(), PROJECT
     else:
         raise UsageError(
-            f"{PROJECT / 'params.yaml'}, which lists the paper's table rows, is absent; run this in the project folder"
+            f"{PROJECT / 'params.yaml'}, which lists the paper's table rows, does not exist here; "
+            "run the command in the project's folder"
         )
     plan = plan_reproduction(params, dataset, parse_seeds(seeds), jobs, paths)
     for line in plan.lines():
@@ -277,7 +280,7 @@ def parse_seeds(text: str | None) -> list[int] | None:
         first, last = (int(end or ends[1]) for end in ends.groups()) if ends else (1, 0)
         if last > LARGEST_SEED or not 0 <= last - first < MAX_SEEDS:
             raise UsageError(
-                f"--seeds has {part!r}; expected whole numbers, or a range of at most {MAX_SEEDS:,} such as 0-4"
+                f"--seeds has {part!r}; expected whole numbers, or rising ranges of at most {MAX_SEEDS:,}, such as 0-4"
             )
         seeds += range(first, last + 1)
     return seeds or None
@@ -288,7 +291,7 @@ def tune(
     grid: Annotated[list[str], Option(help="Setting and values, such as learning_rate=3e-4,1e-3; repeatable.")],
     methods: Methods = None,
     dataset: Annotated[str | None, dataset_option("Data set; default: the first of run.datasets.")] = None,
-    seeds: Annotated[str, Option(help="Seeds, or a range such as 100-104, outside run.seeds.")] = "100,101",
+    seeds: Annotated[str, Option(help="Seeds, or a range such as 100-104; avoid those of run.seeds.")] = "100,101",
     jobs: Jobs = None,
     engine: Engine = "local",
     write: Annotated[bool, Option("--write", help="Write each method's best settings to datasets/NAME.yaml.")] = False,
@@ -436,8 +439,9 @@ def _margins_of_runs(
             run = f"--dataset {dataset} --method {entry} --seed {run_seed}"
             table = _read_predictions(path, run, world, name.endswith(STREAM))
             first = first or (path, table)
-            if not first[1][SHARED_COLUMNS].equals(table[SHARED_COLUMNS]):
-                raise UsageError(f"{first[0]} and {path} have different images; run `duplex evaluate` again for both")
+            if differing := next((name for name in SHARED_COLUMNS if not first[1][name].equals(table[name])), None):
+                message = f"{first[0]} and {path} differ in the column {differing!r}"
+                raise UsageError(f"{message}; run `duplex evaluate` again for both")
             is_seen = table["seen"].to_numpy(dtype=bool)
             margin = table["margin"].to_numpy(dtype=float)
             margins_by_seed.append(Margins(margin[is_seen], margin[~is_seen], is_seen))
@@ -450,9 +454,9 @@ def _margins_of_runs(
 
 
 def _common_seeds(params: Params, dataset: str, entries: list[str]) -> list[int]:
-    runs = {seed: [ArtifactPaths().run(dataset, entry, seed) for entry in entries] for seed in params.run.seeds}
-    evaluated = [seed for seed, pair in sorted(runs.items()) if all(run.predictions.exists() for run in pair)]
-    return evaluated or sorted(runs)[:1]
+    runs = [ArtifactPaths().run(dataset, entry, 0) for entry in entries]
+    names = [{file.parent.name for file in run.root.parent.glob(f"*/{run.predictions.name}")} for run in runs]
+    return sorted(int(name) for name in set.intersection(*names) if name.isdecimal()) or sorted(params.run.seeds)[:1]
 
 
 def _read_predictions(file: Path, run: str, world: str, streamed: bool) -> pd.DataFrame:
@@ -460,7 +464,7 @@ def _read_predictions(file: Path, run: str, world: str, streamed: bool) -> pd.Da
 
     table = read_table(file, f"`duplex evaluate {run}` writes it again")
     if table is None:
-        raise DuplexError(f"{file} does not exist; `duplex train {run}` and `duplex evaluate {run}` write it")
+        raise DuplexError(f"{file} does not exist; run `duplex train {run}` and then `duplex evaluate {run}`")
     images = table[table["world"] == (f"{world} stream" if streamed else world)]
     if images.empty and streamed:
         raise DuplexError(f"{file} has no adapted scores; run `duplex evaluate {run} --stream`")
@@ -500,7 +504,9 @@ def score(
     other: Annotated[Path | None, Argument(help="A second score file for the same images, to compare.")] = None,
     k: Annotated[list[int] | None, Option("--k", help="k of top-k accuracy; repeatable; default: as in FILE.")] = None,
     protocol: Annotated[str, Option(help="Curve: exact, or sampled at ~20 biases as in published tables.")] = "exact",
-    rounds: Annotated[int, Option(min=0, help="Bootstrap resamples; 0: only AUC gets an interval.")] = 1000,
+    rounds: Annotated[
+        int, Option(min=0, help="Bootstrap resamples for intervals; 0: for AUC alone, by a formula.")
+    ] = 1000,
     seed: Annotated[int, seed_option("Seed of the bootstrap.", "--seed")] = 0,
     as_json: AsJson = False,
 ) -> None:
@@ -513,7 +519,7 @@ def score(
     elif other is None:
         report = _score(file, k, protocol, rounds, seed)
     elif protocol == "sampled":
-        raise UsageError("two files are compared on the exact curve; leave out --protocol sampled")
+        raise UsageError("two files can only be compared on the exact curve; leave out --protocol sampled")
     else:
         report = _compare(file, other, k, rounds, seed)
     typer.echo(json.dumps(report, indent=2, allow_nan=False) if as_json else _score_text(report))

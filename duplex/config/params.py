@@ -90,7 +90,7 @@ def _workers(value: object) -> int | Literal["auto"]:
         return "auto"
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_WORKERS:
         return value
-    raise ValueError(f"must be a number of processes, 0–{MAX_WORKERS}, or auto (it is {value!r})")
+    raise ValueError(f"must be auto or a number of processes from 0 to {MAX_WORKERS} (it is {value!r})")
 
 
 Name = Annotated[str, AfterValidator(_name)]
@@ -191,7 +191,8 @@ class MethodEntry(MethodChanges):
 
     def finetune_for(self, dataset: str | None) -> dict[str, Any]:
         """The method's options for fine-tuning the image tower on a data set, as written in the files, unchecked."""
-        return _changed_table(self.finetune, self._changes(dataset).finetune)
+        changed: dict[str, Any] = _changed_table(self.finetune, self._changes(dataset).finetune)
+        return changed
 
     def _changes(self, dataset: str | None) -> MethodChanges:
         return self.per_dataset.get(dataset or "", MethodChanges())
@@ -301,7 +302,7 @@ class Params(ParamsSection):
         if not worlds:
             only = self.entry(name).world
             raise UsageError(
-                f"params.yaml: evaluation.worlds is {list(self.evaluation.worlds)} and {name} is for the {only} world "
+                f"params.yaml: evaluation.worlds is {list(self.evaluation.worlds)}, but {name} is for the {only} world "
                 f"alone; remove {name} from run.methods, or add {only} to evaluation.worlds"
             )
         return worlds
@@ -344,7 +345,8 @@ class Params(ParamsSection):
         for section in ("run", "evaluation"):
             for key, values in getattr(self, section):
                 if isinstance(values, tuple) and len(set(values)) != len(values):
-                    raise UsageError(f"params.yaml: {section}.{key} has a value twice: {list(values)}; remove one")
+                    repeated = max(values, key=values.count)
+                    raise UsageError(f"params.yaml: {section}.{key} lists {repeated} twice; remove one of them")
         self._check_options_by_dataset()
         if self.run.recipes == "published":
             self._check_recipes()
@@ -352,7 +354,7 @@ class Params(ParamsSection):
         words = self.evaluation.word_vectors
         if words is not None and not words.is_file():
             raise UsageError(
-                f"params.yaml: evaluation.word_vectors: {words} is not a file; give one, or null to use the text tower"
+                f"params.yaml: evaluation.word_vectors: there is no file {words}; give one, or null for the text tower"
             )
         for name in sorted(set(self.datasets) & set(RESERVED)):
             raise UsageError(f"params.yaml: datasets.{name}: the name is reserved; choose another")
@@ -376,7 +378,7 @@ class Params(ParamsSection):
             if undecided := [key for key, value in values.items() if value == "?"]:
                 keys = " and ".join(undecided)
                 raise UsageError(
-                    f"no value of {keys} was published; set {keys} under methods.{name} in {DATASETS}/{dataset}.yaml"
+                    f"{name} has no published {keys}; set your own under methods.{name} in {DATASETS}/{dataset}.yaml"
                 )
 
     def _check_products(self) -> None:
@@ -386,7 +388,7 @@ class Params(ParamsSection):
             for member in entry.members:
                 place = f"params.yaml: methods.{name}.of:"
                 if self.entry(require(member, self.methods, f"method in {place}")).members:
-                    raise UsageError(f"{place} {member} combines runs itself; list its methods instead")
+                    raise UsageError(f"{place} {member} is itself a product; list the methods that it combines")
         for name in self.run.products:
             members = self.entry(require(name, self.methods, "method in params.yaml, run.products:")).members
             if not members:
@@ -474,13 +476,13 @@ def read_yaml(path: Path) -> dict[str, Any]:
         content = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
         content = json.loads(json.dumps(content, default=str, ensure_ascii=False).encode())
     except FileNotFoundError as error:
-        raise UsageError(f"{path} does not exist here; run this in the project's folder") from error
+        raise UsageError(f"{path} does not exist here; run the command in the project's folder") from error
     except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+        raise UsageError(f"{path} cannot be read: {error.strerror}; fix that and run the command again") from error
     except (YAMLError, ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
-        raise UsageError(f"{path} cannot be read as YAML: {' '.join(str(error).split())}") from error
+        raise UsageError(f"{path} cannot be read as YAML; correct the file: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict):
-        raise UsageError(f"{path} is {shown(content)}; expected a table of keys and values")
+        raise UsageError(f"{path} holds {shown(content)}; expected a table of keys and values")
     return content
 
 
@@ -531,7 +533,8 @@ def _with_base(place: str, record: Table, methods: Table, path: tuple[str, ...])
         raise UsageError(f"params.yaml: {place}.extends: {circle} is a circle; remove one `extends`")
     base = _with_base(f"methods.{name}", methods[name], methods, (*path, name))
     copied = {key: value for key, value in base.items() if key not in ("world", "shown_as")}
-    return _changed_entry(copied, {key: value for key, value in record.items() if key != "extends"})
+    changed: Table = _changed_entry(copied, {key: value for key, value in record.items() if key != "extends"})
+    return changed
 
 
 def shipped_project() -> Path:

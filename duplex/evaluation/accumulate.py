@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
-from operator import index
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -74,20 +73,18 @@ def checked_mask(values: Any, name: str) -> Bools:
     """The mask `values` as a bool array; raises `UsageError` for values other than true, false, 1 and 0."""
     array = np.asarray(values)
     if array.dtype != bool and (array.dtype.kind not in "iuf" or not np.isin(array, (0, 1)).all()):
-        raise UsageError(f"{name} must be true or false for each column")
+        raise UsageError(f"{name} must be a mask with true or false (or 1 or 0) for each column")
     return np.array(array, dtype=bool)  # a copy: the caller may change its own
 
 
 def column_groups(seen: Bools, bucket: ArrayLike | None, feasible_mask: ArrayLike | None) -> NDArray[Any]:
     """Group of each column [C]: -1 if infeasible, 0 if seen, else 1 + `bucket`, its interval between thresholds."""
     buckets = np.zeros(seen.size, dtype=np.int8) if bucket is None else np.asarray(bucket)
-    feasible = None if feasible_mask is None else checked_mask(feasible_mask, "feasible_mask")
-    is_whole = buckets.shape == seen.shape and buckets.dtype.kind in "iub" and buckets.min() >= 0
-    if not is_whole or (feasible is not None and feasible.shape != seen.shape):
-        raise UsageError(
-            f"feasible_mask and bucket need one value for each of the {seen.size} columns of scores, and values of "
-            "bucket must be whole numbers of at least 0"
-        )
+    feasible = None if feasible_mask is None else checked_mask(feasible_mask, "'feasible_mask'")
+    if feasible is not None and feasible.shape != seen.shape:
+        raise UsageError(f"'feasible_mask' has shape {feasible.shape}; expected {seen.shape}, one value per column")
+    if buckets.shape != seen.shape or buckets.dtype.kind not in "iub" or buckets.min() < 0:
+        raise UsageError(f"'bucket' must hold {seen.size} whole numbers of at least 0, one per column")
     kind = np.min_scalar_type(-int(buckets.max()) - 2)
     groups = buckets.astype(kind)
     groups += kind.type(1)
@@ -207,18 +204,18 @@ class ScoreAccumulator:
         feasible_mask: ArrayLike | None = None,
         bucket: ArrayLike | None = None,
     ) -> None:
-        self.target: Ints = checked_label_columns(target, "target")
-        self.seen: Bools = checked_mask(seen, "seen")
+        self.target: Ints = checked_label_columns(target, "'target'")
+        self.seen: Bools = checked_mask(seen, "'seen'")
         self.k = require_whole(k, "k")
         if self.target.ndim != 1 or self.seen.ndim != 1:
             shapes = f"{self.target.shape} and {self.seen.shape}"
-            raise UsageError(f"target and seen must have one dimension; their shapes are {shapes}")
+            raise UsageError(f"'target' and 'seen' must each have one dimension; their shapes are {shapes}")
         columns = self.seen.size
         if not self.target.size or not columns:
-            raise UsageError(f"target has {self.target.size} images, seen has {columns} columns; neither may be empty")
+            raise UsageError(f"'target' has {self.target.size} images and 'seen' {columns} columns; neither may be 0")
         low, high = self.target.min(), self.target.max()
         if low < 0 or high >= columns:
-            raise UsageError(f"target holds {low} to {high}; expected column numbers from 0 to {columns - 1}")
+            raise UsageError(f"'target' holds {low} to {high}; expected column numbers from 0 to {columns - 1}")
         self.groups = column_groups(self.seen, bucket, feasible_mask)
         images, groups = self.target.size, int(max(self.groups.max(), 1)) + 1
         self._label: Floats = np.full(images, -np.inf)
@@ -242,13 +239,13 @@ class ScoreAccumulator:
                 scores = scores.detach()
                 scores = scores.float() if scores.is_floating_point() and scores.itemsize < 4 else scores  # bfloat16
             scores = np.asarray(scores)
-        first_column = index(first_column)
+        first_column = require_whole(first_column, "first_column", 0, self.seen.size)
         images = np.atleast_1d(np.arange(self.target.size)[slice(None) if rows is None else rows])
         fits = scores.ndim == 2 and len(scores) == images.size and first_column + scores.shape[1] <= self.seen.size
-        if not fits or first_column < 0 or not (on_device or scores.dtype.kind in "fiub"):
+        if not fits or not (on_device or scores.dtype.kind in "fiub"):
             raise DuplexError(
-                f"the block of scores has the shape {tuple(scores.shape)} and type {scores.dtype}; expected numbers of "
-                f"{images.size} images, in columns from {first_column} to at most {self.seen.size - 1}"
+                f"the block of scores has shape {tuple(scores.shape)} and type {scores.dtype}; expected numbers in "
+                f"{images.size} rows, one per image, and at most {self.seen.size - first_column} columns"
             )
         if not images.size or not scores.shape[1]:
             return self

@@ -128,7 +128,8 @@ def choose_threshold(accumulator: ScoreAccumulator, steps: Floats, k: int = 1) -
     for statistics in accumulator.cumulative():
         components = AucComponents.of(Margins.of(statistics, k))
         if components.auc is None:
-            raise DuplexError("feasibility thresholds need validation images of seen and unseen pairs; add such images")
+            lacking = "seen" if unseen.all() else "unseen"
+            raise DuplexError(f"feasibility thresholds need images of {lacking} pairs, but val has none; add some")
         by_cut.append(components.auc)
         wins.append(auc_points_by_pair(components, pair, images.size))
     passing = np.minimum(np.arange(steps.size, 0, -1), len(by_cut) - 1)  # buckets that pass each threshold

@@ -218,9 +218,11 @@ def compare_splits(
 ) -> SplitComparison:
     """Compare two methods over several splits of a data set; `first[i][j]` has the margins for split i and seed j."""
     seeds = [len(runs) for runs in first]
-    if seeds != [len(runs) for runs in second] or len(seeds) < 2 or 0 in seeds:
+    others = [len(runs) for runs in second]
+    if seeds != others or len(seeds) < 2 or 0 in seeds:
         raise UsageError(
-            "the methods differ in splits or seeds; give runs of both with the same seeds on two or more splits"
+            f"the methods have {seeds} and {others} runs on their splits; give runs of both, with the same seeds, on "
+            "two or more splits"
         )
     pairs = list(zip(first, second, strict=True))
     curves = [[[Curve.of(margins) for margins in runs] for runs in pair] for pair in pairs]  # [splits][2][seeds]

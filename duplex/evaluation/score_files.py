@@ -71,7 +71,7 @@ def require_same_columns(first: ScoreFile, second: ScoreFile) -> None:
 def open_scores(path: Path) -> Iterator[ScoreFile]:
     """Context manager: open and check a score file; raises `UsageError` if anything is wrong with it."""
     if not path.is_file():
-        raise UsageError(f"{path} is not a file; give an .npz or .h5 file with {', '.join(REQUIRED)}")
+        raise UsageError(f"there is no file {path}; give an .npz or .h5 file with {', '.join(map(repr, REQUIRED))}")
     if path.suffix not in (".npz", ".h5", ".hdf5"):
         raise UsageError(f"{path} is neither an .npz nor an .h5 file; save the scores in one of these formats")
     try:
@@ -79,7 +79,7 @@ def open_scores(path: Path) -> Iterator[ScoreFile]:
     except READ_ERRORS as error:
         raise UsageError(f"{path} cannot be read as {path.suffix}: {error}") from error
     if isinstance(store, np.ndarray):
-        raise UsageError(f"{path} is a single array, not an .npz of several; save it with numpy.savez")
+        raise UsageError(f"{path} holds a single array; save {', '.join(map(repr, REQUIRED))} with numpy.savez")
     with store:
         names = sorted(store)
         if lacking := [repr(name) for name in REQUIRED if name not in names]:
@@ -87,7 +87,7 @@ def open_scores(path: Path) -> Iterator[ScoreFile]:
         for name in names:
             if name not in REQUIRED + OPTIONAL:
                 known = ", ".join(REQUIRED + OPTIONAL)
-                raise UsageError(f"{path} holds {shown(name)}, which is no part of a score file; expected only {known}")
+                raise UsageError(f"{path} has the unknown array {shown(name)}; remove it (known arrays: {known})")
         yield _checked(path, store)
 
 
@@ -103,7 +103,7 @@ def _find(path: Path, store: Any, name: str) -> Any:
     with _report_read_errors(path, name):
         found = store[name]
     if not isinstance(found, np.ndarray | h5py.Dataset) or found.shape is None:
-        raise UsageError(f"{path}: {name!r} is a group of arrays or empty; expected an array")
+        raise UsageError(f"{path}: {name!r} is {'empty' if hasattr(found, 'shape') else 'a group'}; expected an array")
     return found
 
 
@@ -112,7 +112,7 @@ def _read(path: Path, store: Any, name: str, size: int | None = None) -> NDArray
         return None
     found = _find(path, store, name)
     if size is not None and found.shape != (size,):
-        raise UsageError(f"{path}: {name!r} has the shape {found.shape}; 'scores' requires ({size},)")
+        raise UsageError(f"{path}: {name!r} has the shape {found.shape}; expected ({size},), to match 'scores'")
     with _report_read_errors(path, name):
         if isinstance(found, h5py.Dataset) and h5py.check_string_dtype(found.dtype):
             return np.array(found.asstr("utf-8")[()], dtype=str)
@@ -123,7 +123,10 @@ def _read(path: Path, store: Any, name: str, size: int | None = None) -> NDArray
 def _checked(path: Path, store: Any) -> ScoreFile:
     scores = _find(path, store, "scores")
     if len(scores.shape) != 2 or scores.dtype.kind not in "fiub" or 0 in scores.shape:
-        raise UsageError(f"{path}: 'scores' must be numbers [images, columns]; it is {scores.dtype} {scores.shape}")
+        raise UsageError(
+            f"{path}: 'scores' has shape {scores.shape} and type {scores.dtype}; expected numbers of shape "
+            "[images, columns], with at least one of each"
+        )
     images, columns = scores.shape
     target = checked_label_columns(_read(path, store, "target", images), f"{path}: 'target'")
     if target.min() < 0 or target.max() >= columns:

@@ -68,10 +68,10 @@ def _read(path: Path, wanted: set[str]) -> dict[str, Floats]:
                 if word in wanted and (vector := _numbers(rest, f"{path}, line {number}")) is not None:
                     table.setdefault(word, vector)
     except OSError as error:
-        raise DuplexError(f"{path} cannot be read: {error.strerror}") from error
+        raise DuplexError(f"{path} cannot be read: {error.strerror}; give a readable file of word vectors") from error
     lengths = {vector.size for vector in table.values()}
     if len(lengths) > 1:
-        raise DuplexError(f"{path} has vectors of the lengths {', '.join(map(str, sorted(lengths)))}; use another file")
+        raise DuplexError(f"{path} has vectors of different lengths, {sorted(lengths)}; use vectors of one length")
     return table
 
 
@@ -83,7 +83,7 @@ def _numbers(text: str, place: str) -> Floats | None:
     try:
         vector = np.array(text.split(), dtype=np.float64)
     except ValueError as error:
-        raise DuplexError(f"{place} is not a word followed by numbers, as in a GloVe file") from error
+        raise DuplexError(f"{place}: expected a word followed by numbers, as in GloVe files; fix the line") from error
     if not np.isfinite(vector).all():
         raise DuplexError(f"{place} holds a number that is NaN or infinite; correct or remove the line")
     return vector

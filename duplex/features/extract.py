@@ -241,9 +241,9 @@ def _open_or_create(job: ExtractionJob) -> PartialCache:
         try:
             cache = PartialCache(job.path)
         except OSError as error:
-            raise DuplexError(f"{partial} cannot be opened ({error}); repair it, or start over with --fresh") from error
+            raise DuplexError(f"{partial} cannot be opened ({error}); correct its permissions, or delete it") from error
         except DamagedCache as error:
-            print(f"{partial} is damaged ({error}); extracting again", file=sys.stderr)
+            print(f"{partial} cannot be continued ({error}); extracting again", file=sys.stderr)
         else:
             key = first_difference(cache.identity, job.identity) or (None if cache.span == job.span else "set of rows")
             if key is None:
@@ -294,11 +294,11 @@ def check_share_of_bad(bad: Sequence[BadImage], total: int, max_bad: float) -> N
     """Raise `DuplexError` if the images without features (`bad`) are more than the share `max_bad` of `total`."""
     if len(bad) <= max_bad * total:
         return
-    listed = "; ".join(f"{image.image} ({image.reason})" for image in bad[:LISTED_BAD])
+    listed = ", ".join(f"{image.image} ({image.reason})" for image in bad[:LISTED_BAD])
     raise DuplexError(
         f"{len(bad)} of {total} images cannot be read, more than max_bad = {max_bad:g} allows: {listed}"
-        f"{'; …' if len(bad) > LISTED_BAD else ''}; fix or remove them or, in a project, raise extraction.max_bad in "
-        "params.yaml"
+        f"{', …' if len(bad) > LISTED_BAD else ''}; repair or leave out these images or, in a project, raise "
+        "extraction.max_bad in params.yaml"
     )
 
 
@@ -321,7 +321,7 @@ def plan_shard(total: int, batch_size: int, shard: tuple[int, int] | None, out: 
     if k is not below n, or if there are more shards than batches.
     """
     if total == 0:
-        raise UsageError("there is no image to extract: the manifest is empty")
+        raise UsageError("the manifest lists no images, so there are none to encode; add images to the data set")
     if shard is None:
         return Span(0, total, total), out
     k, n = shard
@@ -347,13 +347,13 @@ def find_shards(out: Path) -> list[Path]:
     if not counts:
         raise DuplexError(f"there is no shard of {out}; `{extract_command(out, '0/N')}` writes the first")
     if len(counts) > 1:
-        raise DuplexError(f"{out.parent} has shards k/N for several N, {sorted(counts)}; remove those of the wrong N")
+        raise DuplexError(f"the shards k/N of {out} differ in N, {sorted(counts)}; keep only those of one N")
     n = counts.pop()
     paths = [shard_path(out, k, n) for k in range(n)]
     for k, path in enumerate(paths):
         if path not in shards:
             command = extract_command(out, f"{k}/{n}")
-            raise DuplexError(f"shard {k} of {n} of {out} is not finished; `{command}` finishes it")
+            raise DuplexError(f"shard {k}/{n} of {out} is not finished; `{command}` finishes it")
     return paths
 
 
@@ -368,17 +368,18 @@ def join_shards(out: Path) -> int:
             here, span = read_identity(file), read_row_span(file)
             if identity and (key := first_difference(identity, here)):
                 raise DuplexError(f"{path} was made with another {key} than {paths[0]}; extract it again with --fresh")
-            if span.start != end or (file["status"][...] == PENDING).any():
+            if (file["status"][...] == PENDING).any():
+                raise DuplexError(f"{path} has rows that were never encoded; extract this shard again")
+            if span.start != end:
                 raise DuplexError(
-                    f"{path} does not continue the shard before it, or lacks rows; extract all shards with one "
-                    "extraction.batch_size"
+                    f"{path} starts at row {span.start}, but the shard before it ends at row {end}; extract all shards "
+                    "with the same extraction.batch_size"
                 )
             identity = identity or here
             end, total = span.stop, span.total
             shapes = {name: file[name].shape[1:] for name in DATASETS if name in file}
     if end != total:
-        cause = f"{paths[-1]}, the last shard, ends at row {end}, but the manifest has {total} rows"
-        raise DuplexError(f"{cause}; extract the missing shards, or all of them again")
+        raise DuplexError(f"{paths[-1]} ends at row {end}, but the manifest has {total} rows; extract all shards again")
     tokens = {name: shape for name, shape in shapes.items() if name not in REQUIRED}
     step = max(1, CHUNK // sum(row_bytes(name, shape) for name, shape in shapes.items()))  # rows
     whole = Span(0, total, total)
@@ -441,7 +442,7 @@ def copy_equal_rows(cache: PartialCache, contents: Contents, sources: Iterable[P
         try:
             _copy(cache, contents, places, source, [known[keys[row]] for row in places])
         except DuplexError as error:
-            print(f"{error}; its other rows are not used", file=sys.stderr)
+            print(f"{str(error).partition(';')[0]}; the rest of this file is not reused", file=sys.stderr)
         cache.commit()
 
 
@@ -547,11 +548,12 @@ def find_cached_features(folder: Path, digests: Sequence[str]) -> Features | Non
     """CLS features of images with the sha256 `digests`, from the cache with most of them; None if none is cached."""
     best, rows = None, np.full(len(digests), -1)
     for path in sorted(folder.glob("features-*/*.h5"), key=lambda path: -path.stat().st_mtime):
-        with open_cache(path) as file:
-            places = rows_by_content(path, read_identity(file))
-        found = np.array([places.get(bytes.fromhex(digest), -1) for digest in digests])
-        if (found >= 0).sum() > (rows >= 0).sum():
-            best, rows = path, found
+        with suppress(DuplexError):  # of an older version, say
+            with open_cache(path) as file:
+                places = rows_by_content(path, read_identity(file))
+            found = np.array([places.get(bytes.fromhex(digest), -1) for digest in digests])
+            if (found >= 0).sum() > (rows >= 0).sum():
+                best, rows = path, found
     if best is None:
         return None
     cache = read_features(best)

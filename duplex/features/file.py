@@ -246,13 +246,13 @@ def first_difference(stored: Mapping[str, str], expect: Mapping[str, str]) -> st
     return None
 
 
-def repair_hint(path: Path) -> str:
-    """Last part of an error message: the command that writes the cache or shard `path` again."""
+def repair_hint(path: Path, effect: str = "makes it again") -> str:
+    """Last part of an error message: the command that writes the cache or shard `path`, and the command's `effect`."""
     command = extract_command(path)
     if shard := SHARD.fullmatch(path.name):
         whole = path.with_name(shard["stem"] + (shard["suffix"] or ""))
         command = extract_command(whole, f"{shard['k']}/{shard['n']}")
-    return f"`{command}` makes it again"
+    return f"`{command}` {effect}"
 
 
 def extract_command(path: Path, shard: str | None = None) -> str:
@@ -308,7 +308,7 @@ def open_cache(path: Path) -> Iterator[Any]:
         try:
             version = read_format(file)
             if not version.startswith(FORMATS):
-                raise DuplexError(f"{path} is not a feature cache of duplex; {repair_hint(path)}")
+                raise DuplexError(f"{path} is not a feature cache of duplex; give a file that `duplex extract` wrote")
             if version != FORMAT:
                 raise DuplexError(
                     f"{path} has the format {version}, but this version of duplex reads {FORMAT}; {repair_hint(path)}"
@@ -321,8 +321,9 @@ def open_cache(path: Path) -> Iterator[Any]:
 
 def require_cache_file(path: Path) -> None:
     if not path.exists():
-        unfinished = " (an unfinished one lies beside it)" if partial_path(path).exists() else ""
-        raise DuplexError(f"{path} does not exist{unfinished}; {repair_hint(path)}")
+        begun = partial_path(path).exists()
+        found, effect = ("is not finished", "finishes it") if begun else ("does not exist", "makes it")
+        raise DuplexError(f"{path} {found}; {repair_hint(path, effect)}")
 
 
 def read_format(file: Any) -> str:
@@ -342,14 +343,14 @@ def check_layout(file: Any) -> None:
     """Raise `DamagedCache` unless an open file has a cache's data sets, with fitting types, shapes and storage."""
     missing = [name for name in (*REQUIRED, "identity") if name not in file]
     if missing:
-        raise DamagedCache(f"there is no {missing[0]!r}")
+        raise DamagedCache(f"its entry {missing[0]!r} is missing")
     rows = read_row_span(file).rows
     for name, (dimensions, dtype) in DATASETS.items():
         if name not in file:
             continue
         data = file[name]
         if data.shape[:1] != (rows,) or data.ndim not in dimensions or data.dtype != dtype:
-            raise DamagedCache(f"{name!r} is {data.shape} of {data.dtype}, which does not fit its {rows} rows")
+            raise DamagedCache(f"{name!r} has shape {data.shape} and type {data.dtype}, which do not fit {rows} rows")
         if data.id.get_offset() is None:
             raise DamagedCache(f"{name!r} is not stored as one block in the file")
     for name, columns in ((CHECKSUMS, len(value_names(file))), (CONTENTS, SHA256)):
@@ -388,7 +389,7 @@ def read_features(path: Path | str, expect: Mapping[str, str | None] | None = No
             check_identity(identity, expect, path)
         if not span.whole:
             raise DuplexError(
-                f"{path} is a shard, rows {span.start} to {span.stop} of {span.total}; `duplex cache join` joins shards"
+                f"{path} is a shard with {span.rows} of {span.total} rows; join all shards with `duplex cache join`"
             )
         pending = int((statuses == PENDING).sum())
         if pending:
@@ -425,7 +426,7 @@ class PartialCache:
             raise DamagedCache(str(error)) from error
         with opened as file:
             if read_format(file) != FORMAT:
-                raise DamagedCache("it is not a feature cache of this version")
+                raise DamagedCache("this version of duplex did not write it")
             check_layout(file)
             self.identity = read_identity(file)
             self.span = read_row_span(file)
@@ -488,7 +489,7 @@ class PartialCache:
         for name, block in blocks.items():
             if block.shape != (expected := (len(statuses), *self.shapes[name])):
                 raise DuplexError(
-                    f"{self.partial}: the encoder returned {name} of shape {block.shape}; expected {expected}"
+                    f"{self.partial}: the encoder returned {name!r} of shape {block.shape}, not {expected}; correct it"
                 )
         final = np.where(statuses == COPIED, ENCODED, statuses)
         sums = [row_checksums(block, final if name == "cls" else None) for name, block in blocks.items()]

@@ -33,6 +33,7 @@ LARGEST = float(np.finfo(np.float16).max)
 VANISHING = float(np.finfo(np.float16).smallest_subnormal) / 2  # largest value that float16 rounds to 0
 CHUNK = 65_536  # rows read at once
 FEATURES = ("features", "features")  # singular and plural, for messages
+EXPECTED = "expected a float array of shape [images, width], one row per image"
 
 
 @dataclass(frozen=True)
@@ -58,19 +59,19 @@ class FeatureFile:
             with content:
                 if set(content.files) != {"features", "images"}:
                     raise UsageError(
-                        f"{path} has the arrays {content.files}; expected features and images (image names), or one "
-                        "array of numbers [rows, width] as .npy"
+                        f"{path} has the arrays {content.files}; expected arrays named 'features' and 'images' (the "
+                        "image names), or a .npy file with one float array of shape [images, width]"
                     )
                 values = _checked_values(path, content["features"])
                 return cls(path, values, _checked_names(path, content["images"], len(values)))
         except FileNotFoundError as error:
-            raise UsageError(f"{path} does not exist") from error
+            raise UsageError(f"{path} does not exist; give a .npy or .npz file of features") from error
         except (ValueError, OSError, EOFError) as error:
             if re.search("Python objects|Object arrays", str(error)):  # of `np.load`, which needs pickle for them
                 raise UsageError(
-                    f"{path} holds Python objects; save `X.astype('float32')`, and names as `images.astype(str)`"
+                    f"{path} holds Python objects; save features as `X.astype('float32')`, names as `names.astype(str)`"
                 ) from None
-            raise DuplexError(f"{path} is not an array that numpy saved as .npy or .npz, or it is damaged") from error
+            raise DuplexError(f"{path} cannot be read as .npy or .npz; save it again with numpy") from error
 
     @property
     def width(self) -> int:
@@ -90,16 +91,16 @@ class FeatureFile:
         if self.names is None:
             if len(self.values) != len(images):
                 raise UsageError(
-                    f"{self.path} has {len(self.values)} rows and the manifest {len(images)}; they must correspond one "
-                    "to one"
+                    f"{self.path} has {len(self.values)} rows, but the manifest has {len(images)}; save one row per "
+                    "image, in the manifest's order"
                 )
             return np.arange(len(images))
         place = {name: row for row, name in enumerate(self.names)}
         missing = [image for image in images if image not in place]
         if missing:
             raise UsageError(
-                f"{self.path} has no features of {len(missing)} of {len(images)} images, such as {missing[0]!r}; its "
-                f"names are like {self.names[0]!r}, and must be the image paths of the data set"
+                f"{self.path} has no features for {len(missing)} of {len(images)} images, such as {missing[0]!r}; "
+                f"replace its names, such as {self.names[0]!r}, by the image paths of the data set"
             )
         return np.array([place[image] for image in images], dtype=np.int64)
 
@@ -139,20 +140,18 @@ def equal_feature_keys(path: Path | None, source: SourceOptions) -> Callable[[Se
 
 def _checked_values(path: Path, values: Any) -> NDArray[Any]:
     if values.ndim != 2 or values.dtype.kind != "f" or 0 in values.shape:
-        raise UsageError(
-            f"{path} must hold one array of floating-point numbers [rows, width]; it has {values.shape} {values.dtype}"
-        )
+        raise UsageError(f"the features in {path} have shape {values.shape} and type {values.dtype}; {EXPECTED}")
     checked: NDArray[Any] = values
     return checked
 
 
 def _checked_names(path: Path, names: NDArray[Any], rows: int) -> tuple[str, ...]:
     if names.shape != (rows,) or names.dtype.kind != "U":
-        raise UsageError(f"{path}: the array images is {names.shape} of {names.dtype}; expected {rows} names, as text")
+        raise UsageError(f"{path}: 'images' has shape {names.shape}, type {names.dtype}; expected {rows} names as text")
     listed, counts = np.unique(names, return_counts=True)
     if (counts > 1).any():
         raise UsageError(
-            f"{path}: the array images lists {str(listed[counts > 1][0])!r} twice; expected one row per image"
+            f"{path}: the array 'images' lists {str(listed[counts > 1][0])!r} twice; keep one row per image"
         )
     return tuple(names.tolist())
 
@@ -235,8 +234,8 @@ def refuse_other_width(file: FeatureFile, encoder: str, weights: str | None) -> 
         width = encoder_identity(encoder, weights).dim
     if width not in (None, file.width):
         raise UsageError(
-            f"{file.path} has features of width {file.width}, but {encoder} makes features of {width}; give "
-            "as --encoder the one that made them, or 'none' if it is unknown"
+            f"{file.path} has features of width {file.width}, but {encoder} makes features of width {width}; "
+            "give the encoder that made this file as --encoder, or 'none' if it is unknown"
         )
 
 
@@ -256,16 +255,16 @@ def checked_features(features: Any) -> NDArray[np.float32]:
     try:
         values = np.asarray(as_numpy(features))
     except ValueError:
-        raise UsageError("features has rows of different lengths; expected floats [images, width]") from None
+        raise UsageError(f"'features' has rows of different lengths; {EXPECTED}") from None
     if values.ndim != 2 or values.dtype.kind != "f" or 0 in values.shape:
-        raise UsageError(f"features has the shape {values.shape} of {values.dtype}; expected floats [images, width]")
+        raise UsageError(f"'features' has shape {values.shape} and type {values.dtype}; {EXPECTED}")
     with np.errstate(over="ignore", invalid="ignore"):
         single = np.array(values, dtype=np.float32)
         length = np.sqrt(np.square(single).sum(axis=1))
     bad = np.flatnonzero(~((length >= SHORTEST) & np.isfinite(length)))  # NaN, too
     if bad.size:
         raise UsageError(
-            f"features has NaN, infinity, too large numbers or only zeros in {bad.size} of {len(single)} rows, "
-            f"first in row {bad[0]}; leave these images out"
+            f"'features' has NaN, infinity, too large numbers or only zeros in {bad.size} of {len(single)} rows, "
+            f"such as row {bad[0]}; leave these images out"
         )
     return single

@@ -192,7 +192,7 @@ def join_labels(manifest: pd.DataFrame, labels: LabelSpace, inputs: Arrays, bad:
     """
     if len(manifest) != len(bad):
         raise DuplexError(
-            f"the manifest has {len(manifest)} rows, its feature cache {len(bad)}; run `dvc repro extract`"
+            f"the manifest has {len(manifest)} rows, but its feature cache has {len(bad)}; run `dvc repro extract`"
         )
     compositions = torch.from_numpy(labels.partial_index(manifest["state"].tolist(), manifest["object"].tolist()))
     splits = manifest["split"].to_numpy()

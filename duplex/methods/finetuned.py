@@ -140,7 +140,7 @@ def add_text_adapters(tower: Any, options: FinetuneOptions) -> BlockAdapters:
     """Add the adapters named by `options.text` to all blocks of a text tower; returns the adapters."""
     if not hasattr(tower, "own_blocks"):
         found = "no text tower" if tower is None else "a text tower with blocks of an unknown kind"
-        raise UsageError(f"finetune.text is {options.text}, but the encoder has {found}; leave finetune.text out")
+        raise UsageError(f"finetune.text is {options.text}, but the encoder has {found}; leave the setting out")
     assert options.text is not None
     cut = tower.own_blocks()
     own = replace(options, adapter=options.text, text=None)
@@ -188,7 +188,7 @@ class WithFinetuning(Method[Options]):
         self.method, self.blocks = method, blocks
         if blocks.options.tokens and "patch" not in type(method).needs(method.options):
             raise UsageError(
-                f"finetune.tokens changes nothing: {method.class_name} reads no patch tokens; leave finetune.tokens out"
+                f"finetune.tokens changes nothing, as {method.class_name} reads no patch tokens; leave the setting out"
             )
         self.text = None if blocks.options.text is None else add_text_adapters(method.context.text, blocks.options)
 

@@ -75,8 +75,8 @@ class Flow(Method[FlowOptions]):
         paths = getattr(self.base, "paths", None)
         has_factors = isinstance(paths, Paths) and paths.factors is not None
         if not has_factors or not set(LOSSES) <= {*getattr(own, "losses", LOSSES)}:
-            kind = options.base["kind"]
-            raise UsageError(f"flow needs a base that trains three paths, not {kind}; set base to {{kind: prompts}}")
+            given = dict(options.base)
+            raise UsageError(f"flow's base {given} does not train three paths; set base to {{kind: prompts}}")
         for name in HOOKS:
             setattr(self, name, getattr(self.base, name))
         dim = context.dim

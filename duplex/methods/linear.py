@@ -104,7 +104,7 @@ class Linear(Method[LinearOptions]):
     def _columns_of(self, candidates: Ints) -> Tensor:
         seen, pairs = self.labels.is_seen(candidates), self.get_buffer("pairs")
         if not seen.any():
-            raise UsageError("over: pairs gives no score for unseen pairs; set over: primitives")
+            raise UsageError("`over: pairs` scores only seen pairs, but no candidate is seen; set `over: primitives`")
         columns = pairs.new_zeros(len(pairs), len(candidates))
         columns[-1] = -1e30  # exports must be finite
         columns[:, torch.as_tensor(seen)] = pairs[:, self.labels.pairs["train"].searchsorted(candidates[seen])]

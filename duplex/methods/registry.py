@@ -26,10 +26,10 @@ GROUP = "duplex.methods"
 ARGUMENTS = {"data", "method", "seed", "world", "on_step", "on_epoch"}  # of `duplex.fit`, beside training options
 KNOWN_NEEDS = ("cls", "patch", "text", "words")
 HINTS = {
-    "text": "needs the text tower of the encoder that made the features: give an encoder that has one (`encoder=`, or "
-    "the data set's encoder in params.yaml), or choose a kind without `text` (`duplex methods`)",
-    "words": "needs word vectors: a file in GloVe format (`word_vectors=`, or evaluation.word_vectors of a project)",
-    "patch": 'needs patch tokens, and there are none: load the images with tokens="patch" or, in a project, set '
+    "text": "needs the text tower of the encoder that made the features, but there is none; give an encoder with one "
+    "(`encoder=`, or the data set's encoder in params.yaml), or a kind that needs no `text` (`duplex methods`)",
+    "words": "needs word vectors, but has none; give a GloVe file (`word_vectors=`, or evaluation.word_vectors)",
+    "patch": 'needs patch tokens, but there are none; load the images with tokens="patch" or, in a project, set '
     "extraction.tokens to patch in params.yaml and extract the features again (`duplex extract`)",
 }
 SCRIPTS = ("__main__", "__mp_main__")  # module of a running script, here and in the processes that it starts

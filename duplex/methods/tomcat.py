@@ -88,7 +88,7 @@ class Tomcat(StreamAdapter):
         self.book: Codebook | None = None
         if options.warm:
             if not len(run.train):
-                raise UsageError("a warm start of tomcat needs training images; set the option warm to false")
+                raise UsageError("tomcat's warm start needs training images, but there are none; set `warm` to false")
             self.book = Codebook(run.method.labels, dim, unseen="compose", random_seen=False).to(self.t.device)
             self.book.start(unit(self.features(run.train.inputs)), run.train.compositions, seen=True)
         if len(self.t) <= MOST:

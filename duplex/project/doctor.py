@@ -262,4 +262,5 @@ def _run(command: list[str], folder: Path) -> None:
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     if done.returncode:
         lines = (done.stderr or done.stdout).strip().splitlines()
-        raise DuplexError(f"`{' '.join(command[-3:])}` failed in {folder}: {lines[-1] if lines else done.returncode}")
+        reason = lines[-1] if lines else f"exit code {done.returncode}"
+        raise DuplexError(f"`{' '.join(command[-3:])}` failed in {folder}: {reason}; fix this and use an empty folder")

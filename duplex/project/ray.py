@@ -108,7 +108,7 @@ def connect() -> Any:
     try:
         import ray
     except ImportError as error:
-        raise UsageError(f"the engine ray needs the Python package ray; run {install_command('ray')}") from error
+        raise UsageError(f"the package ray for --engine ray is not installed; run {install_command('ray')}") from error
     if not ray.is_initialized():
         ray.init(log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False)
     return ray

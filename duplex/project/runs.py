@@ -54,7 +54,7 @@ def best_run(
         worlds = record.calibration or {}
         if worlds if world is None else world in worlds:
             if params and (difference := folder_difference(params, checkpoint.parent, paths)):
-                print(f"duplex: {checkpoint.parent} does not match params.yaml: {difference}", file=sys.stderr)
+                print(f"duplex: {checkpoint.parent} is skipped, as params.yaml differs: {difference}", file=sys.stderr)
                 outdated = True
                 continue
             candidates.append(((world or "closed") in worlds, record.val_auc, RunPaths(checkpoint.parent)))

@@ -123,7 +123,7 @@ def _features_digest(features: Path, dataset: str, earlier: Mapping[str, Any]) -
     if isinstance(digest := earlier.get("features"), str):  # on this machine there are only the results
         return digest
     raise UsageError(
-        f"params.yaml: datasets.{dataset}.features: {features} is not a file; correct it, or set null to encode images"
+        f"params.yaml: datasets.{dataset}.features: {features} does not exist; correct it, or set null to encode images"
     )
 
 

@@ -260,8 +260,8 @@ def relabelled(source: LabelledSource, edited: Path) -> RelabelledTable:
         moved = corrected["split"] != manifest.set_index("image")["split"].loc[corrected.index]
         if moved.any():
             raise UsageError(
-                f"{edited} has another split than {dataset} for {corrected.index[moved][0]!r}; restore its column "
-                "split, since `duplex relabel` changes only labels"
+                f"{edited} has another split than {dataset} for {corrected.index[moved][0]!r}; restore the column "
+                "'split', since `duplex relabel` changes only labels"
             )
     outdated = _outdated(corrected, manifest.set_index("image").loc[corrected.index])
     corrected = corrected.drop(index=outdated)
@@ -275,7 +275,7 @@ def relabelled(source: LabelledSource, edited: Path) -> RelabelledTable:
             f"`duplex suspects {dataset}` makes a new list"
         )
     if not changed:
-        raise UsageError(f"{edited} changes no label of {dataset}; correct labels in the columns state and object")
+        raise UsageError(f"{edited} changes no label of {dataset}; correct the columns 'state' and 'object'")
     new = [word for name in ("state", "object") for word in sorted(set(out[name]) - set(manifest[name]))]
     return RelabelledTable(out, changed, new, outdated)
 
@@ -301,10 +301,11 @@ def rank_unlabelled(recognizer: Recognizer, folder: Path, excluded: Container[st
     listed = dict(zip(file_digests(folder, images), images, strict=True))
     files = {file: image for file, image in listed.items() if file not in excluded}
     if not files:
-        raise UsageError(f"{folder} holds only images that the model already has; give a folder of unlabelled images")
+        found = "only images that the model already has" if listed else "no images"
+        raise UsageError(f"{folder} holds {found}; give a folder of unlabelled images")
     needed = recognizer.trained.outputs
     if needed.pixels:
-        raise UsageError(f"{recognizer.trained.where} needs pixels, which caches lack; choose another model")
+        raise UsageError(f"{recognizer.trained.where} reads pixels, which are not cached here; choose another model")
     names = list(files.values())
     stored: dict[str, Any] = {"block_inputs": needed.block_inputs, "max_bad": 1.0}
     stored["tokens"] = "patch" if needed.patches else "none"

@@ -45,7 +45,7 @@ def to_rgb(image: Any) -> Any:
     if image.mode.startswith("I"):
         values = np.asarray(image)
         if values.min() < 0 or values.max() > 65535:
-            raise ValueError(f"its pixels are from {values.min()} to {values.max()}; expected 0 to 65535")
+            raise ValueError(f"its pixel values range from {values.min()} to {values.max()}; expected 0 to 65535")
         image = Image.fromarray((values.astype(np.float32) / 257 + 0.5).astype(np.uint8))
     return image.convert("RGB")
 

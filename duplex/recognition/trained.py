@@ -62,7 +62,7 @@ class LazyEncoder:
 
     def __post_init__(self) -> None:
         if not str(self.record["dim"]).isdecimal() or not 0 < int(self.record["dim"]) < 1 << 20:
-            raise UsageError(f"encoder width {shown(self.record['dim'])} is invalid; train or export the model again")
+            raise UsageError(f"the model's encoder width {shown(self.record['dim'])} is invalid; train or export again")
 
     def tower(self, which: str) -> Encoder:
         """The encoder with its "image" or "text" tower; raises `UsageError` if it is not the encoder of training.
@@ -82,9 +82,8 @@ class LazyEncoder:
                         f"this machine has {identity[key]!r}; restore the former encoder or train again"
                     )
             if not self.towers and encoder_code_changed(self.record):
-                print(
-                    f"duplex: the code of the encoder {name!r} has changed since the model was trained", file=sys.stderr
-                )
+                problem = f"the code of the encoder {name!r} has changed since the model was trained"
+                print(f"duplex: {problem}; answers may be wrong until you train it again", file=sys.stderr)
             self.towers |= dict.fromkeys(("image", "text") if both else (which,), encoder)
         return self.towers[which]
 
@@ -184,8 +183,8 @@ class TrainedRun(TrainedModel):
         file, labels = self._words_file, self.labels
         digest = None if file is None else sha256(file)
         if digest != self.record.encoder.get(WORD_VECTORS):
-            fix = "set evaluation.word_vectors in params.yaml, or `word_vectors` in Python, to the file of training"
-            raise UsageError(f"{self.where} was trained with other word vectors; {fix}")
+            fix = "set evaluation.word_vectors in params.yaml (in Python: `word_vectors`) to the file used in training"
+            raise UsageError(f"{self.where} was trained with word vectors other than those in use; {fix}")
         if file is None:
             return PrimitiveVectors(*encode_words(labels, self.backbone.tower("text").text))
         vectors = read_word_vectors(file, [*labels.states, *labels.objects]).vectors
@@ -255,17 +254,17 @@ def check_tensors(tensors: Mapping[str, Tensor], labels: LabelSpace, dim: int) -
     """Raise `ValueError` if an export's tensors cannot score features of width `dim`, or give NaN as scores."""
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and (tensor.isnan() if name == "log_prior" else ~tensor.isfinite()).any():
-            raise ValueError(f"{name} has NaN or infinity")
+            raise ValueError(f"its tensor {name!r} contains NaN or infinity")
     size = len(tensors["state_of"])
     if not size:
         raise ValueError("it has no candidates")
     for name, dtype in CANDIDATE_TYPES.items():
         shape, stored = tuple(tensors[name].shape), tensors[name].dtype
         if shape != (size,) or stored != dtype:
-            raise ValueError(f"{name} is {shape} of {stored}; expected {(size,)} of {dtype}")
+            raise ValueError(f"its tensor {name!r} has shape {shape} and type {stored}; expected {(size,)} and {dtype}")
     for name, words in (("state_of", labels.states), ("object_of", labels.objects)):
         if not ((tensors[name] >= 0) & (tensors[name] < len(words))).all():
-            raise ValueError(f"{name} has numbers outside 0 to {len(words) - 1}")
+            raise ValueError(f"its tensor {name!r} has numbers outside the range 0 to {len(words) - 1}")
     if not tensors["feasible"].any():
         raise ValueError("it excludes every candidate")
     features = torch.full((1, dim), dim**-0.5, device=tensors["state_of"].device)
@@ -274,7 +273,8 @@ def check_tensors(tensors: Mapping[str, Tensor], labels: LabelSpace, dim: int) -
     except (RuntimeError, IndexError, KeyError) as error:
         raise ValueError(f"its tensors do not fit each other: {str(error).splitlines()[0]}") from error
     if scores.shape != (1, size) or scores.isnan().any():
-        raise ValueError(f"its scores of an image are {tuple(scores.shape)} or NaN; expected {(1, size)}")
+        problem = "contain NaN" if scores.shape == (1, size) else f"have shape {tuple(scores.shape)}"
+        raise ValueError(f"its scores of one image {problem}; expected numbers of shape {(1, size)}")
 
 
 HUB = "hf-hub:"
@@ -325,4 +325,5 @@ def download(name: str, **settings: Any) -> Path:
     try:
         return Path(snapshot_download(name, allow_patterns=[MODEL], **settings))
     except Exception as error:  # of many kinds: network, cache and hub
-        raise UsageError(f"{HUB}{name} is not on disk and could not be downloaded: {first_line(error)}") from error
+        problem = f"{HUB}{name} is not on disk and could not be downloaded ({first_line(error)})"
+        raise UsageError(f"{problem}; check the name and the network connection") from error

@@ -146,7 +146,7 @@ def report_write_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         full = error.errno in FULL
-        remedy = "make room and run the same command again" if full else "fix that, or choose another place"
+        remedy = "make room and run the same command again" if full else "fix the cause, or choose another place"
         raise DuplexError(f"{path} cannot be written: {error.strerror or error}; {remedy}") from error
 
 

@@ -78,14 +78,14 @@ def read_header(path: Path, kind: Kind) -> ModelHeader:
         raise DuplexError(f"{path} does not exist; {REMEDIES[kind]}") from error
     except (SafetensorError, OSError, LookupError, ValueError, TypeError, RecursionError) as error:
         reason = "it has no header" if isinstance(error, KeyError) else error
-        raise DuplexError(f"{path} is not a file that duplex wrote ({reason}); {REMEDIES[kind]}") from error
+        raise DuplexError(f"{path} cannot be read as a model file ({reason}); {REMEDIES[kind]}") from error
     version, holds = fields.get("format"), fields.get("holds")
     if version != FORMAT:
         raise DuplexError(
             f"{path} has the format {version}, but this version of duplex reads {FORMAT}; {REMEDIES[kind]}"
         )
     if holds != kind:
-        raise DuplexError(f"{path} is a file of the kind {holds}; expected one of the kind {kind}")
+        raise DuplexError(f"{path} is a file of the kind {holds!r}; give one of the kind {kind!r}")
     fingerprint = fields.pop("checksum", None)
     if fingerprint != json_digest(fields):
         raise DuplexError(f"{path} is damaged: its header was changed; {REMEDIES[kind]}")
@@ -205,9 +205,10 @@ def check_inputs(place: object, record: TrainingRecord, labels: LabelSpace, enco
     for key in COMPARED:
         trained_on, here = record.encoder.get(key), encoder.get(key)
         if trained_on != here:
+            what = "encoder" if key == "encoder" else f"encoder's {key.replace('_', ' ')}"
             raise DuplexError(
-                f"{place} was trained with the encoder's {key.replace('_', ' ')} {trained_on!r}, but it is {here!r} "
-                "now; train again, or set the encoder in params.yaml to that of training"
+                f"{place} was trained with the {what} {trained_on!r}, but {here!r} is in use now; train again, or set "
+                "the encoder in params.yaml to the one used in training"
             )
     if record.encoder.get(WORD_VECTORS) != encoder.get(WORD_VECTORS):
         raise DuplexError(
@@ -232,7 +233,7 @@ def load_checkpoint(checkpoint: Path | ModelHeader, context: MethodContext, enco
         current = plugin_hash(module_of(method_entry_point(record.kind)))
         current = plugin_code_hash(record.kind) if current == UNKNOWN_CODE else current
         if plugin != current:
-            reason = "has changed or cannot be read" if UNKNOWN_CODE in f"{plugin} {current}" else "has changed"
+            reason = "may have changed (it cannot be read)" if UNKNOWN_CODE in f"{plugin} {current}" else "has changed"
             print(f"duplex: the code of {record.kind!r} {reason} since {path} was trained", file=sys.stderr)
     tensors = {name: t for name, t in read_tensors(checkpoint).items() if not name.startswith(PREFIX)}
     if isinstance(record.options, CombinedRunsOptions):
@@ -261,8 +262,8 @@ def load_members(
         if finetune is not None:
             if context.member_blocks is None:
                 raise DuplexError(
-                    f"{checkpoint.path} has fine-tuned blocks ({finetune.blocks}), but the feature cache has no inputs "
-                    "for them; set encoder.block_inputs in params.yaml to their number and run `duplex extract`"
+                    f"{checkpoint.path} has {finetune.blocks} fine-tuned blocks, but the feature cache lacks their "
+                    f"inputs; set encoder.block_inputs in params.yaml to {finetune.blocks} and run `duplex extract`"
                 )
             blocks = partial(context.member_blocks, finetune)
         own = replace(context, finetuned_blocks=blocks, members=(), member_blocks=None)

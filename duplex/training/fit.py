@@ -113,7 +113,7 @@ class Dataset:
         if encoder is None and weights is not None:
             raise UsageError("weights are given without an encoder; give their encoder as `encoder=`")
         if is_random(weights):
-            raise UsageError(f"random weights ({weights!r}) did not make these features; leave out `weights=`")
+            raise UsageError(f"random weights ({weights!r}) cannot have made these features; give the weights that did")
         values = checked_features(features)
         try:
             rows = label_table(table, len(values), pandas_index(features))
@@ -179,8 +179,8 @@ def load_dataset(
         given: dict[str, object] = {"weights": weights, "images": images, "word_vectors": word_vectors, "cache": cache}
         given |= {"split_seed": split_seed, "tokens": None if tokens == "none" else tokens}
         given["block_inputs"] = block_inputs or None
-        if names := [name for name, value in given.items() if value is not None]:
-            raise UsageError(f"without `encoder=`, {', '.join(names)} cannot be used; add `encoder=`, or omit these")
+        if names := [f"`{name}=`" for name, value in given.items() if value is not None]:
+            raise UsageError(f"{' and '.join(names)} can be used only with `encoder=`; add it, or omit the others")
         return _project_dataset(str(source), device)
     seed = SplitOptions.seed if split_seed is None else require_whole(split_seed, "split_seed", 0, LARGEST_SEED)
     require_whole(block_inputs, "block_inputs", 0)
@@ -209,7 +209,7 @@ def load_dataset(
     features, bad = encode_shared(folder, tower, root, names, digests, tokens=tokens, block_inputs=block_inputs)
     if bad:
         print(
-            f"{len(bad)} of {len(names)} images cannot be encoded and are left out, the first {bad[0].image} "
+            f"{len(bad)} of {len(names)} images cannot be encoded and are left out; the first is {bad[0].image} "
             f"({bad[0].reason})",
             file=sys.stderr,
         )
@@ -225,11 +225,11 @@ def _shipped_params() -> Params:
 def _project_dataset(name: str, device: str | None) -> Dataset:
     if not Path("params.yaml").is_file():
         raise UsageError(
-            f"this folder has no params.yaml with {name!r}; change to its project, or give `encoder=` to load images"
+            f"this folder has no params.yaml; change to the project of {name!r}, or give `encoder=` to load image files"
         )
     params, paths = load_params(), ArtifactPaths(ArtifactPaths.root.resolve())
     if name not in params.datasets and Path(name).exists():
-        raise UsageError(f"params.yaml has no data set {name}; to load the images of this path, give `encoder=`")
+        raise UsageError(f"{name!r} is a path, not a data set of params.yaml; give `encoder=` to load its images")
     data = open_data(params, name, paths)
     if device is not None:
         data = replace(data, device=_checked_device(device))
@@ -248,14 +248,15 @@ def _word_file(path: str | Path | None) -> Path | None:
         return None
     file = expanded_path(path, "word_vectors")
     if not file.is_file():
-        raise UsageError(f"word_vectors: {path} is not a file; expected one in GloVe format")
+        problem = "is not a file" if file.exists() else "does not exist"
+        raise UsageError(f"word_vectors: {path} {problem}; expected a text file in GloVe format")
     return file.resolve()
 
 
 def _known_encoder(name: str, weights: str | None, labels: LabelSpace) -> EncoderParams:
     encoder_identity(name, weights)
     if unknown := unknown_words(name, map(prompt_name, (*labels.states, *labels.objects))):
-        raise UsageError(f"{name} does not know the words {', '.join(unknown[:5])}; choose another encoder")
+        raise UsageError(f"the encoder {name} does not know the words {', '.join(unknown[:5])}; choose another encoder")
     return EncoderParams(name=name, weights=weights)
 
 
@@ -328,7 +329,7 @@ def require_both_groups(inputs: RunInputs, split: str, name: str) -> None:
     is_seen = inputs.labels.is_seen(inputs.examples[split].compositions.cpu().numpy())
     if is_seen.all() or not is_seen.any():
         group = "unseen" if is_seen.all() else "seen"
-        raise UsageError(f"{name} has no {split} images of {group} pairs, so AUC is undefined; add such images")
+        raise UsageError(f"{name} has no {split} images of {group} pairs, so AUC is undefined; add some to {split}")
 
 
 def _entry(data: Dataset, method: str | type[Method[Any]]) -> tuple[str, MethodEntry]:
@@ -350,7 +351,7 @@ def _kind_of(method: type[Method[Any]]) -> str:
         raise UsageError(f"{method.__name__} is defined inside a function; define it in a module or a notebook's cell")
     kind = next((name for name, source in installed_methods().items() if source.value == target), target)
     if find_method(kind) is not method:
-        raise UsageError(f"{kind} is the name of another class; rename {method.__name__}")
+        raise UsageError(f"{kind!r} is already the name of another class; rename {method.__name__}")
     return kind
 
 
@@ -481,10 +482,10 @@ def _check_same_images(results: Sequence[Result]) -> None:
         for key in ("world", "split"):
             here, there = getattr(results[0], key), getattr(other, key)
             if here != there:
-                raise UsageError(f"the results are for {key} {here} and for {key} {there}; evaluate both for one {key}")
+                raise UsageError(f"the results have different {key}s, {here} and {there}; evaluate both for one {key}")
         if not results[0].predictions[SHARED_COLUMNS].equals(other.predictions[SHARED_COLUMNS]):
             raise UsageError(
-                f"{results[0]._title}, and {other._title} have different images; evaluate both on one data set"
+                f"{results[0]._title!r} and {other._title!r} have different images; evaluate both on one data set"
             )
 
 
@@ -513,8 +514,8 @@ def evaluate(run: Run, data: Dataset, *, world: World = "closed", split: str = "
         trained_on, here = record.training.get("manifest"), inputs.identity.get("manifest")
         if trained_on is not None and here != trained_on:
             print(
-                f"the run {run.name} was trained with another table or split of images than {data.name} has; its "
-                "numbers are too high if it was trained on some of these images",
+                f"the table of images of {data.name} differs from that used to train the run {run.name}; the "
+                "numbers are too high if training used some of the images evaluated here",
                 file=sys.stderr,
             )
         require_both_groups(inputs, split, data.name)

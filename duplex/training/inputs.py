@@ -234,7 +234,7 @@ class Data:
             needed = (
                 f"the inputs of {blocks} blocks, but {stored} are stored; load the images with block_inputs={blocks}"
             )
-            pixels = "pixels, which only data sets of params.yaml have; leave out finetune.augment"
+            pixels = "pixels for augmentation, which only data sets of params.yaml have; leave out finetune.augment"
             raise UsageError(f"fine-tuning needs {pixels if finetune.augment else needed}")
         if PIXELS in opened.identity and (finetune.augment or blocks > stored):
             return read_tokens(path, PIXELS, limit, opened.rows), {PIXELS: "true"}
@@ -334,7 +334,7 @@ def label_table(
     frame.columns = frame.columns.map(str)
     known = known_columns(frame.columns.tolist(), "the table", NEEDED, ("image",))
     if len(frame) != rows:
-        raise UsageError(f"features has {rows} rows and the table {len(frame)}; expected one row per image in both")
+        raise UsageError(f"`features` has {rows} rows, but the table has {len(frame)}; expected one row per image")
     frame = frame[known]
     if "image" not in frame:
         frame = frame.assign(image=[str(row) for row in range(rows)])
@@ -377,13 +377,13 @@ def require_configured_inputs(params: Params, dataset: str, method: str) -> None
         return
     remedies = {
         "text": f"the text tower of the encoder that made the features: set datasets.{dataset}.encoder "
-        "to one with a text tower",
-        "words": "word vectors: set evaluation.word_vectors to a file in GloVe format",
-        "patch": f"patch tokens, which imported features lack: give datasets.{dataset} an encoder instead of features",
+        "in params.yaml to one with a text tower",
+        "words": "word vectors: set evaluation.word_vectors in params.yaml to a file in GloVe format",
+        "patch": f"patch tokens, not imported features: give datasets.{dataset} in params.yaml an encoder instead",
     }
     others = supported_methods(params, dataset)
     advice = f"or choose a method such as {', '.join(others[:3])}" if others else "or choose another method"
-    raise UsageError(f"{method} on {dataset} needs {remedies[missing[0]]} in params.yaml, {advice}")
+    raise UsageError(f"{method} on {dataset} needs {remedies[missing[0]]}, {advice}")
 
 
 def supported_methods(params: Params, dataset: str) -> list[str]:

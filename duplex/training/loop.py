@@ -452,7 +452,7 @@ def _drop_words(method: Method[Any], rate: float) -> None:
     prompts = [part for part in method.modules() if isinstance(part, Prompts) and part.vocabulary == "learned"]
     if rate and not prompts:
         raise UsageError(
-            f"word_dropout is {rate:g}, but {method.class_name} learns no vectors of names; leave out word_dropout"
+            f"word_dropout is {rate:g}, but {method.class_name} has no learned word vectors; leave out word_dropout"
         )
     for part in prompts:
         part.word_dropout = rate

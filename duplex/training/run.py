@@ -324,15 +324,15 @@ def initialised_method(
     new = [*compress(labels.states, ~states), *compress(labels.objects, ~objects)]
     if new and not find_method(kind).scores_new_words(options):
         raise UsageError(
-            f"{kind} with these options learns states and objects from images alone, and there are no training images "
-            f"of {', '.join(new)}; choose a method with prompts or word vectors"
+            f"{kind} with these options learns words from images alone, but these have no training images: "
+            f"{', '.join(new)}; choose a method with prompts or word vectors"
         )
     images = inputs.examples["train"].to(device)
     partial = int((images.compositions < 0).sum())
     if partial and not find_method(kind).accepts_partial_labels(options):
         raise UsageError(
-            f"{kind} with these options learns from pairs, and {partial} training images lack their state or object; "
-            "remove them, or choose a method such as kg_sp or linear"
+            f"{kind} with these options learns from pairs, but {partial} training images have only a state or object; "
+            "complete their labels, leave these images out, or choose a method such as kg_sp or linear"
         )
     torch.manual_seed(seed)
     method = make_method(kind, options, context).to(device)
@@ -359,7 +359,7 @@ def tune_and_score(
     auc_all = None
     if "open" in spec.worlds:
         if rule == "auto" and (pairs := count_unseen_pairs(val, labels)) < FEWEST_PAIRS:
-            few = f"validation images are of {pairs} unseen pair{'' if pairs == 1 else 's'}"
+            few = f"the validation images show {pairs} unseen pair{'' if pairs == 1 else 's'}"
             needed = f"a feasibility threshold needs {FEWEST_PAIRS} or more"
             print(f"{few}, but {needed}, so all pairs stay candidates", file=sys.stderr)
         by_world["open"] = calibrate(method, val, labels, "open", inputs.words, settings.thresholds, rule)

@@ -67,8 +67,8 @@ class SplitScorer:
 def checked_scores(method: str, scores: Tensor, images: int, columns: int) -> Tensor:
     """Return a method's scores without gradients; raises `DuplexError` unless they are floats [images, columns]."""
     if scores.shape != (images, columns) or scores.dtype not in (torch.float32, torch.float64):
-        found = f"a tensor {list(scores.shape)} of {scores.dtype}"
-        raise DuplexError(f"{method} scored images with {found}; expected float32 of shape {[images, columns]}")
+        found = f"shape {list(scores.shape)} and type {scores.dtype}"
+        raise DuplexError(f"{method} returned scores of {found}; expected shape {[images, columns]} and type float32")
     return scores.detach()
 
 
@@ -195,7 +195,8 @@ def checked_auc(margins: Margins) -> float:
     """The validation AUC, a fraction; raises `DuplexError` unless there are images of both seen and unseen pairs."""
     auc = AucComponents.of(margins).auc
     if auc is None:
-        raise DuplexError("the validation AUC needs images of both seen and unseen pairs; add the missing kind")
+        group = "unseen" if margins.is_seen.any() else "seen"
+        raise DuplexError(f"the val split has no images of {group} pairs, so AUC is undefined; add some to val")
     return auc
 
 

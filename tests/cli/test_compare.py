@@ -104,9 +104,9 @@ def test_missing_runs_and_unknown_names_are_reported_in_one_line(margins, words,
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda table: table.assign(label="NA 2"), "have different images"),
-        (lambda table: table.assign(row=np.arange(IMAGES) + 1), "have different images"),
-        (lambda table: table[:-1], "have different images"),
+        (lambda table: table.assign(label="NA 2"), "differ in the column 'label'"),
+        (lambda table: table.assign(row=np.arange(IMAGES) + 1), "differ in the column 'row'"),
+        (lambda table: table[:-1], "differ in the column 'row'"),
     ],
 )
 def test_files_that_cannot_be_compared_are_refused(margins, change, message):
@@ -120,6 +120,13 @@ def test_margins_that_differ_in_the_ninth_digit_are_no_ties(margins):
     save("duplex", predictions(close))
     save("duplex_static", predictions(np.full(IMAGES, 12.3456789)))
     assert json.loads(run("--json"))["difference"]["auc"]["value"] == pytest.approx(50)
+
+
+def test_every_seed_that_both_methods_have_is_compared(margins):
+    for seed in (1, 7, 9):
+        save("duplex", predictions(margins["duplex"]), seed=seed)
+    save("duplex_static", predictions(margins["duplex_static"]), seed=7)  # not one of run.seeds
+    assert json.loads(run("--json"))["seeds"] == [0, 7]
 
 
 @pytest.fixture

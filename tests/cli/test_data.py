@@ -110,7 +110,7 @@ def test_an_interrupted_download_is_continued_and_the_result_loads(project, comm
     ("words", "code", "message"),
     [
         (["stats", "nope"], 2, "no data set 'nope'"),
-        (["stats", "cgqa"], 2, "not a folder"),
+        (["stats", "cgqa"], 2, "there is no folder"),
         (["download", "imagenet"], 2, "unknown benchmark"),
         (["download", "vaw-czsl"], 2, "get it by hand from https://drive.google.com"),
         (["add", "x", "nowhere"], 2, "nowhere"),

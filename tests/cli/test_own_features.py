@@ -82,7 +82,7 @@ def test_other_features_make_the_extraction_run_again(project: Path, command: Co
     np.save(project / "X.npy", features(table) + 1)
     assert settings(load_params(), "mine", "extract") != before
     (project / "X.npy").unlink()
-    with pytest.raises(DuplexError, match=r"X\.npy is not a file"):
+    with pytest.raises(DuplexError, match=r"X\.npy does not exist"):
         settings(load_params(), "mine", "extract")
     assert "X.npy: missing" in command("doctor").out
 
@@ -108,12 +108,12 @@ def test_features_replaced_after_extract_are_refused(project: Path, command: Com
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda X, names: {"features": X[:, 0]}, "must hold one array of floating-point numbers"),
-        (lambda X, names: {"features": X[:9], "images": names[:9]}, "has no features of"),
+        (lambda X, names: {"features": X[:, 0]}, "expected a float array of shape [images, width]"),
+        (lambda X, names: {"features": X[:9], "images": names[:9]}, "has no features for"),
         (lambda X, names: {"features": X, "images": names[:-1]}, "expected"),
         (lambda X, names: {"features": X, "images": np.array([*names[:-1], names[0]])}, "twice"),
-        (lambda X, names: {"features": X, "images": np.char.add("photos/", names)}, "has no features of"),
-        (lambda X, names: {"features": X, "pictures": names}, "expected features and images"),
+        (lambda X, names: {"features": X, "images": np.char.add("photos/", names)}, "has no features for"),
+        (lambda X, names: {"features": X, "pictures": names}, "expected arrays named 'features' and 'images'"),
     ],
 )
 def test_files_that_do_not_fit_are_one_line(project: Path, command: Command, table: pd.DataFrame, change, message):
@@ -128,10 +128,10 @@ def test_files_that_do_not_fit_are_one_line(project: Path, command: Command, tab
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["table.csv", "--features", "X.npy", "--encoder", "tiny"], "tiny makes features of 128"),
+        (["table.csv", "--features", "X.npy", "--encoder", "tiny"], "tiny makes features of width 128"),
         (
             ["table.csv", "--features", "X.npy", "--encoder", "ViT-B-32-quickgelu", "--weights", "openai"],
-            "features of 512",
+            "features of width 512",
         ),
         (["table.csv", "--features", "absent.npy"], "absent.npy does not exist"),
         (["table.csv", "--encoder", "none"], "--encoder none needs --features"),
@@ -206,6 +206,6 @@ def test_features_of_repeated_lines_are_refused(project: Path, command: Command,
     values = features(table)
     np.save(project / "X.npy", np.concatenate([values, values[:1]]))
     added = command("data", "add", "mine", "table.csv", "--features", "X.npy")
-    assert added.refused(f"X.npy has {len(table) + 1} rows and the manifest {len(table)}")
+    assert added.refused(f"X.npy has {len(table) + 1} rows, but the manifest has {len(table)}")
     np.save(project / "X.npy", values)
     assert command("data", "add", "mine", "table.csv", "--features", "X.npy").code == 0

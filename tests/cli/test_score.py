@@ -98,13 +98,13 @@ def test_two_files_are_compared_image_by_image(tmp_path: Path, arrays: dict[str,
 
 INVALID = {
     "no scores": (lambda a: {"logits": a["scores"]}, "has no 'scores', 'target', 'seen'; it holds ['logits']"),
-    "no images": (lambda a: a | {"scores": a["scores"][:0], "target": a["target"][:0]}, "'scores' must be numbers"),
-    "text": (lambda a: a | {"scores": a["scores"].astype("S8")}, "'scores' must be numbers"),
+    "no images": (lambda a: a | {"scores": a["scores"][:0], "target": a["target"][:0]}, "'scores' has shape"),
+    "text": (lambda a: a | {"scores": a["scores"].astype("S8")}, "'scores' has shape"),
     "short target": (lambda a: a | {"target": a["target"][1:]}, "'target' has the shape (199,)"),
     "nan target": (lambda a: a | {"target": a["target"] * np.nan}, "whole numbers"),
     "an unknown mask": (
         lambda a: a | {"feasible": np.ones(20, bool)},
-        "holds 'feasible', which is no part of a score file; expected only scores, target, seen, feasible_mask, k",
+        "has the unknown array 'feasible'; remove it (known arrays: scores, target, seen, feasible_mask, k",
     ),
     "strange mask": (lambda a: a | {"feasible_mask": np.full(20, np.nan)}, "true or false"),
     "short state": (lambda a: a | {"state": np.arange(3)}, "'state' has the shape (3,)"),

@@ -111,7 +111,7 @@ def test_an_ablation_is_a_method_with_changed_options():
         ("  ut-zappos:\n", "  plots:\n", ["datasets.plots", "reserved"]),
         ("num_workers: auto", "num_workers: -1", ["extraction.num_workers", "auto", "-1"]),
         ("worlds: [closed, open]", "worlds: [closed]", ["evaluation.worlds", "duplex_open is for the open world"]),
-        ("word_vectors: null", "word_vectors: none.txt", ["evaluation.word_vectors", "none.txt is not a file"]),
+        ("word_vectors: null", "word_vectors: none.txt", ["evaluation.word_vectors", "there is no file none.txt"]),
         ("  cds: {", "  ../../x: {", ["methods", "'../../x'"]),
     ],
 )
@@ -140,7 +140,8 @@ def test_the_largest_seed_and_whole_numbers_as_fractions_are_valid(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "words"), [("", "cannot be read: Is a directory"), ("params.yaml", "run this in the project's folder")]
+    ("name", "words"),
+    [("", "cannot be read: Is a directory"), ("params.yaml", "run the command in the project's folder")],
 )
 def test_a_folder_and_a_missing_file_are_reported(tmp_path, name, words):
     with pytest.raises(UsageError, match=words):

@@ -61,7 +61,7 @@ def test_data_without_a_choice_is_refused() -> None:
     found = np.linspace(0, 1, 9)
     steps = thresholds(found, seen)
     statistics = ScoreAccumulator([0, 1], seen, bucket=buckets(found, steps)).add(np.eye(9)[:2])
-    with pytest.raises(DuplexError, match="validation images of seen and unseen pairs"):
+    with pytest.raises(DuplexError, match="need images of unseen pairs, but val has none; add some"):
         choose_threshold(statistics, steps)
 
 

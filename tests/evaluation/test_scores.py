@@ -68,7 +68,7 @@ def test_text_of_any_length_is_read_from_hdf5(tmp_path: Path) -> None:
 
 REFUSED: list[tuple[str, Any, str]] = [
     ("k", [1, 0], "'k' must be one or more"),
-    ("seen", np.array([b"1", b"0", b"1", b"0"]), "'seen' must be true or false"),
+    ("seen", np.array([b"1", b"0", b"1", b"0"]), "'seen' must be a mask with true or false"),
     ("target", [4, 0, 0, 0, 0, 0, 0], "'target' holds 0 to 4; expected 0 to 3"),
     ("target", np.array([2**63, 0, 0, 0, 0, 0, 0], np.uint64), "'target' holds -"),
 ]
@@ -88,7 +88,7 @@ def test_two_columns_of_one_pair_are_refused(tmp_path: Path, kind: str) -> None:
         read(tmp_path / f"s.{kind}", state=states, object=objects)
 
 
-@pytest.mark.parametrize(("name", "says"), [("none.npz", "is not a file"), ("s.csv", "is neither an .npz nor")])
+@pytest.mark.parametrize(("name", "says"), [("none.npz", "there is no file"), ("s.csv", "is neither an .npz nor")])
 def test_missing_files_and_unknown_suffixes_are_refused(tmp_path: Path, name: str, says: str) -> None:
     (tmp_path / "s.csv").write_text("1,2")
     with pytest.raises(UsageError, match=says), open_scores(tmp_path / name):

@@ -43,5 +43,5 @@ def test_a_split_has_its_readable_rows_in_the_order_of_the_manifest() -> None:
 
 
 def test_a_cache_of_another_length_is_refused() -> None:
-    with pytest.raises(DuplexError, match=r"the manifest has 12 rows, its feature cache 11; run `dvc repro extract`"):
+    with pytest.raises(DuplexError, match=r"the manifest has 12 rows, but its feature cache has 11"):
         join_labels(MANIFEST, LABELS, INPUTS, BAD[1:])

@@ -118,10 +118,10 @@ def test_too_many_bad_images_stop_the_run_at_the_next_commit(run, images, tmp_pa
     monkeypatch.setattr(extraction_module, "COMMIT_SECONDS", 0.0)
     for image in images[:9]:
         (tmp_path / "pictures" / image).unlink()
-    listed = "; ".join(f"{image} (missing)" for image in images[:5])
+    listed = ", ".join(f"{image} (missing)" for image in images[:5])
     with pytest.raises(DuplexError) as refused:
         run(max_bad=0.1)
-    assert f"8 of 40 images cannot be read, more than max_bad = 0.1 allows: {listed}; …; fix" in str(refused.value)
+    assert f"8 of 40 images cannot be read, more than max_bad = 0.1 allows: {listed}, …; repair" in str(refused.value)
     cache = PartialCache(tmp_path / "features.h5")
     assert cache.done == 8  # of the first batch
     cache.close()
@@ -131,7 +131,7 @@ def test_exactly_the_allowed_share_of_bad_images_passes_and_five_are_listed(run,
     for image in images[20:25]:
         (tmp_path / "pictures" / image).unlink()
     assert len(run(max_bad=0.125).bad) == 5
-    with pytest.raises(DuplexError, match=rf"allows: .*{images[24]} \(missing\); fix or remove them") as refused:
+    with pytest.raises(DuplexError, match=rf"allows: .*{images[24]} \(missing\); repair or leave out these") as refused:
         run(max_bad=0.124)
     assert opened_in(tmp_path) == [] and refused.traceback  # which keeps the failed frames alive
 
@@ -174,7 +174,7 @@ def test_only_batches_with_a_pending_row_are_encoded(run, images, encoder, tmp_p
         ({"manifest": "other"}, Span(0, 40, 40), {}, "was begun with another manifest; extracting again"),
         ({"root": "mypics"}, Span(0, 40, 40), {"recorded_root": "pics_v2"}, "of images (mypics → pics_v2); extracting"),
         ({}, Span(0, 8, 40), {}, "was begun with another set of rows; extracting again"),
-        ({}, None, {}, "is damaged (Unable to"),
+        ({}, None, {}, "cannot be continued (Unable to"),
     ],
 )
 def test_an_unfinished_file_of_another_kind_or_a_damaged_one_is_begun_again(
@@ -224,7 +224,7 @@ def test_a_missing_or_misplaced_folder_is_reported_at_once(run, encoder, tmp_pat
     with pytest.raises(UsageError, match="folder is a folder; give --out the path of a file"):
         run(tmp_path / "folder")
     (tmp_path / "file").write_text("")
-    with pytest.raises(DuplexError, match=r"cannot be written: .*; fix that, or choose another place"):
+    with pytest.raises(DuplexError, match=r"cannot be written: .*; fix the cause, or choose another place"):
         run(tmp_path / "file" / "features.h5")
 
 

@@ -35,9 +35,9 @@ def test_imported_features_become_a_cache(tmp_path: Path, monkeypatch, dtype: ty
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        (np.zeros((6, 5), np.float32), "has 6 rows and the manifest 7"),
-        (np.zeros((7, 5), np.int64), "must hold one array"),
-        (np.zeros((7, 0), np.float32), "must hold one array"),
+        (np.zeros((6, 5), np.float32), "has 6 rows, but the manifest has 7"),
+        (np.zeros((7, 5), np.int64), "expected a float array"),
+        (np.zeros((7, 0), np.float32), "expected a float array"),
         (np.zeros((1, 5), np.float32), "has 1 rows"),
         (np.full((7, 5), 1e6, np.float32), "above 65504"),
         (np.array([None] * 7), "holds Python objects; save"),
@@ -55,7 +55,8 @@ def test_a_file_that_is_no_single_array_is_refused(tmp_path: Path) -> None:
     """A pickle is not loaded: that would run its author's code."""
     several = io.BytesIO()
     np.savez(several, a=np.zeros((7, 5)))
-    array, damaged = (r"has the arrays \['a'\]; expected features and images", "numpy saved .*, or it is damaged$")
+    array = r"has the arrays \['a'\]; expected arrays named 'features' and 'images'"
+    damaged = "cannot be read as .npy or .npz; save it again with numpy$"
     for content, message in ((several.getvalue(), array), (b"", damaged), (pickle.dumps(np.ones((7, 5))), damaged)):
         (tmp_path / "f.npy").write_bytes(content)
         with pytest.raises(DuplexError, match=message):
@@ -100,7 +101,7 @@ def test_too_many_unusable_rows_leave_the_earlier_cache(tmp_path: Path) -> None:
 
 def test_names_saved_as_objects_are_refused_with_the_remedy(tmp_path: Path) -> None:
     np.savez(tmp_path / "x.npz", features=np.ones((2, 3), np.float32), images=np.array(["a", "b"], dtype=object))
-    with pytest.raises(UsageError, match=r"holds Python objects; save .* `images\.astype\(str\)`"):
+    with pytest.raises(UsageError, match=r"holds Python objects; save .* `names\.astype\(str\)`"):
         import_features(tmp_path / "x.npz", 2, "0", tmp_path / "c.h5", ["a", "b"])
 
 
@@ -108,6 +109,6 @@ def test_the_width_is_that_of_the_encoder_where_it_is_known(tmp_path: Path, enco
     np.save(tmp_path / "x.npy", np.ones((2, 5), np.float32))
     file = FeatureFile.open(tmp_path / "x.npy")
     for name, width in (("tiny", 128), (encoder_name, 16)):
-        with pytest.raises(UsageError, match=f"width 5, but {name} makes features of {width}"):
+        with pytest.raises(UsageError, match=f"width 5, but {name} makes features of width {width}"):
             refuse_other_width(file, name, None)
     refuse_other_width(file, IMPORTED, None)

@@ -32,11 +32,11 @@ def store(name: str, change: Callable[[Any], Any], **options: Any) -> Callable[[
 
 
 DAMAGE: dict[str, tuple[Callable[[h5py.File], object], str]] = {
-    "float32": (store("cls", np.float32), r"'cls' is \(12, 128\) of float32, which does not fit its 12 rows"),
-    "few statuses": (store("status", lambda x: x[:5]), r"'status' is \(5,\) of uint8, which does not fit"),
-    "three dimensions": (store("cls", lambda x: x[:, :, None]), r"'cls' is \(12, 128, 1\) of float16"),
-    "no statuses": (lambda file: file.pop("status"), "there is no 'status'"),
-    "no identity": (lambda file: file.pop("identity"), "there is no 'identity'"),
+    "float32": (store("cls", np.float32), r"'cls' has shape \(12, 128\) and type float32, which do not fit"),
+    "few statuses": (store("status", lambda x: x[:5]), r"'status' has shape \(5,\) and type uint8, which do not"),
+    "three dimensions": (store("cls", lambda x: x[:, :, None]), r"'cls' has shape \(12, 128, 1\) and type float16"),
+    "no statuses": (lambda file: file.pop("status"), "its entry 'status' is missing"),
+    "no identity": (lambda file: file.pop("identity"), "its entry 'identity' is missing"),
     "chunks": (store("cls", np.array, chunks=(4, 128), compression="gzip"), "'cls' is not stored as one block"),
     "two columns of checksums": (store("checksums", lambda x: x.repeat(2, axis=1)), "'checksums' has 2 columns"),
 }
@@ -63,7 +63,7 @@ def test_a_cache_of_another_version_is_refused_with_the_command_to_run(cache: Pa
         read_features(cache)
     refuse_foreign(cache)  # it may be written over
     cache.rename(layout.partial_path(cache))
-    with pytest.raises(layout.DamagedCache, match="not a feature cache of this version"):
+    with pytest.raises(layout.DamagedCache, match="this version of duplex did not write it"):
         PartialCache(cache)
 
 

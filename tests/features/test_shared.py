@@ -67,6 +67,9 @@ def test_features_are_found_by_the_contents_of_images_alone(encode, images, root
     np.testing.assert_array_equal(first.cls, cls_of(features)[:1])
     assert last.bad.tolist() == [False, True]
     assert find_cached_features(tmp_path / "cache", digests[3:]) is None
+    (tmp_path / "cache/features-other").mkdir()
+    (tmp_path / "cache/features-other/old.h5").write_bytes(b"of another version")
+    np.testing.assert_array_equal(find_cached_features(tmp_path / "cache", digests[:1]).cls, first.cls)
 
 
 def test_renamed_copied_and_missing_files(encode, images, root, encoder, reports) -> None:

@@ -102,7 +102,7 @@ def test_one_state_or_object_is_refused(other, alone):
 
 def test_what_has_no_classifier_is_refused():
     pairs, primitives = started(l2=1e-3, over="pairs"), started(l2=1e-3)
-    with pytest.raises(UsageError, match="no score for unseen pairs"):
+    with pytest.raises(UsageError, match="scores only seen pairs, but no candidate is seen"):
         pairs.scorer(OPEN[~LABELS.seen])
     known, added = (list(LABELS.states), list(LABELS.objects)), OPEN[~LABELS.seen]
     rows = np.stack([LABELS.state_of(added), LABELS.object_of(added)], axis=1)

@@ -136,7 +136,7 @@ def test_experts_follow_the_formula_in_both_towers() -> None:
         expected = torch.stack([written(block[-1], image, [lambda x, y: 0, beside]) for image in x])
         assert (found - expected).abs().max() <= 1e-12
         x = found
-    with pytest.raises(UsageError, match="needs an encoder with transformer blocks"):
+    with pytest.raises(UsageError, match="experts, but the encoder has no transformer blocks"):
         finetuning_task("experts").finetuned_blocks()
 
 
@@ -201,7 +201,7 @@ def test_text_adapters_without_use_are_refused_in_one_line() -> None:
     with pytest.raises(UsageError, match=r"finetune\.text is bottleneck, but the encoder has no text tower; leave"):
         make_method("compcos", options, replace(context, text=None))
     other: Any = SimpleNamespace(width=16)
-    with pytest.raises(UsageError, match=r"a text tower with blocks of an unknown kind; leave finetune\.text out"):
+    with pytest.raises(UsageError, match=r"a text tower with blocks of an unknown kind; leave the setting out"):
         make_method("compcos", options, replace(context, text=other))
     method = make_method("compcos", options, context)
     method.start(block_batch())

@@ -137,7 +137,7 @@ def test_unfitting_runs_are_refused_in_one_line(params: Params, project: Path) -
     assert other.checkpoint.exists()
     with edited_params(project / "params.yaml") as record:
         record["methods"]["both"]["world"] = "open"
-    with pytest.raises(UsageError, match="was trained for the closed world and both is for the open world"):
+    with pytest.raises(UsageError, match="was trained for the closed world, but both is for the open world"):
         train_stage(load_params(), "own", "both", 0)
 
 
@@ -157,7 +157,7 @@ def test_runs_of_another_data_set_are_refused(params: Params) -> None:
         (lambda r: r["run"].update(products=["csp"]), "run.products: csp combines no runs; list it under run.methods"),
         (lambda r: r["run"].update(methods=["csp", "closed_form", "tuned"]), "tuned combines runs; list it"),
         (lambda r: r["run"].update(methods=["csp"]), "both needs closed_form; add closed_form to run.methods"),
-        (lambda r: r["methods"]["both"].update(of=["csp", "tuned"]), "both.of: tuned combines runs itself"),
+        (lambda r: r["methods"]["both"].update(of=["csp", "tuned"]), "both.of: tuned is itself a product"),
         (lambda r: r["methods"]["both"].update(of=["csp", "cps"]), "methods.both.of: 'cps'"),
         (lambda r: r["methods"]["both"].update(members=[]), "both.members: training sets this option"),
         (lambda r: r["methods"]["both"].update(per_dataset={"own": {"of": ["csp"]}}), "per_dataset.own.of"),

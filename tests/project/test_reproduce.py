@@ -162,7 +162,7 @@ def test_the_plan_of_published_recipes(zappos: Path, command: Command):
     assert "prepare (missing), extract (missing), 15 of 15 runs" in lines["stages"]
     assert "about" in lines["hours"] and "of csp, troika, cluspro on this device" in lines["hours"]
     assert lines["rows"].endswith("3 × seeds 0, 1, 2, 3, 4: csp, troika, cluspro") and "not run" not in plan.out
-    assert command("reproduce", "ut-zappos", "--methods", "cds", "--dry-run").refused("was published; set")
+    assert command("reproduce", "ut-zappos", "--methods", "cds", "--dry-run").refused("cds has no published")
     assert command("reproduce", "shapes", "--methods", "troika").refused("no published settings for shapes")
 
 

@@ -202,7 +202,7 @@ def compare() -> str:
 def test_stale_runs_are_no_default_model(project: Path, capfd: pytest.CaptureFixture[str]) -> None:
     edit("params.yaml", "\n  csp:\n", "\n  csp:\n    training: {epochs: 3}\n")
     assert best_run(params=load_params()).root.parent.name == "clip"
-    csp = "duplex: artifacts/own/csp/{} does not match params.yaml: training.epochs is 1 instead of 3\n"
+    csp = "duplex: artifacts/own/csp/{} is skipped, as params.yaml differs: training.epochs is 1 instead of 3\n"
     assert capfd.readouterr().err == csp.format(0) + csp.format(1)
     edit("params.yaml", "epochs: 1\n", "epochs: 3\n")
     with pytest.raises(UsageError, match=r"no trained run .* matches params\.yaml; run `dvc repro`, or name one"):

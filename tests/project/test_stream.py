@@ -174,7 +174,7 @@ def test_adapters_that_break_the_protocol_are_named_in_one_line(trained):
     says = {
         "forgetful": "forgetful must yield one tensor of scores for each of the",
         "hasty": "hasty must yield the scores of a batch before it reads the next one",
-        "short": r"short scored images with a tensor \[2, \d+\] of torch.float32; expected float32 of shape \[3, \d+\]",
+        "short": r"short returned scores of shape \[2, \d+\] and type torch.float32; expected shape \[3, \d+\]",
         "no": "unknown stream adapter 'no'; known: forgetful, hasty, prior, short, tomcat",
     }
     for adapter, message in says.items():

@@ -51,13 +51,13 @@ def test_answers_depend_on_the_images_before_unless_nothing_moves(project, featu
 
 def test_what_cannot_adapt_is_refused(project, tmp_path, features):
     adapting = Recognizer.load(project.run("clip"), device="cpu", adapt=adaptation())
-    with pytest.raises(UsageError, match="can adapt to images"):
+    with pytest.raises(UsageError, match="cannot adapt to images"):
         adapting.with_compositions(["rusty kettle"]).scores(features.numpy())
     adapting.save_pretrained(tmp_path / "export")
     exported = Recognizer.load(tmp_path / "export", device="cpu", adapt=adaptation())
     with pytest.raises(UsageError, match="can adapt to images"):
         exported.candidates()
-    with pytest.raises(UsageError, match="warm start of tomcat needs training images"):
+    with pytest.raises(UsageError, match="warm start needs training images, but there are none"):
         Recognizer.load(project.run("clip"), device="cpu", adapt=adaptation(warm=True)).candidates()
 
 

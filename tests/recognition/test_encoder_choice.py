@@ -63,7 +63,7 @@ def test_without_any_encoder_one_line_says_what_to_do(offers, tmp_path):
 
 @pytest.mark.parametrize(
     ("encoder", "weights", "message"),
-    [(None, "openai", "--weights is 'openai' without --encoder; give the encoder"),
+    [(None, "openai", "--weights 'openai' is given without --encoder; add --encoder"),
      ("ViT-B-32", "random:1", "the weights random:1 are random, and no model can be fitted")],
 )  # fmt: skip
 def test_weights_that_make_no_model_are_refused_before_any_work(tmp_path, drawn, encoder, weights, message):

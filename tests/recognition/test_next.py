@@ -89,7 +89,7 @@ def test_listed_images_are_labelled_and_update_the_model(unlabelled, tmp_path, m
 
 def test_folders_without_new_images_are_refused_in_one_line(trained, tmp_path):
     recognizer = Recognizer.load(trained.run(), device="cpu")
-    with pytest.raises(UsageError, match="holds only images that the model already has"):
+    with pytest.raises(UsageError, match="holds no images; give a folder of unlabelled images"):
         rank_unlabelled(recognizer, tmp_path)
     (tmp_path / "broken.png").write_bytes(b"nothing")
     with pytest.raises(
@@ -97,4 +97,4 @@ def test_folders_without_new_images_are_refused_in_one_line(trained, tmp_path):
     ):
         rank_unlabelled(recognizer, tmp_path)
     done = duplex("next", trained.run(), tmp_path / "none", cwd=trained.folder)
-    assert (done.returncode, done.stderr.count("\n")) == (1, 1) and "is not a folder" in done.stderr
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1) and "there is no folder" in done.stderr

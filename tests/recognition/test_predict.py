@@ -43,7 +43,7 @@ def test_the_suffix_of_the_file_names_the_format(tmp_path):
         "table", "csv", "jsonl", "table",
     ]  # fmt: skip
     assert _checked_format("csv", Path("a.txt")) == "csv"
-    with pytest.raises(UsageError, match=r"--format is table and --out a\.csv ends in \.csv"):
+    with pytest.raises(UsageError, match=r"--format is table, but --out a\.csv ends in \.csv"):
         _checked_format("table", Path("a.csv"))
 
 

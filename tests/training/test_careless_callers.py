@@ -92,7 +92,7 @@ def test_a_misspelt_split_is_not_ignored(tmp_path, name):
         small(table=table)
     if name == name.strip():
         table.assign(image=[f"{row}.png" for row in range(33)]).to_csv(tmp_path / "table.csv", index=False)
-        with pytest.raises(UsageError, match=f"has a column '{name}'; call it 'split'"):
+        with pytest.raises(UsageError, match=f"unknown column '{name}'; call it 'split'"):
             duplex.load_dataset(tmp_path / "table.csv", encoder="tiny", cache=tmp_path / "cache")
 
 
@@ -154,7 +154,7 @@ def test_images_that_are_left_out_are_named(tmp_path, capsys):
     (root / "red" / "star" / "0003.png").write_bytes(b"not an image")
     for _ in range(2):  # encoded, then read from the cache
         duplex.load_dataset(root, encoder="tiny", cache=tmp_path / "cache", device="cpu")
-        said = "1 of 110 images cannot be encoded and are left out, the first red/star/0003.png (not an image)"
+        said = "1 of 110 images cannot be encoded and are left out; the first is red/star/0003.png (not an image)"
         assert said in capsys.readouterr().err
 
 
@@ -162,7 +162,7 @@ def test_images_that_are_left_out_are_named(tmp_path, capsys):
 def test_features_without_a_direction_are_refused(row):
     features = arrays()["features"].astype(np.float64)
     features[4] = row
-    with pytest.raises(UsageError, match="only zeros in 1 of 33 rows, first in row 4"):
+    with pytest.raises(UsageError, match="only zeros in 1 of 33 rows, such as row 4"):
         small(features=features)
 
 

@@ -50,7 +50,8 @@ def test_other_labels_are_refused(saved):
 
 @pytest.mark.parametrize("key", ["weights", "preprocessing", "precision", "architecture", "encoder"])
 def test_another_encoder_is_refused(saved, key):
-    said = f"trained with the encoder's {key} {ENCODER.get(key)!r}, but it is 'other' now; train again, or set"
+    what = "encoder" if key == "encoder" else f"encoder's {key}"
+    said = f"trained with the {what} {ENCODER.get(key)!r}, but 'other' is in use now; train again, or set"
     with pytest.raises(DuplexError, match=said):
         load_checkpoint(saved[0], small_context(dtype=torch.float32), {**ENCODER, key: "other"})
 

@@ -229,7 +229,7 @@ def test_training_drops_elements_of_words_with_one_mask_per_step():
     network, _ = run(settings=settings)
     assert network.paths.prompts.word_dropout == 0.3
     assert not same(network, run(settings=dataclasses.replace(settings, word_dropout=0.0))[0])
-    with pytest.raises(UsageError, match="learns no vectors of names"):
+    with pytest.raises(UsageError, match="has no learned word vectors"):
         run(PromptOptions(width=5, vocabulary="fixed"), settings)
 
 

@@ -80,9 +80,9 @@ def test_other_files_are_refused(path, tmp_path):
     for name, content in (("empty", b""), ("text", b"not a model"), ("zeros", b"\x00" * 64)):
         (tmp_path / name).write_bytes(content)
     for name in ("bare", "list", "", "empty", "text", "zeros"):
-        with pytest.raises(DuplexError, match="is not a file that duplex wrote"):
+        with pytest.raises(DuplexError, match="cannot be read as a model file"):
             read_header(tmp_path / name, "checkpoint")
     with pytest.raises(DuplexError, match="none does not exist"):
         read_header(tmp_path / "none", "checkpoint")
-    with pytest.raises(DuplexError, match="is a file of the kind checkpoint; expected one of the kind export"):
+    with pytest.raises(DuplexError, match="is a file of the kind 'checkpoint'; give one of the kind 'export'"):
         read_header(path, "export")

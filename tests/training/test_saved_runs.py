@@ -72,4 +72,4 @@ def test_a_run_measured_on_another_split_of_its_images_is_reported(capsys):
     assert "another table" not in capsys.readouterr().err
     duplex.evaluate(run, small(table={**table, "split": split}))
     said = capsys.readouterr().err
-    assert "the run kg_sp was trained with another table or split of images than arrays has" in said
+    assert "the table of images of arrays differs from that used to train the run kg_sp" in said

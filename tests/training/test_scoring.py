@@ -84,7 +84,7 @@ def test_labels_that_are_no_candidates_and_empty_splits_are_refused():
 def test_validation_needs_images_of_seen_and_unseen_pairs():
     labels, method = small_labels(), small_method(Options(width=5))
     seen = labels.pairs["val"][labels.seen[labels.pairs["val"]]]
-    with pytest.raises(DuplexError, match="both seen and unseen pairs"):
+    with pytest.raises(DuplexError, match="has no images of unseen pairs"):
         Validation(eight("val", seen), labels)(method)["auc"]
     assert 0 <= Validation(eight("val"), labels)(method)["auc"] <= 1
 
@@ -246,4 +246,4 @@ def test_one_pass_per_world_gives_what_passes_of_their_own_give(monkeypatch, cap
     assert not capsys.readouterr().err
     monkeypatch.setattr("duplex.training.run.FEWEST_PAIRS", 3)
     tune_and_score(spec, method, inputs, val, settings)  # type: ignore[arg-type]
-    assert "of 2 unseen pairs, but a feasibility threshold needs 3 or more" in capsys.readouterr().err
+    assert "show 2 unseen pairs, but a feasibility threshold needs 3 or more" in capsys.readouterr().err

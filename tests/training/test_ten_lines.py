@@ -83,7 +83,7 @@ def test_word_vectors_are_recorded_and_a_missing_file_of_them_is_refused(tmp_pat
     glove.write_text("red 1 2\nblue 1 3\ngreen 2 2\nstar 0 1\nheart 1 0\nring 2 1\n")
     run = duplex.fit(small(word_vectors=glove), "kg_sp", epochs=1)
     assert run.record.encoder["words"] == sha256(glove)
-    with pytest.raises(UsageError, match=r"word_vectors: none\.txt is not a file; expected one in GloVe format"):
+    with pytest.raises(UsageError, match=r"word_vectors: none\.txt does not exist; expected a text file"):
         small(word_vectors="none.txt")
 
 
@@ -192,8 +192,8 @@ def only_seen(split: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"features": np.ones((5, 8))}, "features has 5 rows and the table 33"),
-        ({"features": np.zeros(33)}, "expected floats"),
+        ({"features": np.ones((5, 8))}, "`features` has 5 rows, but the table has 33"),
+        ({"features": np.zeros(33)}, "expected a float array"),
         (
             {"features": np.where(np.arange(264).reshape(33, 8) == 20, np.nan, 1.0)},
             "NaN, .* in 1 of 33 .* row 2",
@@ -250,7 +250,7 @@ def test_undefined_and_unpaired_results_are_one_line(tmp_path):
     data, narrow = small(), small(features=arrays()["features"][:, :4])
     run = duplex.fit(data, "kg_sp", world="closed", epochs=1)
     result = duplex.evaluate(run, data)
-    with pytest.raises(UsageError, match="arrays of width 8', but it is 'arrays of width 4"):
+    with pytest.raises(UsageError, match="arrays of width 8', but 'arrays of width 4"):
         duplex.evaluate(run, narrow)
     with pytest.raises(UsageError, match="other labels"):
         duplex.evaluate(run, seen_only)
@@ -258,7 +258,7 @@ def test_undefined_and_unpaired_results_are_one_line(tmp_path):
         duplex.evaluate(run, data, world="open")
     with pytest.raises(UsageError, match="unknown split 'train'"):
         duplex.evaluate(run, data, split="train")
-    with pytest.raises(UsageError, match="for split test and for split val"):
+    with pytest.raises(UsageError, match="have different splits, test and val"):
         duplex.compare(result, duplex.evaluate(run, data, split="val"))
     renamed = small(table={**arrays()["table"], "image": [f"{row}.jpg" for row in range(33)]})
     with pytest.raises(UsageError, match="different images"):
@@ -268,11 +268,11 @@ def test_undefined_and_unpaired_results_are_one_line(tmp_path):
 def test_a_data_set_that_is_not_there_is_one_line(project, tmp_path):
     with inside(tmp_path), pytest.raises(UsageError, match="no params"):
         duplex.load_dataset("own")
-    with inside(tmp_path), pytest.raises(UsageError, match="neither a folder nor a table"):
+    with inside(tmp_path), pytest.raises(UsageError, match="own does not exist; give a folder of images or a table"):
         duplex.load_dataset("own", encoder="tiny")
     with inside(project.folder), pytest.raises(UsageError, match="unknown data set 'owl'"):
         duplex.load_dataset("owl")
-    with inside(project.folder), pytest.raises(UsageError, match="to load the images of this path, give `encoder=`"):
+    with inside(project.folder), pytest.raises(UsageError, match="'pictures' is a path, not a data set"):
         duplex.load_dataset("pictures")
-    with inside(project.folder), pytest.raises(UsageError, match="without `encoder=`, weights, cache cannot be used"):
+    with inside(project.folder), pytest.raises(UsageError, match="`weights=` and `cache=` can be used only with"):
         duplex.load_dataset("own", weights="openai", cache="cache")
