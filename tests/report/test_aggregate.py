@@ -1,9 +1,17 @@
 """The aggregate over seeds: means, errors, score terms and frequency groups; undefined numbers are left out."""
 
+import json
+from pathlib import Path
+
+import numpy as np
 import pytest
 
-from duplex.report.aggregate import aggregate, headline_numbers
+from duplex.artifacts import ArtifactPaths
+from duplex.config.params import load_params
+from duplex.project.report import read_metrics_of
+from duplex.report.aggregate import aggregate, headline_numbers, read_table
 from duplex.report.tables import metrics_as_text
+from tests.projects import SHIPPED
 
 NUMBERS = ("seen", "unseen", "hm", "auc", "state_accuracy", "object_accuracy")
 
@@ -15,6 +23,29 @@ def record(value: float, *, without: tuple[str, ...] = (), head: float | None = 
         "tail": {"compositions": 1},
     }
     return {"closed": {**world, "auc_low": value - 1, "auc_high": value + 1}, "groups": groups}
+
+
+def test_an_epoch_that_was_not_validated_has_no_number(tmp_path: Path) -> None:
+    (tmp_path / "history.csv").write_text("epoch,loss,val_auc\n0,,0.25\n1,2.5,\n2,2.0,0.5\n")
+    history = read_table(tmp_path / "history.csv")
+    assert history is not None
+    np.testing.assert_array_equal(100 * history["val_auc"], [25.0, np.nan, 50.0])
+
+
+def test_runs_of_two_worlds_share_a_row_also_while_they_adapt(tmp_path: Path) -> None:
+    """`duplex_open` is shown as duplex, in the open world; its numbers of the closed world appear nowhere."""
+    paths = ArtifactPaths(tmp_path)
+    for name, value in (("duplex", 1.0), ("duplex_open", 2.0)):
+        numbers = {world: {"auc": value} for world in ("closed", "open")}
+        adapted = {world: {"auc": 10 * value} for world in numbers}
+        file = paths.run("shapes", name, 0).metrics
+        file.parent.mkdir(parents=True)
+        file.write_text(json.dumps({**numbers, "stream": adapted}))
+    found, _ = read_metrics_of(load_params(SHIPPED), "shapes", paths)
+    assert sorted(found) == ["duplex", "duplex+stream"]
+    for name, factor in (("duplex", 1.0), ("duplex+stream", 10.0)):
+        [shown] = found[name]
+        assert (shown["closed"]["auc"], shown["open"]["auc"]) == (factor, 2 * factor)
 
 
 def test_means_and_standard_errors_over_seeds():
