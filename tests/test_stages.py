@@ -224,7 +224,7 @@ def test_interrupted_training_does_not_continue_with_other_word_vectors(folder, 
             train_stage(with_evaluation(params, word_vectors=first), "own", "compcos", 0, paths)
         capsys.readouterr()
         found = train_stage(with_evaluation(params, word_vectors=other), "own", "compcos", 0, paths).history
-        assert "belongs to another run" in capsys.readouterr().err
+        assert "has other settings, data or code" in capsys.readouterr().err
         again = train_stage(with_evaluation(params, word_vectors=other), "own", "compcos", 0, paths).history
         assert found == again
 

@@ -396,7 +396,7 @@ def export(
     page: Annotated[Path | None, Option(help="Folder dist of onnxruntime-web; adds page/, a static site.")] = None,
     push: Annotated[str | None, Option(help="Upload to the Hugging Face hub as OWNER/NAME.")] = None,
     licence: Annotated[str, Option("--licence", help="Licence of the model, such as mit or cc-by-4.0.")] = "other",
-    name: Annotated[str | None, Option(help="Title of the card; default: OWNER/NAME of --push, else from RUN.")] = None,
+    name: Annotated[str | None, Option(help="Model card's title; default: OWNER/NAME of --push, or RUN's own.")] = None,
     force: Force = False,
 ) -> None:
     """Export a trained run to a folder: prototypes, labels, card, and recognize.py (needs numpy and safetensors)."""

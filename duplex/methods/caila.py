@@ -113,7 +113,7 @@ class Caila(TextMethod[CailaOptions]):
             return self.images.images(unit(inputs["cls"]))
         state, object = inputs.get("cls_state"), inputs.get("cls_object")
         if state is None or object is None:
-            raise UsageError("`adapter: blocks` needs fine-tuning; set finetune.adapter and finetune.text to concepts")
+            raise UsageError("`adapter: blocks` needs fine-tuning; set `finetune: {adapter: concepts, text: concepts}`")
         return unit(inputs["cls"]), unit(state), unit(object)
 
     def shared(self) -> Prototypes:

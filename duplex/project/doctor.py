@@ -263,4 +263,4 @@ def _run(command: list[str], folder: Path) -> None:
     if done.returncode:
         lines = (done.stderr or done.stdout).strip().splitlines()
         reason = lines[-1] if lines else f"exit code {done.returncode}"
-        raise DuplexError(f"`{' '.join(command[-3:])}` failed in {folder}: {reason}; fix this and use an empty folder")
+        raise DuplexError(f"`{' '.join(command[-3:])}` failed in {folder}: {reason}; correct this and empty the folder")

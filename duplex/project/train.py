@@ -93,7 +93,7 @@ def with_member_paths(
 ) -> MethodSpec:
     """A copy of a product's `spec` with the finished runs to combine, by paths relative to its `folder`."""
     if spec.finetune is not None:
-        raise UsageError(f"{spec.name} trains nothing, so it cannot fine-tune the encoder; remove `finetune`")
+        raise UsageError(f"the method {spec.name!r} trains nothing, so it has nothing to fine-tune; remove `finetune`")
     members = []
     finetunes = []
     numbers = params.run.seeds if options.seeds == "all" else (seed,)

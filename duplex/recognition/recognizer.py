@@ -274,7 +274,7 @@ class Recognizer:
         if not isinstance(self.trained, TrainedRun):
             raise UsageError(f"only runs can adapt to images, and {self.trained.where} is not one; give a run's folder")
         if self.added:
-            raise UsageError("a run with added pairs cannot adapt to images; leave out --add and --compositions")
+            raise UsageError("added pairs and adapting to images (--adapt) exclude each other; leave out one")
         kind = base.find_stream_adapter(adapt["adapter"])
         compositions, train = self.labels.candidates(world, "train"), torch.zeros(0, dtype=torch.int64)
         none = base.Batch({"cls": torch.zeros(0, self.trained.backbone.dim)}, train)

@@ -36,7 +36,7 @@ FORMAT = 8
 KEY = "duplex"
 Kind = Literal["checkpoint", "unfinished training", "export", "statistics"]
 REMEDIES: dict[Kind, str] = {
-    "checkpoint": "train again",
+    "checkpoint": "run `duplex train`",
     "unfinished training": "training starts from the beginning",
     "export": "export the run again",
     "statistics": "run `duplex fit` again",
@@ -85,7 +85,7 @@ def read_header(path: Path, kind: Kind) -> ModelHeader:
             f"{path} has the format {version}, but this version of duplex reads {FORMAT}; {REMEDIES[kind]}"
         )
     if holds != kind:
-        raise DuplexError(f"{path} is a file of the kind {holds!r}; give one of the kind {kind!r}")
+        raise DuplexError(f"{path} is a file of the kind {holds!r}; give one of the kind {kind!r}, or its folder")
     fingerprint = fields.pop("checksum", None)
     if fingerprint != json_digest(fields):
         raise DuplexError(f"{path} is damaged: its header was changed; {REMEDIES[kind]}")

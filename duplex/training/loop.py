@@ -166,7 +166,7 @@ class TrainingState:
         header = read_header(path, "unfinished training")
         fields = header.fields
         if fields["key"] != self.key:
-            raise DuplexError(f"{path} belongs to another run; training starts from the beginning")
+            raise DuplexError(f"{path} has other settings, data or code; training starts from the beginning")
         tensors = read_tensors(header)
         self.method.load_state_dict(_under("method.", tensors))
         moments: dict[int, dict[str, Tensor]] = {}

@@ -119,7 +119,7 @@ def score_split(
     """
     candidates = task.candidates
     if not len(examples):
-        raise DuplexError("the split has no readable image; `duplex data check NAME` lists those that cannot be read")
+        raise DuplexError("no image of the split can be read; `duplex data check NAME` lists the data set's bad ones")
     if k > len(candidates):
         raise UsageError(f"evaluation.k is {k}; expected at most {len(candidates)}, the number of candidates")
     compositions = examples.compositions.cpu().numpy()

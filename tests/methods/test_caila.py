@@ -98,7 +98,7 @@ def test_with_adapters_in_the_blocks_features_are_taken_as_they_are_with_a_tempe
     without = build(Caila).prompts.encode(torch.as_tensor(SEEN).numpy())
     close(without.objects, t.objects)
     assert not torch.allclose(without.states, t.states, atol=1e-3)
-    with pytest.raises(UsageError, match=r"`adapter: blocks` needs fine-tuning; set finetune\.adapter"):
+    with pytest.raises(UsageError, match=r"`adapter: blocks` needs fine-tuning; set `finetune: \{adapter"):
         method.losses(plain, method.shared())
     with pytest.raises(OptionError, match="adapter: blocks has no scale; leave scale out"):
         CailaOptions(adapter="blocks", scale=1.0)

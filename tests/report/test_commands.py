@@ -53,7 +53,7 @@ def test_retrieve_lists_images_of_both_prototypes(command, project):
             "'red' is not a state and an object; use words from the data set's labels.json, such as '",
         ),
         (["retrieve", "red star", "--dataset", "none"], 2, "unknown data set 'none'"),
-        (["retrieve", "red star", "--dataset", "own", "--method", "csp"], 1, "does not exist; train again"),
+        (["retrieve", "red star", "--dataset", "own", "--method", "csp"], 1, "does not exist; run `duplex train`"),
     ],
 )
 def test_errors_are_one_line(command, project, words, code, said):

@@ -102,7 +102,7 @@ def test_the_state_of_another_run_is_ignored(tmp_path, capsys):
     run(resume=ResumePoint(path=partial, key="lambda 0.9"))
     other, _ = run(Options(width=5, momentum=0.5), resume=ResumePoint(path=partial, key="lambda 0.5"))
     assert same(other, run(Options(width=5, momentum=0.5))[0])
-    assert "belongs to another run; training starts from the beginning" in capsys.readouterr().err
+    assert "has other settings, data or code; training starts from the beginning" in capsys.readouterr().err
 
 
 class CountingTower:

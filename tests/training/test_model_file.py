@@ -55,13 +55,13 @@ def test_a_changed_tensor_is_refused(path):
     tensors = load_file(path)
     tensors["a"][0, 0] += 1e-6
     save_file(tensors, path, {KEY: json.dumps(stored_header(path))})
-    with pytest.raises(DuplexError, match="is damaged: its tensors were changed; train again"):
+    with pytest.raises(DuplexError, match="is damaged: its tensors were changed; run `duplex train`"):
         read_tensors(read_header(path, "checkpoint"))
 
 
 def test_a_changed_header_is_refused(path):
     save_file(load_file(path), path, {KEY: json.dumps({**stored_header(path), "words": []})})
-    with pytest.raises(DuplexError, match="is damaged: its header was changed; train again"):
+    with pytest.raises(DuplexError, match="is damaged: its header was changed; run `duplex train`"):
         read_header(path, "checkpoint")
 
 
@@ -69,7 +69,7 @@ def test_a_changed_header_is_refused(path):
 def test_a_file_of_another_version_is_refused(path, old):
     save_file(load_file(path), path, {KEY: json.dumps(with_checksum({"format": old}))})
     with pytest.raises(
-        DuplexError, match=f"has the format {old}, but this version of duplex reads {FORMAT}; train again"
+        DuplexError, match=f"has the format {old}, but this version of duplex reads {FORMAT}; run `duplex train`"
     ):
         read_header(path, "checkpoint")
 

@@ -77,7 +77,7 @@ def test_labels_that_are_no_candidates_and_empty_splits_are_refused():
     for own in outside[[0, -1]]:
         with pytest.raises(DuplexError, match="is not among its split's pairs"):
             score_split(task, eight("val", [own]), labels)
-    with pytest.raises(DuplexError, match="no readable image"):
+    with pytest.raises(DuplexError, match="no image of the split can be read"):
         score_split(task, Examples(np.arange(0), {"cls": features(0, 0)}, torch.zeros(0, dtype=torch.long)), labels)
 
 
