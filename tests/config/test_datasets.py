@@ -7,6 +7,7 @@ import pytest
 
 from duplex.config.params import load_params, remove_dataset, write_dataset, write_settings
 from duplex.errors import UsageError
+from duplex.options import FinetuneOptions
 from tests.subprocesses import ROOT
 
 ENTRY = {
@@ -68,7 +69,7 @@ def test_what_a_data_set_leaves_unsaid_is_taken_over_through_extends(params: Pat
     more = "\nmethods:\n  mine: {extends: dual_finetuned, per_dataset: {shapes: {training: {epochs: 3}}}}\n"
     params.write_text(params.read_text().replace("\nmethods:\n", more, 1))
     base = load_params().finetune("dual_finetuned", "shapes")
-    assert base is not None and load_params().finetune("mine", "shapes") == base
+    assert isinstance(base, FinetuneOptions) and load_params().finetune("mine", "shapes") == base
     write_dataset("shapes", {"methods": {"mine": {"training": {"patience": 2}, "finetune": {"minutes": 9}}}}, run=False)
     with pytest.raises(UsageError, match="minutes: unknown key"):  # the base has a number of blocks
         load_params().finetune("mine", "shapes")
