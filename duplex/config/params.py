@@ -508,7 +508,7 @@ def _on_datasets(entries: Table, datasets: Table) -> dict[str, Any]:
 
 
 def _changed_entry(entry: Any, changes: Any) -> Any:
-    """A method's entry, or its settings on a data set, with changes; `training`, `finetune`, `per_dataset` by key."""
+    """Merge changes into a method's entry; in `training`, `finetune` and `per_dataset`, other keys stay."""
     if not (isinstance(entry, dict) and isinstance(changes, dict)):
         return changes
     changed = {**entry, **changes}

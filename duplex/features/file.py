@@ -247,7 +247,7 @@ def first_difference(stored: Mapping[str, str], expect: Mapping[str, str]) -> st
 
 
 def repair_hint(path: Path, effect: str = "makes it again") -> str:
-    """Last part of an error message: the command that writes the cache or shard `path`, and the command's `effect`."""
+    """Text for the end of an error message: the command that writes the cache or shard `path`, and what it does."""
     command = extract_command(path)
     if shard := SHARD.fullmatch(path.name):
         whole = path.with_name(shard["stem"] + (shard["suffix"] or ""))

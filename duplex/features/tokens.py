@@ -101,7 +101,7 @@ class MappedRows:
 
 @dataclass(frozen=True, eq=False)
 class DiskTokens:
-    """Patch tokens of n images in a file on disk; indexing reads only the tokens of the images that are indexed.
+    """Patch tokens of n images, left in a file on disk; `tokens[rows]` reads those of the images `rows` alone.
 
     The file stays open until the last object made from it is deleted; it stays readable even if it is replaced.
     """

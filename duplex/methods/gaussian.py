@@ -296,7 +296,7 @@ class NormalEquations:
 
 
 def interaction_variance(seen: PairMeans, ridge: float) -> float:
-    """The most likely variance of interactions: what a pair's mean has beyond the effects of its state and object."""
+    """The most likely variance of interactions, the part of a pair's mean that state and object do not explain."""
 
     def height(exponent: float) -> float:
         return NormalEquations(seen, 10.0**exponent, ridge).log_likelihood()

@@ -103,7 +103,7 @@ class Prompts(nn.Module):
         return torch.cat([self.frozen_rows, self.dropped(self.learned_rows)])
 
     def dropped(self, rows: Tensor) -> Tensor:
-        """In training, apply dropout (`word_dropout`) to the last of `rows`, the vectors of names, not to contexts."""
+        """`rows` after dropout of the words' vectors, which are the last rows; unchanged outside of training."""
         if not (self.word_dropout and self.training and torch.is_grad_enabled()):
             return rows
         names = len(self.name_rows)

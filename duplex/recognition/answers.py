@@ -329,7 +329,8 @@ def with_added_compositions(
     states, objects = list(labels.states), list(labels.objects)
     asked = {(find_or_append(state, states), find_or_append(name, objects)): None for state, name in pairs}
     present = list(zip(candidates.state_of.tolist(), candidates.object_of.tolist(), strict=True))
-    added = [pair for pair in asked if pair not in set(present)]
+    known = set(present)
+    added = [pair for pair in asked if pair not in known]
     candidates = replace(candidates, feasible=candidates.feasible | np.array([pair in asked for pair in present]))
     if not added:
         return candidates

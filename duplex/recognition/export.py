@@ -350,7 +350,7 @@ def copy_export(folder: Path, out: Path, *, force: bool) -> bool:
 
 
 def readdress_card(card: Path, repository: str, licence: str) -> None:
-    """Make a copied model card that of a repository: its title, the commands' model, and a licence unless `other`."""
+    """Write a repository's name into a copied model card: title and commands; and a licence, unless `other`."""
     text, place = card.read_text(encoding="utf-8"), f"hf-hub:{repository}"
     text = text.replace("--model FOLDER", f"--model {place}").replace('("FOLDER")', f'("{place}")')
     text = re.sub(r"^# .*$", f"# {repository}", text, count=1, flags=re.MULTILINE)

@@ -77,7 +77,7 @@ def curve_figure(data: DatasetResults, world: str) -> Figure | None:
 
 
 def tones_of(data: DatasetResults) -> dict[str, int]:
-    """Return a dict from each method's name, and its name in figures, to the number of its colour in all of them."""
+    """The number of each method's colour in all figures, by the method's own name and by the name that figures show."""
     tones = {method: tone for tone, method in enumerate(data.runs)}
     return {data.shown_as.get(method, method): tone for method, tone in tones.items()} | tones
 

@@ -73,7 +73,7 @@ class Trial:
 
     @property
     def slug(self) -> str:
-        """The name as a folder."""
+        """The trial's name with hyphens instead of spaces and commas, for the name of a folder."""
         return re.sub(r"[^\w.]+", "-", self.name)
 
     @property
@@ -127,7 +127,7 @@ class Trials:
     hooks: Callable[[Trial], TrainingHooks] = lambda trial: TrainingHooks()
 
     def files(self, trial: Trial) -> RunPaths:
-        """Paths of a trial's files; a paused training and the complete one, which goes on from it, have the same."""
+        """Paths of a trial's files; a training that pauses and its continuation share them."""
         spec = trial.spec
         tuned = None if spec.finetune is None else spec.finetune.to_dict()
         key = [self.key, spec.kind, spec.options.to_dict(), spec.training.to_dict(), tuned, trial.seed]
@@ -166,7 +166,7 @@ class Trials:
             files.unfinished_training.unlink(missing_ok=True)
 
     def delete_paused(self) -> None:
-        """Delete the states of paused trainings, which a finished search no longer needs."""
+        """Delete the files from which paused trainings could continue; called once a search has ended."""
         for file in self.folder.glob(f"*/{RunPaths(self.folder).unfinished_training.name}"):
             file.unlink()
 
