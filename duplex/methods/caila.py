@@ -46,7 +46,7 @@ class CailaOptions(TextOptions):
     dropout: Rate = 0.1  # inside each adapter
     scale: Positive = 0.1  # weight a of the adapters' outputs
     mixture: bool = True  # whether composition features use all three adapters, or their own alone
-    feature_dropout: Rate = 0.0  # of the unit features of images, in the losses
+    feature_dropout: Rate = 0.0  # of an image's unit feature for compositions, in the losses
     shift: bool = True  # whether to train on artificial images (L_shift)
     template: Template = TEMPLATE  # words before the names in the prompts
     state_end: str = ""  # words after the name in the prompts of states
@@ -117,14 +117,15 @@ class Caila(TextMethod[CailaOptions]):
         return unit(inputs["cls"]), unit(state), unit(object)
 
     def shared(self) -> Prototypes:
-        return self.texts.texts(self.prompts(self.labels.pairs["train"]), self.train_candidates)
+        return self.texts.texts(self.prompts(self.labels.pairs["train"], self.checkpointing), self.train_candidates)
 
     def losses(self, batch: Batch, shared: Prototypes) -> dict[str, Tensor]:
-        z = [dropout(f, self.options.feature_dropout, self.training) for f in self.features(batch.inputs)]
+        z_c, z_s, z_o = self.features(batch.inputs)
+        z = (dropout(z_c, self.options.feature_dropout, self.training), z_s, z_o)
         logits = (scale * f @ t.T for scale, f, t in zip(self.scales(), z, shared, strict=True))
         losses = self.three_path_losses(logits, batch.compositions, ("composition", "state", "object"))
         if self.options.shift:
-            losses["shift"] = self.shift_loss(z[1], z[2], batch.compositions, shared.compositions)
+            losses["shift"] = self.shift_loss(z_s, z_o, batch.compositions, shared.compositions)
         return losses
 
     def shift_loss(self, z_s: Tensor, z_o: Tensor, compositions: Tensor, t: Tensor) -> Tensor:

@@ -67,10 +67,11 @@ class GraphPrompts(Prompts):
         if self.network is None or self.learned_rows is None:
             return super().lexicon()
         states, count = len(self.labels.states), len(self.name_rows)
-        names = self.dropped(self.starts if self.replaced else self.learned_rows)[-count:]
+        names = (self.starts if self.replaced else self.dropped(self.learned_rows))[-count:]
         nodes = self.network(names[:states], names[states:])[-1]
         found = torch.cat([nodes.states, nodes.objects])
-        return torch.cat([self.frozen_rows, self.learned_rows[:-count], found if self.replaced else names + found])
+        words = self.dropped(found) if self.replaced else names + found
+        return torch.cat([self.frozen_rows, self.learned_rows[:-count], words])
 
 
 class Gipcol(TextMethod[GipcolOptions]):

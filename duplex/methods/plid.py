@@ -49,7 +49,7 @@ class PlidOptions(TextOptions):
     templates: Templates = TEMPLATES  # words before the names in the descriptions
     margin: bool = True  # whether the losses have margins m from the covariance
     mix: Annotated[float, Field(gt=0, lt=1)] = 0.1  # mean of b, the weight of primitives' logits
-    smoothing: Share = 0.0  # target weight of all seen pairs with only the label's state or only its object
+    smoothing: Share = 0.0  # target weight of the seen pairs that share the label's state, but not its object
     primitives: NonNegative = 0.1  # weight w of the primitives' losses
     width: Count = 768  # hidden units of each disentangler
     template: Template = TEMPLATE  # words whose tokens initialise the learned context
@@ -127,9 +127,9 @@ class Plid(TextMethod[PlidOptions]):
         return {name: weight * cross_entropy(path, target) for name, weight, path, target in terms}
 
     def smoothed(self, target: Tensor) -> Tensor:
-        """Target probabilities [B, C]: `1 - smoothing` for the label, the rest for pairs with its state or object."""
+        """Target probabilities [B, C]: `1 - smoothing` for the label, the rest for its state's other pairs."""
         m, n = self.train_candidates.states, self.train_candidates.objects
-        related = (m[target][:, None] == m) ^ (n[target][:, None] == n)
+        related = (m[target][:, None] == m) & (n[target][:, None] != n)
         shares = self.options.smoothing * related.double() / related.sum(1, keepdim=True).clamp(min=1)
         return shares.scatter(1, target[:, None], 1 - shares.sum(1, keepdim=True))
 

@@ -38,12 +38,25 @@ def test_the_graph_has_a_rate_and_a_decay_of_its_own():
     assert len(prompts["params"]) + len(network["params"]) == len(list(method.parameters()))
 
 
-def test_features_are_dropped_after_they_are_normalised():
+def test_the_graphs_output_is_dropped_and_not_its_fixed_input():
+    prompts = build(Gipcol, width=6, words="replaced", dropout=0.0).prompts.train()
+    plain = prompts.lexicon().detach()
+    prompts.word_dropout = 0.5
+    torch.manual_seed(3)
+    mask = torch.nn.functional.dropout(torch.ones_like(plain[-(M + N) :]), 0.5)
+    torch.manual_seed(3)
+    found = prompts.lexicon().detach()
+    close(found[-(M + N) :], plain[-(M + N) :] * mask)
+    close(found[: -(M + N)], plain[: -(M + N)])
+
+
+def test_only_features_for_compositions_are_dropped_after_they_are_normalised():
     method, images = build(Caila, shift=False, dropout=0.0, feature_dropout=0.5).train(), batch(4)
     torch.manual_seed(1)
     found = method.losses(images, method.shared())
     torch.manual_seed(1)
-    z = [torch.nn.functional.dropout(f, 0.5) for f in method.images.images(unit_rows(images.cls))]
+    z_c, *others = method.images.images(unit_rows(images.cls))
+    z = (torch.nn.functional.dropout(z_c, 0.5), *others)
     for name, f, t, own in zip(("composition", "state", "object"), z, method.shared(), targets(images), strict=True):
         close(found[name].item(), cross_entropy(products(f, t.detach(), method.scale), own))
 
@@ -53,7 +66,7 @@ def test_smoothed_labels_by_loops():
     target = [SEEN.index(c) for c in images.compositions.tolist()]
     expected = []
     for own in images.compositions.tolist():
-        related = [(c // N == own // N) != (c % N == own % N) for c in SEEN]
+        related = [c // N == own // N and c % N != own % N for c in SEEN]
         row = [0.2 * r / sum(related) if any(related) else 0.0 for r in related]
         row[SEEN.index(own)] = 1 - sum(row)
         expected.append(row)
