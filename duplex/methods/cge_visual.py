@@ -28,6 +28,7 @@ from duplex.methods.cge import CgeOptions, GraphHead
 from duplex.methods.codebook import Codebook, Logits
 from duplex.methods.duplex import Message, MessageNodes, RefinedPrototypes, refine
 from duplex.methods.layers import CompositionIndex, FactorNetworks, Fusion, copy_to_device, unit
+from duplex.methods.portable import normalise_posterior_sums
 from duplex.options import Count, Positive, Share
 
 MESSAGES: tuple[Message, ...] = ("state", "object", "counterfactual")
@@ -98,3 +99,6 @@ class CgeVisual(GraphHead[CgeVisualOptions]):
         factors = (log_s[:, candidates.states] + log_o[:, candidates.objects]).exp()
         semantic = super().score(inputs, candidates, embeddings)
         return semantic.softmax(-1) + visual(z, self.options.scale).softmax(-1) + factors
+
+    def probabilities(self, scores: Tensor) -> Tensor:
+        return normalise_posterior_sums(scores)

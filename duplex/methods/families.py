@@ -20,6 +20,7 @@ from duplex.labels import Ints
 from duplex.methods.base import Batch, Inputs, Inspectable, Method, MethodContext, OptionsT, Scorer
 from duplex.methods.layers import CompositionIndex, FactorNetworks, unit, zero_initialised
 from duplex.methods.paths import FactorPosteriors, PathOptions, Paths, inspect_paths
+from duplex.methods.portable import normalise_posterior_sums
 from duplex.methods.prompts import TEMPLATE, Prompts, Prototypes
 from duplex.methods.word_feasibility import feasibility
 from duplex.options import Count, NonNegative, Options, Template
@@ -98,6 +99,9 @@ class TextMethod(SeenMethod[TextOptionsT], Generic[TextOptionsT]):
     def scored(self, logits: Tensor) -> Tensor:
         """Turn the candidates' logits [B, C] into scores: unchanged or their softmax, as the option `score` says."""
         return logits if self.options.score == "logit" else logits.softmax(-1)
+
+    def probabilities(self, scores: Tensor) -> Tensor:
+        return super().probabilities(scores) if self.options.score == "logit" else normalise_posterior_sums(scores)
 
     def soft_prompts(self, template: str) -> Prompts:
         """Prompts of a learned prefix, at first the words of `template`, and a learned vector per state and object."""

@@ -28,6 +28,7 @@ from torch.nn.functional import cross_entropy
 from duplex.methods.base import UNKNOWN, Batch, Inputs, MethodContext
 from duplex.methods.families import SeenMethod
 from duplex.methods.layers import CompositionIndex, Mlp, unit
+from duplex.methods.portable import normalise_posterior_sums
 from duplex.options import Count, Natural, Options, Rate
 
 
@@ -80,6 +81,9 @@ class KgSp(SeenMethod[KgSpOptions]):
         z = unit(inputs["cls"])
         p_s, p_o = self.states(z).softmax(-1), self.objects(z).softmax(-1)
         return torch.mul(p_s[:, candidates.states], p_o[:, candidates.objects])
+
+    def probabilities(self, scores: Tensor) -> Tensor:
+        return normalise_posterior_sums(scores)
 
 
 def _known_loss(logits: Tensor, targets: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 
 from duplex.methods.layers import BatchNormDisentangler, CompositionIndex, Disentangler
 from duplex.methods.layers import unit as unit_rows
+from duplex.methods.prompts import Prompts
 from duplex.methods.registry import find_method
 from tests.methods.field import SOFT, N, batch, build, scores
 from tests.methods.loops import close, softmax
@@ -31,6 +32,32 @@ def test_probabilities_are_softmaxes_of_the_logits(kind):
     expected = torch.tensor([softmax(row) for row in logits])
     torch.testing.assert_close(scores(by_p, CANDIDATES, images).float(), expected, rtol=1e-5, atol=1e-6)
     close(by_logit.probabilities(logits), logits.softmax(-1))
+
+
+@pytest.mark.parametrize("kind", [*(kind for kind in ROWS if kind != "prompts"), *PATHS, "kg_sp", "cge_visual"])
+def test_scores_that_are_posteriors_are_divided_by_their_sum(kind):
+    method, images = made(kind), batch(3)
+    found = scores(method, CANDIDATES, images)
+    expected = [[value / sum(row) for value in row] for row in found.tolist()]
+    close(method.probabilities(found), expected)
+    found[:, 1] = -torch.inf
+    p = method.probabilities(found)
+    assert not p[:, 1].any() and torch.allclose(p.sum(1), torch.ones(3, dtype=p.dtype))
+
+
+@pytest.mark.parametrize("kind", [*(kind for kind in ROWS if kind != "lde"), *PATHS])
+def test_checkpointing_reaches_the_prompts(kind, monkeypatch):
+    method, passed = made(kind), []
+    forward = Prompts.forward
+
+    def recorded(self, columns, checkpointing=False):
+        passed.append(checkpointing)
+        return forward(self, columns, checkpointing)
+
+    monkeypatch.setattr(Prompts, "forward", recorded)
+    method.checkpointing = True
+    method.shared()
+    assert passed == [True]
 
 
 @pytest.mark.parametrize("kind", PATHS)
