@@ -145,7 +145,7 @@ def _start(kind: type[Method[Any]], options: Options) -> Method[Any]:
     train = small_batch(IMAGES)
     torch.manual_seed(0)
     method = kind(small_context(), options)
-    method.start(train)
+    method.eval().start(train)
     _demand_unchanged(method, "start()", train, small_batch(IMAGES))
     return method
 

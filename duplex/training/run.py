@@ -336,7 +336,7 @@ def initialised_method(
         )
     torch.manual_seed(seed)
     method = make_method(kind, options, context).to(device)
-    method.start(Batch(images.inputs, images.compositions.clone()))  # other runs read the labels too
+    method.eval().start(Batch(images.inputs, images.compositions.clone()))  # other runs read the labels too
     return method
 
 

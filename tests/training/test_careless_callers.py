@@ -11,15 +11,29 @@ import torch
 
 import duplex
 from duplex.errors import UsageError
+from duplex.methods.base import Batch
+from duplex.methods.kg_sp import KgSp
 from duplex.recognition.fit import read_labelled_folder
 from duplex.training.run import reproducible
 from tests.recognition.drawn_folder import draw_folder
 from tests.training.test_ten_lines import arrays, small
 
 
+class Watched(KgSp):
+    """A method that must not be in training mode, which drops features, when it reads all training images."""
+
+    def start(self, train: Batch) -> None:
+        assert not self.training
+        super().start(train)
+
+
 def trained(data: duplex.Dataset, seed: int = 0, method: Any = "kg_sp", **settings: Any) -> list[float]:
     run = duplex.fit(data, method, seed=seed, epochs=2, learning_rate=0.01, **settings)
     return [*run.history.to_numpy().ravel().tolist()[2:], duplex.evaluate(run, data).auc]
+
+
+def test_a_method_starts_in_evaluation_mode():
+    assert trained(small(), method=Watched)
 
 
 def without_nan(numbers: list[float]) -> list[float]:
