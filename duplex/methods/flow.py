@@ -107,7 +107,7 @@ class Flow(Method[FlowOptions]):
 
     def losses(self, batch: Batch, shared: Any) -> dict[str, Tensor]:
         losses = self.base.losses(batch, shared)
-        t = Prototypes(*[each if self.options.joint else each.detach() for each in shared])
+        t = Prototypes(*[each if self.options.joint else each.detach() for each in shared[:3]])
         with torch.set_grad_enabled(self.options.joint and torch.is_grad_enabled()):
             z_c, z_s, z_o = self.branches(batch.inputs)
         m, n = self.primitives(batch.compositions)

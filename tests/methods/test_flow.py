@@ -81,6 +81,12 @@ def test_gradients_reach_every_parameter(joint):
     assert reached == {name for name, _ in method.named_parameters() if joint or not name.startswith("base.")}
 
 
+def test_a_base_may_share_more_than_prototypes():
+    method, images = build(Flow, base={"kind": "clear", "patches": False}), batch(6)
+    own = method.losses(images, method.shared())
+    assert own["velocity"] > 0 and {"state", "object"} < set(own)
+
+
 def test_a_base_has_three_paths_and_belongs_to_what_a_run_depends_on():
     for base in ({"kind": "gipcol"}, {"kind": "prompts", **SOFT}):
         with pytest.raises(UsageError, match=f"flow's base .*{base['kind']}.* does not train three paths"):
