@@ -387,7 +387,7 @@ class Duplex(PathSumMethod[DuplexOptions]):
         self.codebook = TrainedCodebook(labels, rows, anchored=anchored) if is_trained else rows
         every = np.arange(labels.size) if reading.softmax == "all" else None
         self.paths = Paths(labels, context.tower, options, world, negatives=every)
-        learned = options.graph and options.fusion != "additive"
+        learned = options.graph and "counterfactual" in options.messages and options.fusion != "additive"
         rectified, rank = options.fusion == "learned", reading.fusion_rank
         self.fusion = Fusion(dim, rectified=rectified, rank=rank) if learned else None
         self.candidates = CandidateSet.of(labels, world, "train")  # C_tgt, whose prototypes training refines

@@ -191,6 +191,11 @@ def test_semantic_prototypes_receive_no_message():
     assert gradient is None
 
 
+@pytest.mark.parametrize(("messages", "fuses"), [(("state", "object"), False), (("counterfactual",), True)])
+def test_factors_are_fused_for_counterfactuals_alone(messages, fuses):
+    assert (small_method(Options(messages=messages)).fusion is not None) == fuses
+
+
 @pytest.mark.parametrize(
     "terms", [("visual",), ("semantic",), ("factors",), ("visual", "semantic", "factors"), ("semantic", "factors")]
 )
