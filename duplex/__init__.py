@@ -56,7 +56,7 @@ __all__ = list(PUBLIC)
 
 def __getattr__(name: str) -> Any:
     if name not in PUBLIC:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; dir({__name__}) lists its names")
     return getattr(import_module(PUBLIC[name]), name)
 
 

@@ -55,9 +55,9 @@ encoder_option = partial(Option, autocompletion=_completed(_encoder_names))
 Dataset = Annotated[str, Option("--dataset", "-d", help="Name of a data set in params.yaml.", autocompletion=DATASETS)]
 DatasetName = Annotated[str, Argument(help="Name of a data set in params.yaml.", autocompletion=DATASETS)]
 AsJson = Annotated[bool, Option("--json", help="Print JSON.")]
-Force = Annotated[bool, Option("--force", help="Replace an existing output.")]
+Force = Annotated[bool, Option("--force", help="Replace the output if it exists.")]
 ImageFolder = Annotated[Path | None, Option("--images", help="Folder that a table's image paths are relative to.")]
-Weights = Annotated[str | None, Option(help="Weights: a published tag or a file; for trials in projects, random:SEED.")]
+Weights = Annotated[str | None, Option(help="Encoder weights: published tag, file or, to test a project, random:SEED.")]
 Engine = Annotated[
     str,
     Option(
@@ -145,5 +145,7 @@ def _run() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # names of files may hold bytes that are not text
     if "" in sys.argv[1:]:  # an empty path would mean the current folder
-        raise UsageError(f"argument {sys.argv.index('', 1)} is empty (an unset variable?); give it a value or omit it")
+        before = sys.argv[sys.argv.index("", 1) - 1]
+        problem = f"the argument after {before!r} is empty (an unset variable?)"
+        raise UsageError(f"{problem}; give it a value, or leave it out, with its option if it has one")
     app()

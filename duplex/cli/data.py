@@ -41,14 +41,14 @@ if TYPE_CHECKING:
     from duplex.data.tables import LabelledImages
     from duplex.options import SourceOptions
 
-Name = Annotated[str, Argument(help="Name of a data set in params.yaml; with --root, any name.")]
+Name = Annotated[str, Argument(help="Name of a data set in params.yaml; with --root, a name of your choice.")]
 Root = Annotated[Path | None, Option(help="Folder or table of a data set that is not in params.yaml.")]
-NoRun = Annotated[bool, Option("--no-run", help="Leave run.datasets in params.yaml unchanged.")]
+NoRun = Annotated[bool, Option("--no-run", help="Do not add new data sets to run.datasets in params.yaml.")]
 
 ENCODER, WEIGHTS = "ViT-L-14-quickgelu", "openai"  # the paper's
 PRINTED = 20  # suspects on stdout
 
-group = typer.Typer(no_args_is_help=True, help="Data sets: list, check, count, download, add your own.")
+group = typer.Typer(no_args_is_help=True, help="List, check and download data sets; add, split and remove your own.")
 app.add_typer(group, name="data")
 
 
@@ -64,7 +64,7 @@ def list_(as_json: AsJson = False) -> None:
         on_disk = is_on_disk(source) or source.kind == "shapes"
         rows.append({"name": name, "kind": source.kind, "root": str(source.root), "on_disk": on_disk})
         if not as_json:
-            command = f"; run `duplex data download {name}`" if name in BENCHMARKS else ""
+            command = f"; get it with `duplex data download {name}`" if name in BENCHMARKS else ""
             print(f"{name:<16}{source.kind:<10}{source.root}  ({'on disk' if on_disk else f'not on disk{command}'})")
     if as_json:
         print_json(rows)
@@ -112,7 +112,7 @@ def check(name: Name, root: Root = None, as_json: AsJson = False) -> None:
 @group.command()
 def download(
     name: Annotated[str, Argument(help="Benchmark to download: mit-states, ut-zappos or cgqa.")],
-    to: Annotated[Path | None, Option(help="Target folder; default: NAME's root in params.yaml, or data/NAME.")] = None,
+    to: Annotated[Path | None, Option(help="Folder; default: NAME's root in params.yaml, else data/NAME.")] = None,
 ) -> None:
     """Download a benchmark and unpack it. The same command resumes an interrupted download."""
     from duplex.data.download import BENCHMARKS
@@ -133,8 +133,8 @@ def _source(name: str, root: Path | None) -> tuple[SourceOptions, Path | None]:
     known = load_params().datasets
     if name not in known:
         raise UsageError(
-            f"params.yaml has no data set {name!r} (it has {', '.join(known)}); give --root PATH, "
-            f"or add it with `duplex data add {name} PATH`"
+            f"params.yaml has no data set {name!r} (it has {', '.join(known)}); choose one of these, "
+            f"add yours with `duplex data add {name} PATH`, or give its folder or table with --root"
         )
     return known[name].source, known[name].features
 
@@ -156,7 +156,7 @@ def _share(text: str, default: float) -> Any:
 @group.command()
 def add(
     name: Annotated[str, Argument(help="Name of the data set.")],
-    path: Annotated[Path, Argument(help="Folder of images or of a benchmark, a table, or hf-datasets:OWNER/NAME.")],
+    path: Annotated[Path, Argument(help="Image or benchmark folder, table, or hf-datasets:OWNER/NAME (Hugging Face).")],
     images: ImageFolder = None,
     split_seed: Annotated[int | None, seed_option(f"Split seed; default: {SplitOptions.seed}.", "--split-seed")] = None,
     val_unseen: Annotated[float | None, _share("pairs held out for validation", SplitOptions.val_unseen)] = None,
@@ -164,7 +164,7 @@ def add(
     val_images: Annotated[float | None, _share("seen pairs' images for validation", SplitOptions.val_images)] = None,
     test_images: Annotated[float | None, _share("seen pairs' images for test", SplitOptions.test_images)] = None,
     encoder: Annotated[
-        str | None, encoder_option(help=f"Encoder; default: {ENCODER} or, with --features, 'none' (unknown).")
+        str | None, encoder_option(help=f"Encoder; default: {ENCODER}; with --features: 'none' (not stated).")
     ] = None,
     weights: Weights = None,
     features: Annotated[
@@ -234,9 +234,9 @@ def _print_findings(name: str, dataset: LabelledImages, issues: list[DataIssue])
     print(statistics_text(name, counts))
     if dataset.made_split:
         images = ", ".join(f"{counts.splits[split].images:,} {split}" for split in SPLITS)
-        print(f"made a split: {images} images; to set your own, give a table with a column `split`")
+        print(f"made a split: {images} images; to use your own split, add a table with a column 'split'")
     if fatal := next((issue for issue in issues if issue.fatal), None):
-        raise DuplexError(f"{name} was not added: {fatal}; correct this, then add it again")
+        raise DuplexError(f"{name} was not added: {fatal}; correct this, then run the same command again")
 
 
 @group.command()
@@ -262,7 +262,7 @@ def split(
     params = load_params()
     base = params.dataset(name)
     if base.source.resplit is not None:
-        raise UsageError(f"{name} is itself a re-split; give the data set that it was made from")
+        raise UsageError(f"{name} is itself a re-split, made by `duplex data split`; give the original data set")
     given: dict[str, Any] = {"unseen_states": unseen_states, "unseen_objects": unseen_objects}
     given = {key: value for key, value in {**given, "images_per_pair": images_per_pair}.items() if value}
     options = dataclasses.replace(base.source.split, **given)
@@ -271,7 +271,8 @@ def split(
     for number, own in enumerate(names, 1):
         existing = params.datasets.get(own)
         if existing is not None and existing.source.resplit != number:
-            raise UsageError(f"{own} exists and is not re-split {number} of {name}; rename or remove it")
+            taken = f"{own}, the name for re-split {number} of {name}, belongs to another data set"
+            raise UsageError(f"{taken}; rename that data set, or run `duplex data remove {own}`")
     data = load_source(base.source, equal_feature_keys(base.features, base.source))
     labels_by_split = [resplit(data, number, options).labels for number in range(1, splits + 1)]  # first: may fail
     record = base.model_dump(mode="json", exclude_defaults=True)
@@ -334,7 +335,7 @@ def _encoder_entry(
             raise UsageError("--encoder none needs --features" if features is None else "--weights needs an --encoder")
         return {"name": IMPORTED}
     if features is not None and is_random(weights):
-        raise UsageError(f"random weights cannot match features computed elsewhere; leave out --weights {weights}")
+        raise UsageError(f"random weights cannot match features from {features}; leave out --weights {weights}")
     if name is None and known is not None:
         encoder: EncoderParams = known.encoder
         return {**encoder.model_dump(exclude_defaults=True), **({"weights": weights} if weights else {})}
@@ -380,7 +381,7 @@ def _encoder_issues(encoder: dict[str, Any], labels: LabelSpace) -> Iterator[Dat
 
     name, weights = encoder["name"], encoder.get("weights")
     if unknown := unknown_words(name, map(prompt_name, (*labels.states, *labels.objects))):
-        message = f"words are unknown to {name}; choose another --encoder (see `duplex encoders`)"
+        message = f"words are unknown to the encoder {name} (choose another --encoder; `duplex encoders` lists them)"
         yield DataIssue(message, len(unknown), tuple(unknown), True, fatal=True)
     try:
         missing = missing_weights(name, weights)
@@ -389,7 +390,7 @@ def _encoder_issues(encoder: dict[str, Any], labels: LabelSpace) -> Iterator[Dat
     if is_random(weights):
         yield DataIssue("encoder has random weights, so its results mean nothing", 1, (f"{name} + {weights}",), False)
     if missing is None and not unknown and (long := long_prompts(name, weights, labels)):
-        message = f"pairs have prompts that are too long for {name}; shorten the names of their states or objects"
+        message = f"pairs have prompts that are too long for {name} (shorten the names of their states or objects)"
         yield DataIssue(message, len(long), tuple(long), True, fatal=True)
     if missing is not None:
         size = f", about {missing.size / 1e9:.1f} GB" if missing.size else ""
@@ -397,14 +398,14 @@ def _encoder_issues(encoder: dict[str, Any], labels: LabelSpace) -> Iterator[Dat
         yield DataIssue("encoder's weights are not on disk and will be downloaded", 1, (address,), False)
 
 
-Labelled = Annotated[str, Argument(help="A data set of params.yaml, a folder or table of images, or a fitted model.")]
+Labelled = Annotated[str, Argument(help="Data set of params.yaml, labelled folder or table, or fitted model's folder.")]
 
 
 @app.command()
 def suspects(
     source: Labelled,
     images: ImageFolder = None,
-    out: Annotated[Path | None, Option(help="Folder to write to; default: suspects/NAME.")] = None,
+    out: Annotated[Path | None, Option(help="Folder to write to; default: suspects/NAME (SOURCE's name).")] = None,
     shown: Annotated[int, Option(min=1, help="Number of images in suspects.html.")] = 200,
     force: Force = False,
 ) -> None:
@@ -436,9 +437,9 @@ def suspects(
 @app.command()
 def relabel(
     source: Labelled,
-    edited: Annotated[Path, Argument(help="CSV file with corrected labels, in the columns image,state,object.")],
+    edited: Annotated[Path, Argument(help="CSV file of corrected labels, with columns image, state and object.")],
     images: ImageFolder = None,
-    out: Annotated[Path | None, Option(help="File to write; default: NAME-relabelled.csv.")] = None,
+    out: Annotated[Path | None, Option(help="CSV file to write; default: NAME-relabelled.csv (SOURCE's name).")] = None,
     force: Force = False,
 ) -> None:
     """Write a new table of labelled images, with labels corrected by a CSV file. The original stays unchanged."""
@@ -452,7 +453,7 @@ def relabel(
     name = labelled.name
     target = out or Path(f"{name}-relabelled.csv")
     if target.suffix.lower() != ".csv":
-        raise UsageError(f"{target} does not end in .csv; give --out a name that does")
+        raise UsageError(f"{target} does not end in .csv; choose, for example, --out {name}-relabelled.csv")
     refuse_existing(target, force=force)
     result = relabelled(labelled, edited)
     write_manifest(result.manifest, target)

@@ -15,20 +15,20 @@ from duplex.errors import UsageError
 CacheFile = Annotated[Path | None, Option(help="Cache file to write; default: artifacts/DATASET/features.h5.")]
 CachePath = Annotated[Path, Argument(help="File of the feature cache, such as artifacts/shapes/features.h5.")]
 
-cache = typer.Typer(help="Feature caches: inspect, verify, join shards.", no_args_is_help=True)
+cache = typer.Typer(help="Inspect and verify feature caches, and join their shards.", no_args_is_help=True)
 app.add_typer(cache, name="cache")
-encoders = typer.Typer(help="Frozen encoders: list them, convert weights.", invoke_without_command=True)
+encoders = typer.Typer(help="List frozen encoders, and convert weights files.", invoke_without_command=True)
 app.add_typer(encoders, name="encoders")
 
 
 @app.command()
 def extract(
     dataset: Dataset,
-    shard: Annotated[str | None, Option(help="k/N: encode only shard k of N, counted from 0.")] = None,
+    shard: Annotated[str | None, Option(help="k/N: encode only shard k (0 to N-1) of N shards.")] = None,
     out: CacheFile = None,
-    fresh: Annotated[bool, Option("--fresh", help="Encode all images again instead of keeping finished ones.")] = False,
+    fresh: Annotated[bool, Option("--fresh", help="Encode all images again, even those encoded before.")] = False,
     engine: Engine = "local",
-    shards: Annotated[int, Option(min=1, help="Number of shards that the Ray engine extracts in parallel.")] = 1,
+    shards: Annotated[int, Option(min=1, help="Number of shards to extract in parallel; needs --engine ray.")] = 1,
     as_json: AsJson = False,
 ) -> None:
     """Encode a data set's images once, with the settings of params.yaml, and write its feature cache.
@@ -39,9 +39,11 @@ def extract(
     from duplex.project import stages as stage
 
     if engine == "ray" and shard is not None:
-        raise UsageError("--shard cannot be used with --engine ray; to make all N shards at once, use --shards N")
+        count = _parse_shard(shard)[1]
+        raise UsageError(f"--engine ray makes all shards; instead of --shard {shard}, use --shards {count}")
     if engine != "ray" and shards != 1:
-        raise UsageError("--shards needs --engine ray; locally, use --shard k/N to make one shard at a time")
+        one = f"--shard 0/{shards}, then 1/{shards}, and so on"
+        raise UsageError(f"--shards needs --engine ray; add it, or make one shard at a time with {one}")
     params = load_params()
     stage.ensure_prepared(params, dataset)
     options: dict[str, Any] = {"fresh": fresh}
@@ -70,7 +72,7 @@ def info(path: CachePath, as_json: AsJson = False) -> None:
 def verify(
     path: CachePath,
     dataset: Annotated[str | None, dataset_option("Data set of the cache; default: the one that PATH names.")] = None,
-    sample: Annotated[int, Option(min=1, help="Number of random images to encode again and compare.")] = 32,
+    sample: Annotated[int, Option(min=1, help="Number of randomly chosen images to encode again and compare.")] = 32,
     seed: Annotated[int, seed_option("Seed of the random choice of images.", "--seed")] = 0,
     as_json: AsJson = False,
 ) -> None:
@@ -81,7 +83,7 @@ def verify(
 
 
 @cache.command()
-def join(out: Annotated[Path, Argument(help="Cache file to write; it must be in the folder of its shards.")]) -> None:
+def join(out: Annotated[Path, Argument(help="Cache file to write, in the folder that holds its shards.")]) -> None:
     """Copy all shards (parts encoded separately) of a feature cache to one file."""
     from duplex.features.extract import join_shards
     from duplex.project.stages import write_extraction_summary
@@ -110,10 +112,10 @@ def list_encoders(as_json: AsJson = False) -> None:
 
 @encoders.command("convert")
 def convert_encoder(
-    archive: Annotated[Path, Argument(help="File to convert: weights, or a TorchScript archive of OpenAI.")],
+    archive: Annotated[Path, Argument(help="File to convert: weights, or one of OpenAI's TorchScript archives.")],
     folder: Annotated[Path, Argument(help="Folder to write the converted encoder to.")],
     encoder: Annotated[str, Option(help="Architecture of the encoder, such as ViT-L-14-quickgelu.")],
-    tag: Annotated[str | None, Option(help="Tag of published weights with the same image preprocessing.")] = None,
+    tag: Annotated[str | None, Option(help="Published weights (tag) with the image preprocessing of ARCHIVE.")] = None,
 ) -> None:
     """Convert an encoder's weights file to a folder that loads offline, as `local-dir:FOLDER`.
 
@@ -134,7 +136,7 @@ def _list_by_default(context: typer.Context, as_json: AsJson = False) -> None:
 def _parse_shard(text: str) -> tuple[int, int]:
     k, slash, n = text.partition("/")
     if not (slash and k.isdecimal() and n.isdecimal()):
-        raise UsageError(f"--shard is {text!r}; expected k/N, such as 0/4")
+        raise UsageError(f"--shard is {text!r}; expected k/N, such as 0/4 for the first of 4 shards")
     return int(k), int(n)
 
 

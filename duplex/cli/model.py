@@ -71,10 +71,10 @@ def retrieve(
     pair: Annotated[str, Argument(help="A state and an object, such as 'striped heart'.")],
     dataset: Dataset,
     method: Annotated[
-        str | None, method_option("--method", "-m", help="Method; default: the one that the report's examples show.")
+        str | None, method_option("--method", "-m", help="Method of the run; default: that of the report's examples.")
     ] = None,
     seed: Annotated[int | None, seed_option("Seed of the run; default: the first of run.seeds.")] = None,
-    top: Annotated[int, Option(min=1, help="Number of nearest images to show per prototype.")] = 4,
+    top: Annotated[int, Option(min=1, help="Number of nearest images in each of the two lists.")] = 4,
     as_json: AsJson = False,
 ) -> None:
     """Print two lists: the test images nearest to a pair's semantic prototype (from text) and to its visual one."""
@@ -100,7 +100,7 @@ def _records(hits: list[Hit]) -> list[dict[str, object]]:
 
 
 @app.command()
-def init(folder: Annotated[Path, Argument(help="Folder of the new project; it must be empty or absent.")]) -> None:
+def init(folder: Annotated[Path, Argument(help="Folder of the new project; empty, or not there yet.")]) -> None:
     """Start a project: write params.yaml, dvc.yaml, stage scripts, .gitignore and README; set up git and DVC."""
     from duplex.project.doctor import init as init_project
 
@@ -133,15 +133,15 @@ def doctor(as_json: AsJson = False) -> None:
 @app.command()
 def fit(
     source: Annotated[
-        Path, Argument(help="Labelled images: a folder state/object/*.jpg, a table, or hf-datasets:OWNER/NAME.")
+        Path, Argument(help="Labelled images: folder with state/object/*.jpg, table, or hf-datasets:OWNER/NAME.")
     ],
     images: ImageFolder = None,
     encoder: Annotated[
-        str | None, encoder_option(help="Frozen encoder; by default, one that suits the GPU and the number of images.")
+        str | None, encoder_option(help="Frozen encoder; default: one that suits the device and the number of images.")
     ] = None,
     weights: Weights = None,
     out: Annotated[Path | None, Option(help="Model folder to write; default: SOURCE-model.")] = None,
-    minutes: Annotated[float, Option(help="Time limit of training, in minutes; encoding is not counted.")] = 30.0,
+    minutes: Annotated[float, Option(help="Time limit for training, in minutes; encoding is not counted.")] = 30.0,
     log_as: Annotated[str, Option("--log", help="Log training to dvclive, tensorboard, wandb or mlflow.")] = "none",
     force: Force = False,
 ) -> None:
@@ -164,7 +164,7 @@ def fit(
 @app.command()
 def update(
     model: Annotated[Path, Argument(help="Model folder that `duplex fit` wrote.")],
-    source: Annotated[Path, Argument(help="Images to add: a folder state/object/*.jpg, or a CSV or Parquet table.")],
+    source: Annotated[Path, Argument(help="Labelled images: folder with state/object/*.jpg, or CSV or Parquet table.")],
     images: ImageFolder = None,
     out: Annotated[Path | None, Option(help="Model folder to write; default: MODEL-updated.")] = None,
     in_place: Annotated[bool, Option("--in-place", help="Replace MODEL instead of writing another folder.")] = False,
@@ -178,7 +178,7 @@ def update(
 
     model = named_path(model)
     if in_place and out is not None:
-        raise UsageError("--in-place and --out are both given; leave one out")
+        raise UsageError(f"--in-place replaces {model}, but --out {out} names another folder; leave one out")
     place = model if in_place else out or model.with_name(f"{model.resolve().name}-updated")
     folder = None if images is None else images.resolve()
     update_model(model, source.resolve(), place, images=folder, say=log, force=force)
@@ -188,30 +188,30 @@ def update(
 FORMATS = ("table", "jsonl", "csv", "label-studio")
 COLUMNS = ("image", "rank", "state", "object", "score", "probability", "seen", "in_distribution", "error")
 SOME_UNREADABLE = 3  # exit code
-MODEL = "Folder of a run or an export, or hf-hub:OWNER/NAME; default: the run with the best AUC."
-World = Annotated[str | None, Option(help="Candidates: closed or open world; default: closed if available, else open.")]
-Add = Annotated[list[str] | None, Option(help="An additional candidate, such as 'rusty kettle'; repeatable.")]
-Compositions = Annotated[Path | None, Option(help="CSV file of additional candidates, with the columns state,object.")]
-NewShare = Annotated[float | None, Option(help="Expected share of images with unseen pairs; default: as in the model.")]
-Device = Annotated[str, Option(help="Device of the encoder: auto, cpu or cuda.")]
+MODEL = "Folder of a run, fitted model or export, or hf-hub:OWNER/NAME; default: the run with the best AUC."
+World = Annotated[str | None, Option(help="World (closed or open) of candidates; default: closed if the model has it.")]
+Add = Annotated[list[str] | None, Option(help="A pair to add to the candidates, such as 'rusty kettle'; repeatable.")]
+Compositions = Annotated[Path | None, Option(help="CSV file of pairs to add to the candidates: columns state, object.")]
+NewShare = Annotated[float | None, Option(help="Expected share (0-1) of images of unseen pairs; default: the model's.")]
+Device = Annotated[str, Option(help="Device to run the encoder on: auto, cpu or cuda.")]
 
 
 @app.command()
 def predict(
-    paths: Annotated[list[str], Argument(help="Image files, folders or glob patterns; - reads paths from stdin.")],
+    paths: Annotated[list[str], Argument(help="Image files, folders or glob patterns; '-' reads paths from stdin.")],
     model: Annotated[str | None, Option("--model", "-m", help=MODEL)] = None,
-    top: Annotated[int, Option(min=1, help="Number of compositions per image, the most probable first.")] = 3,
+    top: Annotated[int, Option(min=1, help="Number of pairs to print per image, the most probable first.")] = 3,
     world: World = None,
     new_share: NewShare = None,
     add: Add = None,
     compositions: Compositions = None,
     form: Annotated[
-        str | None, Option("--format", help="table, jsonl, csv or label-studio; default: suffix of --out, else table.")
+        str | None, Option("--format", help="Format: table, jsonl, csv or label-studio; default: by --out, else table.")
     ] = None,
     out: Annotated[Path | None, Option(help="Write to this file instead of stdout.")] = None,
     force: Force = False,
     batch_size: Annotated[int, Option(min=1, help="Number of images encoded at once.")] = 64,
-    num_workers: Annotated[int | None, Option(min=0, help="Processes that decode images; default: cores - 1.")] = None,
+    num_workers: Annotated[int | None, Option(min=0, help="Decoding processes; default: one less than cores.")] = None,
     device: Device = "auto",
 ) -> None:
     """Name the state and object in each image. Without --model, use the run with the best validation AUC.
@@ -223,9 +223,9 @@ def predict(
     form = _checked_format(form, out)
     if out is not None:
         if out.is_dir():
-            raise UsageError(f"--out {out} is a folder; give the path of a file")
+            raise UsageError(f"--out {out} is a folder; give a file, such as --out {out / 'answers.csv'}")
         if not out.parent.is_dir():
-            raise UsageError(f"there is no folder {out.parent} for --out {out}; create it, or choose another --out")
+            raise UsageError(f"--out {out}: the folder {out.parent} does not exist; create it, or choose another --out")
         refuse_existing(out, force=force)
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="surrogateescape")  # a path may hold bytes that are not text
@@ -279,7 +279,8 @@ def _chosen_stream(run: Path) -> dict[str, Any]:
     metrics = run / "metrics.json"
     record = json.loads(metrics.read_text(encoding="utf-8")) if metrics.is_file() else {}
     if "stream" not in record:
-        raise UsageError(f"{run} has no options for --adapt yet; evaluate it with `duplex evaluate --stream` first")
+        command = "`duplex evaluate --stream` with this run's --dataset, --method and --seed"
+        raise UsageError(f"{metrics} does not hold the settings that --adapt needs; first run {command}")
     return dict(record["stream"])
 
 
@@ -308,7 +309,7 @@ def _checked_format(form: str | None, out: Path | None) -> str:
     by_suffix = {".csv": "csv", ".jsonl": "jsonl"}.get("" if out is None else out.suffix.lower())
     form = require(form, FORMATS, "format") if form is not None else by_suffix or "table"
     if by_suffix not in (None, form):
-        raise UsageError(f"--format is {form}, but --out {out} ends in .{by_suffix}; change one, or leave --format out")
+        raise UsageError(f"--format is {form}, but --out {out} ends in .{by_suffix}; change --out or omit --format")
     return form
 
 
@@ -351,7 +352,7 @@ def _summary(record: dict[str, Any]) -> str:
 
 @app.command("next")
 def next_(
-    model: Annotated[str, Argument(help="Folder of a run or an export, or hf-hub:OWNER/NAME.")],
+    model: Annotated[str, Argument(help="Folder of a run, fitted model or export, or hf-hub:OWNER/NAME.")],
     folder: Annotated[Path, Argument(help="Folder of unlabelled images.")],
     count: Annotated[int, Option(min=1, help="Number of images to list.")] = 50,
     out: Annotated[Path | None, Option(help="CSV file to write; default: FOLDER-next.csv.")] = None,
@@ -391,12 +392,12 @@ def export(
     run: Annotated[str, Argument(help="A trained run's folder, such as artifacts/shapes/duplex/0.")],
     out: Annotated[Path | None, Argument(help="The folder to write; optional with --push.")] = None,
     world: World = None,
-    onnx: Annotated[bool, Option("--onnx", help="Add trained.onnx, which scores image features.")] = False,
+    onnx: Annotated[bool, Option("--onnx", help="Add trained.onnx, which computes pair scores from features.")] = False,
     onnx_encoder: Annotated[bool, Option("--onnx-encoder", help="Add encoder.onnx and see.py, which runs it.")] = False,
-    page: Annotated[Path | None, Option(help="Folder dist of onnxruntime-web; adds page/, a static site.")] = None,
+    page: Annotated[Path | None, Option(help="onnxruntime-web's folder 'dist', to add page/, a static site.")] = None,
     push: Annotated[str | None, Option(help="Upload to the Hugging Face hub as OWNER/NAME.")] = None,
     licence: Annotated[str, Option("--licence", help="Licence of the model, such as mit or cc-by-4.0.")] = "other",
-    name: Annotated[str | None, Option(help="Model card's title; default: OWNER/NAME of --push, or RUN's own.")] = None,
+    name: Annotated[str | None, Option(help="Model card title; default: OWNER/NAME of --push, or RUN's name.")] = None,
     force: Force = False,
 ) -> None:
     """Export a trained run to a folder: prototypes, labels, card, and recognize.py (needs numpy and safetensors)."""
@@ -405,14 +406,14 @@ def export(
     from duplex.recognition.export import FIT
 
     if out is None and push is None:
-        raise UsageError("the export has no destination; give a folder (`duplex export RUN OUT`) or --push OWNER/NAME")
+        raise UsageError(f"no folder to export to; run `duplex export {run} FOLDER`, or add --push OWNER/NAME")
     if out is not None and (out / FIT).is_file():
         raise UsageError(
-            f"{out} holds a model; an export would replace it and lose its metrics and what `duplex update` needs; "
+            f"{out} holds a fitted model; an export would delete its metrics and the files that `duplex update` needs; "
             "choose another folder"
         )
     if not LICENCE.fullmatch(licence):  # it becomes a line of the card's YAML
-        raise UsageError(f"--licence is {licence!r}; expected an identifier that the hub knows, such as cc-by-4.0")
+        raise UsageError(f"--licence is {licence!r}; expected a Hugging Face licence identifier, such as cc-by-4.0")
     recognizer = load_model(run, world, "cpu", [], None)
     chosen = recognizer.worlds[0] if world is None else world
     facts = model_card_facts(Path(run), name=name, licence=licence, repository=push)
@@ -451,12 +452,12 @@ def serve(
     add: Add = None,
     compositions: Compositions = None,
     new_share: NewShare = None,
-    adapt: Annotated[bool, Option("--adapt", help="Adapt to incoming images; answers depend on their order.")] = False,
+    adapt: Annotated[bool, Option("--adapt", help="Adapt to incoming images; their order affects answers.")] = False,
     device: Device = "auto",
     max_megabytes: Annotated[int, Option(min=1, help="Largest request, in megabytes.")] = Limits.bytes // 2**20,
     max_images: Annotated[int, Option(min=1, help="Largest number of images in a request.")] = Limits.images,
     workers: Annotated[int | None, Option(min=1, max=64, help="Worker processes; default: 2, or 1 with a GPU.")] = None,
-    seconds: Annotated[float, Option(min=0.1, max=3600, help="Time limit of a request, in seconds.")] = Limits.seconds,
+    seconds: Annotated[float, Option(min=0.1, max=3600, help="Time limit per request, in seconds.")] = Limits.seconds,
 ) -> None:
     """Serve a model over HTTP until stopped: POST /predict, /labels, /health, /metrics, /docs, and a page at /."""
     try:
@@ -464,10 +465,10 @@ def serve(
 
         from duplex.recognition.serve import HEADERS, application, recognizer_workers
     except ImportError as error:
-        raise UsageError(f"the server needs the package {error.name}; run {install_command('serve')}") from error
+        raise UsageError(f"the server needs the package {error.name}; run `{install_command('serve')}`") from error
     hint = "give a model after `duplex serve`"
     if adapt and workers not in (None, 1):
-        raise UsageError(f"--workers is {workers}, but --adapt allows only one worker; leave --workers out")
+        raise UsageError(f"--workers is {workers}, but --adapt allows only one worker; use --workers 1")
     recognizer = load_model(model, world, device, add or [], compositions, new_share, adapt, hint=hint)
     limits = Limits(bytes=max_megabytes * 2**20, images=max_images, seconds=seconds)
     neighbours = _training_images(recognizer)
@@ -500,9 +501,9 @@ def _load_same(loaded: tuple[str, tuple[Pair, ...]], where: str, *options: Any) 
     """Load the model in a worker process; raises an error if it changed since the server started."""
     recognizer = load_model(where, *options)
     if recognizer.trained.fingerprint != loaded[0]:
-        raise DuplexError(f"the model in {where} has changed since the server started; start the server again")
+        raise DuplexError(f"the model in {where} has changed since the server started; restart the server")
     if recognizer.added != loaded[1]:
-        raise DuplexError("the file of --compositions has changed since the server started; start the server again")
+        raise DuplexError(f"{options[3]} (--compositions) has changed since the server started; restart the server")
     return recognizer
 
 
@@ -519,8 +520,8 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         bound = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
-        reason = error.strerror or error
-        raise DuplexError(f"{host}:{port} cannot be bound: {reason}; choose another --port or --host") from error
+        reason = str(error.strerror or error).partition(" (while")[0]
+        raise DuplexError(f"cannot listen on {host}:{port}: {reason}; choose another --port or --host") from error
     # Without this, a body waits 40 ms for the client to acknowledge the head. Connections inherit it; asyncio sets it
     # only for sockets that name their protocol, which create_server's do not.
     bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -49,14 +49,14 @@ Method = Annotated[str, method_option("--method", "-m", help="Name of a method i
 Methods = Annotated[str | None, method_option(help="Methods, comma-separated; default: run.methods of params.yaml.")]
 Seed = Annotated[int, seed_option("Seed of the run, for initial values, batches and dropout.")]
 Jobs = Annotated[
-    int | None, Option(min=1, help="Worker processes; default: one per GPU or, without GPUs, cores / threads per run.")
+    int | None, Option(min=1, help="Worker processes; default: one per GPU; without GPUs, cores / (threads per run).")
 ]
 
 
 @app.command("params")
 def show_params(
     check: Annotated[bool, Option("--check", help="Only check params.yaml; print nothing if it is valid.")] = False,
-    schema: Annotated[bool, Option("--schema", help="Print the JSON schema of params.yaml, for editors.")] = False,
+    schema: Annotated[bool, Option("--schema", help="Print the JSON Schema of params.yaml, for text editors.")] = False,
 ) -> None:
     """Check params.yaml and print it as JSON, with all defaults filled in."""
     if schema:
@@ -129,7 +129,7 @@ def evaluate(
     dataset: Dataset,
     method: Method = "duplex",
     seed: Seed = 0,
-    stream: Annotated[bool, Option("--stream", help="Also adapt the run to the unlabelled test images.")] = False,
+    stream: Annotated[bool, Option("--stream", help="Also evaluate while adapting to unlabelled test images.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Evaluate a trained method on the test split, and write and print its metrics with 95 % intervals."""
@@ -181,7 +181,7 @@ MAX_SEEDS = 10_000  # of a range
 def sweep(
     datasets: Annotated[str | None, Option(help="Data sets, comma-separated; default: run.datasets.")] = None,
     methods: Methods = None,
-    seeds: Annotated[str | None, Option(help="Seeds, or a range such as 0-4; default: run.seeds.")] = None,
+    seeds: Annotated[str | None, Option(help="Seeds, such as 0,2 or 0-4; default: run.seeds.")] = None,
     jobs: Jobs = None,
     engine: Engine = "local",
     as_json: AsJson = False,
@@ -207,10 +207,10 @@ def sweep(
 @app.command()
 def reproduce(
     dataset: Annotated[
-        str, Argument(help="Data set in ablations/params.yaml or, with --methods, in params.yaml.")
+        str, Argument(help="Name of a data set in ablations/params.yaml; with --methods, in params.yaml.")
     ] = "shapes",
-    methods: Annotated[str | None, Option(help="Methods to run with published settings, comma-separated.")] = None,
-    seeds: Annotated[str | None, Option(help="Seeds, or a range; default: run.seeds, or 0-4 with --methods.")] = None,
+    methods: Annotated[str | None, Option(help="Comma-separated methods to run with their published settings.")] = None,
+    seeds: Annotated[str | None, Option(help="Seeds, such as 0,2 or 0-4; default: run.seeds (--methods: 0-4).")] = None,
     jobs: Jobs = None,
     dry_run: Annotated[
         bool,

@@ -101,7 +101,7 @@ def test_missing_images_are_a_problem_and_the_data_set_is_added(project: Path, c
 
 @pytest.mark.parametrize(
     ("state", "says"),
-    [("rusty", ["unknown to tiny", "rusty"]), (" ".join(["red"] * 12), ["too long for tiny", "red red"])],
+    [("rusty", ["unknown to the encoder tiny", "rusty"]), (" ".join(["red"] * 12), ["too long for tiny", "red red"])],
 )
 def test_words_that_the_text_tower_cannot_read_are_refused(project: Path, command: Command, state, says) -> None:
     make_folder(project / "mine", "nested")
@@ -197,7 +197,7 @@ def test_split_does_not_replace_another_data_set(project: Path, command: Command
     for name in ("mine", "mine-split2"):
         assert command("data", "add", name, "mine", "--encoder", "tiny").code == 0
     before = Path("params.yaml").read_bytes()
-    assert command("data", "split", "mine", "--splits", "2").refused("mine-split2 exists and is not re-split 2 of mine")
+    assert command("data", "split", "mine", "--splits", "2").refused("the name for re-split 2 of mine, belongs")
     assert command("data", "split", "mine", "--splits", "100000").code == 2
     assert Path("params.yaml").read_bytes() == before
 

@@ -237,4 +237,4 @@ def test_values_out_of_range_are_refused(trained, command, option, value):
 def test_a_port_in_use_is_reported(trained, command):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         done = command("serve", trained.run(), "--port", taken.getsockname()[1])
-    assert done.code == 1 and "cannot be bound: Address already in use" in done.err
+    assert done.code == 1 and ": Address already in use; choose another --port" in done.err

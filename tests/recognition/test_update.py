@@ -320,7 +320,7 @@ def test_an_export_does_not_replace_a_model(model, tmp_path):
     for source, out in ((place, place), (model, place)):
         done = duplex("export", source, out, "--force")
         assert done.returncode == 2
-        assert "holds a model; an export would replace it" in done.stderr
+        assert "holds a fitted model; an export would delete its metrics" in done.stderr
     assert {path.name: path.read_bytes() for path in place.iterdir()} == before
     assert duplex("export", model, tmp_path / "out").returncode == 0
     done = duplex("export", tmp_path / "out", ".", cwd=tmp_path / "out")

@@ -118,5 +118,5 @@ def test_an_empty_argument_is_refused(tmp_path, words):
     """`duplex init "$WHERE"` with nothing in it."""
     (tmp_path / "picture.png").write_bytes(b"mine")
     done = duplex(*words, cwd=tmp_path)
-    assert done.returncode == 2 and f"argument {len(words)} is empty" in done.stderr and "Traceback" not in done.stderr
+    assert done.returncode == 2 and f"after {words[-2]!r} is empty" in done.stderr and "Traceback" not in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["picture.png"]
