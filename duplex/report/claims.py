@@ -167,7 +167,8 @@ class Measured:
 
 def measured_methods(results: Results, data: DatasetResults) -> list[Measured]:
     """All methods measured on a data set: the ablations, which have more seeds, then the methods under `run:`."""
-    found = [Measured(name, data.name, results.ablations_file, tree) for name, tree in data.ablations.items()]
+    ablations = {} if results.ablations_file == results.metrics_file else data.ablations  # equal in a reproduction
+    found = [Measured(name, data.name, results.ablations_file, tree) for name, tree in ablations.items()]
     for name, tree in data.summary.items():
         found.append(Measured(name, data.name, results.metrics_file, tree, data.runs.get(name, {})))
     return found
@@ -470,9 +471,10 @@ def _with(used: Iterable[Measured], table: str) -> str:
     """Text that gives the runs, seeds and encoder of a comparison, and which runs are untrained."""
     runs = list(used)
     settings = runs[0].settings(table)
-    seeds = min(each.seeds for each in runs)
+    seeds = min(each.tree.get(table, {}).get("seeds", each.seeds) for each in runs)
     encoder = "encoder not recorded" if settings is None else settings["encoder"]
     tuned = ", fine-tuned blocks" if settings and settings.get("finetune") else ""
-    untrained = [f"{each.name} untrained in {each.untrained} of {each.seeds}" for each in runs if each.untrained]
+    same = [each for each in runs if table != "open" or "settings_open" not in each.tree]  # run as in the closed world
+    untrained = [f"{each.name} untrained in {each.untrained} of {each.seeds}" for each in same if each.untrained]
     names = ", ".join(dict.fromkeys(each.name for each in runs))
     return "; ".join([names, f"{seeds} {'seed' if seeds == 1 else 'seeds'}, {encoder}{tuned}", *untrained])

@@ -124,6 +124,10 @@ def test_in_the_open_world_models_count_that_were_trained_for_it():
         made["settings_open"] = {**made["settings"], "world": world}
         (found,) = judged({}, summary={"duplex": made, "clip": clip})[key]
         assert found.verdict == verdict
+    made["open"] = {**made["closed"], "seeds": 1}
+    made["validation"] = {"untrained": 3}  # of the run in the closed world
+    (found,) = judged({}, summary={"duplex": made, "clip": clip})[key]
+    assert (found.verdict, found.reason) == ("undecided", "duplex, clip; 1 seed, tiny")
     (found,) = judged({"duplex_five": {"open": made["open"]}, "clip": {"open": clip["open"]}})[key]
     assert (found.verdict, found.reason) == ("not run", "duplex_open")
 
@@ -300,6 +304,10 @@ def printed(metric: str, number: float) -> str:
     return f"{number:.2f}|{number:.1f}".replace(".", r"\.")
 
 
-def test_a_reproduction_has_a_folder_of_its_own():
+def test_a_reproduction_has_a_folder_of_its_own_and_its_runs_are_measured_once():
+    made = {"csp": ablation("CSP", 10.0)}
+    data, file = DatasetResults("cgqa", made, ablations=made), "reproduced/summary.json"
+    assert len(claims.measured_methods(Results((data,), metrics_file=file, ablations_file=file), data)) == 1
+    assert len(claims.measured_methods(Results((data,)), data)) == 2
     paths = ArtifactPaths(Path("a")).of_reproduction("cgqa")
     assert {paths.report, paths.plots.parent, paths.runs.parent, paths.summary.parent} == {Path("a/reproduced/cgqa")}
