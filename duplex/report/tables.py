@@ -147,16 +147,16 @@ def run_cell(
 def mean_cell(
     places: Sequence[tuple[RunRecord, Sequence[str]]], form: str, part: str = "metrics", scale: float = 1.0
 ) -> TableCell:
-    """Cell with a number's mean over runs, times `scale`.
+    """Cell with a number's mean over the runs that have it, times `scale`.
 
     places: each run's record, and the keys under which the record's `part` has the number.
     """
-    values = [value_at(getattr(run, part), keys) for run, keys in places]
-    numbers = [value for value in values if isinstance(value, int | float) and math.isfinite(value)]
-    if not places or len(numbers) < len(places):
+    values = [(value_at(getattr(run, part), keys), run, keys) for run, keys in places]
+    found = [one for one in values if isinstance(one[0], int | float) and math.isfinite(one[0])]
+    if not found:
         return TableCell(MISSING)
-    sources = " ".join(json_pointer(run.files[part], *keys) for run, keys in places)
-    return number_cell(math.fsum(numbers) / len(numbers) * scale, form, sources)
+    sources = " ".join(json_pointer(run.files[part], *keys) for _, run, keys in found)
+    return number_cell(math.fsum(value for value, _, _ in found) / len(found) * scale, form, sources)
 
 
 def result_table(results: Results, data: DatasetResults, world: str) -> Table | None:
@@ -273,11 +273,11 @@ def feasibility_table(data: DatasetResults) -> Table | None:
     forms |= {"val_auc_gain": "{:+.2f}", "val_auc_gain_se": "{:.2f}", "auc": "{:.1f}"}
     rows = []
     for method, runs in data.runs.items():
-        worlds = [run.metrics.get("open", {}) for run in runs.values()]
-        if not all(at_threshold(world) for world in worlds):
+        worlds = [(run, run.metrics["open"]) for run in runs.values() if "open" in run.metrics]
+        if not worlds or not all(at_threshold(world) for _, world in worlds):
             continue
-        places = [("open",) if "threshold" in world else ("open", "words") for world in worlds]
-        cited = list(zip(runs.values(), places, strict=True))
+        places = [("open",) if "threshold" in world else ("open", "words") for _, world in worlds]
+        cited = [(run, place) for (run, _), place in zip(worlds, places, strict=True)]
         numbers = [mean_cell([(run, (*keys, key)) for run, keys in cited], form) for key, form in forms.items()]
         used = f"{places.count(('open',))} of {len(places)}"
         rows.append(TableRow([text_cell(method), text_cell(used), *numbers]))
@@ -402,11 +402,8 @@ def term_tables(results: Results, data: DatasetResults) -> list[Block]:
 
 def frequency_table(data: DatasetResults) -> Table | Note:
     """Table of each method's accuracy on head, medium, tail and unseen pairs, with a bias of 0 on unseen pairs."""
-    methods = {
-        method: list(runs.values())
-        for method, runs in data.runs.items()
-        if runs and all(run.metrics.get("groups") for run in runs.values())
-    }
+    every = {method: [run for run in runs.values() if run.metrics.get("groups")] for method, runs in data.runs.items()}
+    methods = {method: runs for method, runs in every.items() if runs}
     if not methods:
         return Note("No run has metrics by frequency group, which need the closed world.", "dvc repro")
     first = next(iter(methods.values()))[0]

@@ -115,6 +115,18 @@ def test_the_best_two_numbers_of_a_column_are_marked():
     assert [row.cells[1].rank for row in tables.ranked(rows[:1], [1])] == [0]
 
 
+def test_numbers_are_means_over_the_runs_that_have_them():
+    groups = {"head": dict.fromkeys(("pairs", "accuracy"), 40.0)}
+    files = {part: f"{part}.json" for part in ("metrics", "timing")}
+    done = RunRecord({"groups": groups}, timing={"seconds_per_epoch": 1.5}, files=files)
+    data = dataclasses.replace(PLAIN, runs={"csp": {0: done, 1: RunRecord({})}, "clip": {1: RunRecord({})}})
+    table = tables.frequency_table(data)
+    assert isinstance(table, tables.Table) and [column.title for column in table.columns][-1] == "csp"
+    assert table.rows[0].cells[-1].text == "40.0"
+    costs = {row[0]: row for row in texts(tables.efficiency_table(Results((data,)), data))}
+    assert "1.50 s" in costs["csp"] and set(costs["clip"][1:8]) == {"–"}
+
+
 def texts(table: Any) -> list[list[str]]:
     return [[cell.text for cell in row.cells] for row in table.rows]
 
@@ -130,12 +142,14 @@ def test_a_threshold_has_a_line_whether_it_is_used_or_not():
         "used": {0: run_of(**words)},
         "auto": {0: run_of(auc=1.0, words=words), 1: run_of(**{**words, "auc": 6.0})},
         "none": {0: run_of(auc=1.0)},
+        "missing": {0: run_of(**words), 1: RunRecord({})},
     }
     table = tables.feasibility_table(dataclasses.replace(results("own").datasets[0], runs=runs))
     assert table is not None
     assert [[row[place] for place in (0, 1, 2, 6, 8)] for row in texts(table)] == [
         ["used", "1 of 1", "0.250", "-0.50", "3.0"],
         ["auto", "1 of 2", "0.250", "-0.50", "4.5"],
+        ["missing", "1 of 1", "0.250", "-0.50", "3.0"],
     ]
     assert table.rows[1].cells[8].source.split() == [
         "own/m/0/metrics.json#/open/words/auc",
