@@ -210,6 +210,16 @@ def test_stale_runs_are_no_default_model(project: Path, capfd: pytest.CaptureFix
     assert best_run().root.is_dir()
 
 
+def test_a_run_of_a_method_that_was_removed_is_no_default_model(
+    project: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    params = load_params()
+    without = {name: entry for name, entry in params.methods.items() if name != "csp"}
+    assert best_run(params=params.model_copy(update={"methods": without})).root.parent.name != "csp"
+    note = "artifacts/own/csp/0 is skipped, as params.yaml differs: it has no method 'csp'\n"
+    assert note in capfd.readouterr().err
+
+
 def test_stale_runs_are_not_queried_or_evaluated(project: Path) -> None:
     assert runs.load_run_or_default(load_params(), "own", "csp", 0)
     edit("params.yaml", "epochs: 1\n", "epochs: 3\n")
