@@ -143,13 +143,14 @@ def evaluate(
     record = evaluate_stage(params, dataset, method, seed)
     if as_json:
         print_json(record)
-        return
-    for world in ("closed", "open"):
-        if world in record:
-            typer.echo(f"{world:6}  {metrics_line(record[world])}")
+    for world in () if as_json else [world for world in WORLDS if world in record]:
+        typer.echo(f"{world:6}  {metrics_line(record[world])}")
         if adapted := record.get("stream", {}).get(world):
-            spread = f"± {adapted['auc_sd']:.2f} over {record['stream']['orders']} orders"
-            typer.echo(f"{world:6}  {metrics_line(adapted)} {spread}, adapted by {record['stream']['adapter']}")
+            spread = f" ± {adapted['auc_sd']:.2f}" if "auc_sd" in adapted else ""
+            kind = f"adapted by {record['stream']['adapter']}"
+            typer.echo(f"{world:6}  {metrics_line(adapted)}{spread} over {record['stream']['orders']} orders, {kind}")
+    if stream and "stream" not in record:
+        raise UsageError("--stream had no effect on this run, as said above; choose a run with prompts")
 
 
 @app.command()

@@ -316,6 +316,10 @@ class AdaptedRun:
     scorer: Scorer  # inputs -> scores [B, C] of the trained method
 
 
+class UnsuitableMethod(UsageError):
+    """Raised by a stream adapter that cannot adapt the method of a run; evaluations then leave the stream out."""
+
+
 class StreamAdapter:
     """Base class of stream adapters, which adapt a trained method to unlabelled images; a subclass defines `scores`."""
 

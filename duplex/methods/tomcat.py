@@ -31,7 +31,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from duplex.errors import UsageError
-from duplex.methods.base import AdaptedRun, Inputs, StreamAdapter
+from duplex.methods.base import AdaptedRun, Inputs, StreamAdapter, UnsuitableMethod
 from duplex.methods.codebook import Codebook
 from duplex.methods.layers import unit
 from duplex.methods.portable import normalise_posterior_sums
@@ -71,7 +71,9 @@ class Tomcat(StreamAdapter):
         parts = run.method.inspectable()
         features = parts.text_space_features or parts.features
         if parts.semantic is None or features is None:
-            raise UsageError(f"tomcat adapts prompts, and {run.method.class_name} has none; choose a run with prompts")
+            raise UnsuitableMethod(
+                f"tomcat adapts prompts, and {run.method.class_name} has none; choose a run with prompts"
+            )
         self.t = unit(parts.semantic(run.candidates[run.feasible]))  # of the candidates that compete [C, d]
         self.features = features
         self.kappa = math.exp(run.method.context.tower.logit_scale)

@@ -27,6 +27,7 @@ from duplex.features.file import DATASETS, IMPORTED, open_cache, read_features, 
 from duplex.features.imported import equal_feature_keys, import_features
 from duplex.features.inspect import verify
 from duplex.labels import SPLITS
+from duplex.methods.base import UnsuitableMethod
 from duplex.methods.registry import find_method
 from duplex.project import stamps
 from duplex.project.stream import AdaptableRun, evaluate_stream
@@ -211,8 +212,11 @@ def evaluate_stage(
         predictions = [result.predictions for result in results.values()]
         if settings.stream is not None:
             stream = AdaptableRun(model, inputs, settings, settings.stream)
-            metrics["stream"], streamed = evaluate_stream(stream, results, record.calibration or {})
-            predictions += streamed
+            try:
+                metrics["stream"], streamed = evaluate_stream(stream, results, record.calibration or {})
+                predictions += streamed
+            except UnsuitableMethod as error:
+                print(f"duplex: {dataset} {method} seed {seed} is not adapted to the stream: {error}", file=sys.stderr)
     metrics["bootstrap"] = settings.bootstrap
     if record.val_auc_all is not None:
         metrics["val_auc_all"] = 100 * record.val_auc_all

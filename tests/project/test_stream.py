@@ -24,7 +24,7 @@ from tests.projects import with_evaluation
 QUICK = {"learning_rate": 1e-2, "alpha": 1.0, "contrast": 1.0, "theta": 1.0, "warm": False}
 
 
-CLASSES = ("Prior", "Forgetful", "Hasty", "Short")
+CLASSES = ("Prior", "Forgetful", "Hasty", "Short", "Choosy")
 PLUG_IN = '''
 from dataclasses import dataclass
 from itertools import islice
@@ -32,7 +32,7 @@ from itertools import islice
 import torch
 
 import duplex
-from duplex.methods.base import StreamAdapter
+from duplex.methods.base import StreamAdapter, UnsuitableMethod
 from duplex.options import Options
 
 
@@ -71,6 +71,11 @@ class Short(StreamAdapter):
     def scores(self, stream):
         for inputs in stream:
             yield self.run.scorer(inputs)[1:]
+
+
+class Choosy(StreamAdapter):
+    def scores(self, stream):
+        raise UnsuitableMethod("choosy adapts other methods; choose another run")
 '''
 
 
@@ -175,12 +180,24 @@ def test_adapters_that_break_the_protocol_are_named_in_one_line(trained):
         "forgetful": "forgetful must yield one tensor of scores for each of the",
         "hasty": "hasty must yield the scores of a batch before it reads the next one",
         "short": r"short returned scores of shape \[2, \d+\] and type torch.float32; expected shape \[3, \d+\]",
-        "no": "unknown stream adapter 'no'; known: forgetful, hasty, prior, short, tomcat",
+        "no": "unknown stream adapter 'no'; known: choosy, forgetful, hasty, prior, short, tomcat",
     }
     for adapter, message in says.items():
         with pytest.raises(DuplexError, match=message) as refused:
             adapted(with_stream(trained, adapter=adapter, batch=3))
         assert "\n" not in str(refused.value)
+
+
+def test_a_method_that_cannot_be_adapted_is_evaluated_without_the_stream(trained, project, command):
+    plain, _ = adapted(trained)
+    text = re.sub(r"\n  stream:.*", "\n  stream: {adapter: choosy}", (project / "params.yaml").read_text())
+    (project / "params.yaml").write_text(text)
+    done = command("evaluate", "--dataset", "own", "--method", "csp")
+    note = "own csp seed 0 is not adapted to the stream: choosy adapts other methods; choose another run"
+    assert done.code == 0 and done.err == f"duplex: {note}\n"
+    assert json.loads(ArtifactPaths().run("own", "csp", 0).metrics.read_text()) == json.loads(json.dumps(plain))
+    asked = command("evaluate", "--dataset", "own", "--method", "csp", "--stream")
+    assert asked.code == 2 and "--stream had no effect on this run" in asked.err and "closed" in asked.out
 
 
 def test_a_plug_in_runs_through_evaluate_report_and_compare(trained, project, command):
