@@ -533,6 +533,11 @@ def _with_base(place: str, record: Table, methods: Table, path: tuple[str, ...])
         raise UsageError(f"params.yaml: {place}.extends: {circle} is a circle; remove one `extends`")
     base = _with_base(f"methods.{name}", methods[name], methods, (*path, name))
     copied = {key: value for key, value in base.items() if key not in ("world", "shown_as")}
+    if isinstance(tables := copied.get("per_dataset"), dict):  # what the entry sets itself holds for all data sets
+        copied["per_dataset"] = {
+            dataset: _changed_entry(table, {key: record[key] for key in table or () if key in record})
+            for dataset, table in tables.items()
+        }
     changed: Table = _changed_entry(copied, {key: value for key, value in record.items() if key != "extends"})
     return changed
 

@@ -7,7 +7,8 @@ import pytest
 
 from duplex.config.params import load_params
 from duplex.errors import UsageError
-from tests.projects import SHIPPED
+from duplex.options import AutoFinetune, FinetuneOptions
+from tests.projects import SHIPPED, edited_params
 
 
 def changed(tmp_path: Path, old: str, new: str) -> Path:
@@ -53,6 +54,26 @@ def test_a_method_overrides_the_training_options_of_the_data_set(tmp_path):
     assert params.training("shapes", "duplex").epochs == 12
     assert params.training("cgqa", "duplex_open") == settings, "taken over with `extends`"
     assert params.training("cgqa", "cso") == params.dataset("cgqa").training
+
+
+@pytest.mark.parametrize(
+    ("entry", "expected"),
+    [
+        ({"finetune": {"blocks": 2}}, FinetuneOptions(blocks=2, adapter="full")),
+        ({"finetune": "auto"}, AutoFinetune()),
+        ({"training": {"epochs": 3}}, FinetuneOptions(blocks=4, adapter="full")),
+    ],
+)
+def test_what_an_entry_sets_beats_what_its_base_sets_for_a_data_set(tmp_path, entry, expected):
+    with edited_params(SHIPPED, tmp_path / "params.yaml") as record:
+        own = {"finetune": {"blocks": 4, "adapter": "full"}, "training": {"epochs": 9, "weight_decay": 0.5}}
+        record["methods"]["base"] = {"extends": "dual", "per_dataset": {"shapes": own}}
+        record["methods"]["mine"] = {"extends": "base", **entry}
+    params = load_params(tmp_path / "params.yaml")
+    assert params.finetune("mine", "shapes") == expected
+    training = params.training("shapes", "mine")
+    assert (training.epochs, training.weight_decay) == (entry.get("training", own["training"])["epochs"], 0.5)
+    assert params.training("shapes", "base").epochs == 9
 
 
 def test_the_world_of_a_method_is_not_inherited():
