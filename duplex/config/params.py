@@ -603,7 +603,8 @@ def write_settings(params: Params, name: str, dataset: str, settings: Mapping[st
     training = {**before.training, **{key: value for key, value in settings.items() if key in known}}
     options = {key: value for key, value in settings.items() if key not in known}
     changed = before.model_copy(update={**options, "training": training})
-    methods = dataset_files(PARAMS_FILE).get(dataset, {}).get("methods", {})
+    record, files = read_yaml(PARAMS_FILE), dataset_files(PARAMS_FILE)
+    methods = {**record.get("datasets", {}).get(dataset, {}), **files.get(dataset, {})}.get("methods", {})
     write_dataset(dataset, {"methods": {**methods, name: changed.model_dump(exclude_defaults=True)}}, run=False)
 
 

@@ -8,6 +8,7 @@ import pytest
 from duplex.config.params import load_params, remove_dataset, write_dataset, write_settings
 from duplex.errors import UsageError
 from duplex.options import FinetuneOptions
+from tests.projects import edited_params
 from tests.subprocesses import ROOT
 
 ENTRY = {
@@ -63,6 +64,14 @@ def test_options_of_a_method_are_those_of_the_data_set_alone(params: Path) -> No
     assert changed.finetune("dual_finetuned", "shapes").blocks == 4, "of the entry in params.yaml"
     write_dataset("mine", {"methods": {"dual": {"finetune": "auto"}}}, run=False)
     assert load_params().finetune("dual", "mine").to_dict() == {"blocks": "auto", "minutes": 30.0}
+
+
+def test_settings_are_written_beside_those_of_other_methods_in_params(params: Path) -> None:
+    with edited_params(params) as record:
+        record["datasets"]["shapes"]["methods"] = {"duplex": {"momentum": 0.8}}
+    write_settings(load_params(), "csp", "shapes", {"epochs": 3})
+    changed = load_params()
+    assert (changed.method("duplex", "shapes").momentum, changed.training("shapes", "csp").epochs) == (0.8, 3)
 
 
 def test_what_a_data_set_leaves_unsaid_is_taken_over_through_extends(params: Path) -> None:
