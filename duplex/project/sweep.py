@@ -36,6 +36,7 @@ from duplex.artifacts import ArtifactPaths
 from duplex.config.params import Params, load_params
 from duplex.encoders.base import resolve_device
 from duplex.errors import DuplexError, UsageError
+from duplex.options import AutoFinetune
 from duplex.project import stamps
 from duplex.project.stages import evaluate_stage
 from duplex.project.stamps import DATA_STAGES, RUN_STAGES, run_difference
@@ -445,6 +446,8 @@ def tune(
             raise UsageError(
                 f"{method} combines finished runs and trains nothing; tune {' and '.join(members)} instead"
             )
+        if isinstance(params.finetune(method, dataset), AutoFinetune):
+            raise UsageError(f"{method} has `finetune: auto`, which `duplex tune` cannot vary; give a number of blocks")
     grid = [dict(zip(choices, values, strict=True)) for values in product(*choices.values())]
     rows = [(method, settings) for method in methods for settings in grid]
     for method, settings in rows:

@@ -93,6 +93,13 @@ def test_a_second_search_trains_only_what_is_missing(params):
     assert len(trained()) == 1 and not before & trained()
 
 
+def test_methods_that_choose_their_blocks_are_not_tuned(params):
+    entry = params.methods["csp"].model_copy(update={"finetune": {"blocks": "auto"}})
+    changed = params.model_copy(update={"methods": {**params.methods, "csp": entry}})
+    with pytest.raises(UsageError, match="csp has `finetune: auto`, which `duplex tune` cannot vary"):
+        tune(changed, "own", ["csp"], {"epochs": [1]}, [0])
+
+
 @pytest.mark.usefixtures("in_this_process")
 def test_a_failed_trial_leaves_the_others(params):
     rows = tune(params, "own", ["dfsp_t2i", "csp"], {"epochs": [1]}, [0], jobs=1)
