@@ -67,7 +67,7 @@ def train_stage(
                     return TrainingHooks(log=open_log(spec.training.log, place / trial.slug))
 
                 read = partial(load_inputs, params, dataset, paths)  # of each recipe, not kept in memory
-                trials = Trials(work, read, device, params.evaluation, resume.label, resume.key, hooks=hooks)
+                trials = Trials(work / key[:12], read, device, params.evaluation, resume.label, resume.key, hooks=hooks)
                 run = search_block_counts(spec, auto, seed, trials, partial(print, file=sys.stderr))
             else:
                 log = open_log(spec.training.log, place)

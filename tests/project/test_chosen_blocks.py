@@ -99,6 +99,17 @@ def test_interrupted_training_ends_in_the_same_bytes(params, folder, monkeypatch
     assert run_of(params, folder, "broken").run("own", "auto", 0).checkpoint.read_bytes() == whole
 
 
+def test_a_search_with_other_settings_has_a_schedule_of_its_own(params, folder, monkeypatch):
+    entry = params.methods["auto"].model_copy(update={"training": {"weight_decay": 0.5}})
+    changed = params.model_copy(update={"methods": {**params.methods, "auto": entry}})
+    for settings in (params, changed):
+        with monkeypatch.context() as patch:
+            interrupt(patch, 5)
+            with pytest.raises(KeyboardInterrupt):
+                run_of(settings, folder, "changed")
+    assert len(list((folder / "changed").glob("own/auto/0/recipes.partial/*/schedule-30.json"))) == 2
+
+
 def test_without_time_nothing_is_fine_tuned(params, folder, monkeypatch, capsys):
     monkeypatch.setattr(trials, "block_cost", lambda *_: trials.BlockCost(1e6, 1e6))
     record = read_record(run_of(params, folder, "hurried").run("own", "auto", 0).checkpoint)
