@@ -396,7 +396,7 @@ def train(
                 bar.show(state.epoch * steps + step, {**losses, "val AUC": auc})
 
             show(0, {})
-            while state.epoch < end and state.epoch - state.best_epoch < (settings.patience or math.inf):
+            while state.epoch < end and not _has_lost_patience(state, settings):
                 start = time.perf_counter()
                 with float32_arithmetic(settings.precision):
                     losses = train_epoch(state, images, settings, show, hooks)
@@ -498,6 +498,12 @@ def _keep_best(state: TrainingState, metrics: dict[str, float], losses: dict[str
         state.best = {name: tensor.detach().clone() for name, tensor in state.method.state_dict().items()}
     means = {name.removeprefix("loss_"): mean for name, mean in losses.items()}
     hooks.epoch(EpochReport(state.method, state.epoch, means, learning_rates(state.optimiser), metrics, is_best))
+
+
+def _has_lost_patience(state: TrainingState, settings: TrainingOptions) -> bool:
+    # asked after validations alone, so that every epoch before has been compared
+    is_validated = "val_auc" in state.history[-1]
+    return is_validated and state.epoch - state.best_epoch >= (settings.patience or math.inf)
 
 
 def _selection_metric(row: Mapping[str, float]) -> str:

@@ -292,6 +292,13 @@ def test_patience_counts_from_the_best_epoch(aucs, best):
     assert (outcome.best_epoch, [row["epoch"] for row in outcome.history]) == (best, [*range(best + 3)])
 
 
+def test_patience_ends_only_after_validations():
+    """Epochs 0, 3 and 6 are validated; without a better one, the third ends training, although patience is shorter."""
+    rest, settings = iter([0.1, 0.3, 0.2]), dataclasses.replace(SETTINGS, epochs=30, patience=2, validate_every=3)
+    outcome = train(small_method(DUPLEX), examples(), settings, 0, lambda _: next(rest))
+    assert (outcome.best_epoch, outcome.history[-1]["epoch"]) == (3, 6)
+
+
 def test_the_epoch_by_loss_unseen_accuracy_harmonic_mean_or_the_last():
     val, kept = examples("val", 24, 7), {}
     for name in ("loss", "unseen", "hm", "last"):
