@@ -304,10 +304,10 @@ def split_composition(text: str, labels: LabelSpace) -> Pair:
         if before.strip() and after.strip():
             return before.strip(), after.strip()
     words = text.split()
-    for cut in range(1, len(words)):
-        state, name = " ".join(words[:cut]), " ".join(words[cut:])
-        if len(words) == 2 or _find(state, labels.states) is not None or _find(name, labels.objects) is not None:
-            return state, name
+    cuts = [(" ".join(words[:cut]), " ".join(words[cut:])) for cut in range(1, len(words))]
+    known = [(_find(m, labels.states) is not None) + (_find(n, labels.objects) is not None) for m, n in cuts]
+    if cuts and (len(cuts) == 1 or max(known)):
+        return cuts[known.index(max(known))]
     raise UsageError(f"{text!r} cannot be split into a state and an object; write it as 'state,object'")
 
 
