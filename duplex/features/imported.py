@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -157,18 +157,28 @@ def _checked_names(path: Path, names: NDArray[Any], rows: int) -> tuple[str, ...
 
 
 def import_features(
-    source: Path, rows: int, manifest_sha256: str, out: Path, images: Sequence[str] | None = None, max_bad: float = 1.0
+    source: Path,
+    rows: int,
+    manifest_sha256: str,
+    out: Path,
+    images: Sequence[str] | None = None,
+    max_bad: float = 1.0,
+    listed: Sequence[str] | None = None,
 ) -> Identity:
     """Write the feature cache `out` of `rows` images from a user's .npy or .npz file of features.
 
     Images whose features are zero or not finite count as unreadable. Rows of a file with names are matched to `images`.
     Returns the cache's identity, which records the file and the manifest but no encoder, as that is unknown.
 
+    listed: images of the table that a re-split was made from; rows of a file without names are those of this table.
+
     Raises:
         UsageError: the file lacks an image, has another number of rows, or has values that float16 cannot hold.
         DuplexError: more than the share `max_bad` of images count as unreadable; an existing cache stays as it is.
     """
     file = FeatureFile.open(source)
+    if listed is not None and file.names is None:
+        file = replace(file, names=tuple(listed[row] for row in file.rows_of(listed)))
     if images is None and file.names is not None:
         raise UsageError(f"{source} has image names, but `images` is missing; give it, or save the features as .npy")
     places = file.rows_of(images if images is not None else [""] * rows)

@@ -18,7 +18,7 @@ from duplex.config.params import EncoderParams, Params
 from duplex.data.download import BENCHMARKS
 from duplex.data.images import ImageTree
 from duplex.data.sources import draw_missing_images, load_source
-from duplex.data.tables import count_dataset, read_manifest, write_manifest
+from duplex.data.tables import count_dataset, read_manifest, read_table, write_manifest
 from duplex.encoders.base import Encoder, load_encoder, resolve_device
 from duplex.errors import UsageError
 from duplex.features.extract import ExtractionReport, bad_images
@@ -119,8 +119,10 @@ def _import_features(
         raise UsageError(f"{dataset} has imported features, {features}, so nothing is encoded; leave out --shard")
     stamps.require_data(params, dataset, paths, ("prepare",))
     began, manifest = time.monotonic(), paths.manifest(dataset)
-    images = read_manifest(manifest)["image"].tolist()
-    import_features(features, len(images), sha256(manifest), out, images, params.extraction.max_bad)
+    images, source = read_manifest(manifest)["image"].tolist(), params.dataset(dataset).source
+    is_part = source.table is not None and source.resplit is not None  # a table's rows are those of its features
+    listed = list(dict.fromkeys(read_table(source.table)["image"])) if source.table and is_part else None
+    import_features(features, len(images), sha256(manifest), out, images, params.extraction.max_bad, listed)
     statuses = read_features(out).statuses
     return ExtractionReport(out, len(images), 0, time.monotonic() - began, bad_images(statuses, images))
 

@@ -76,6 +76,15 @@ def test_rows_with_names_are_found_by_them_and_refused_without_a_manifest(tmp_pa
     assert np.array_equal(found.cls[:], values[[1, 2, 0]])
 
 
+def test_rows_without_names_are_those_of_the_table_that_a_part_was_taken_from(tmp_path: Path) -> None:
+    values: np.ndarray = np.arange(1, 9, dtype=np.float32).reshape(4, 2)
+    np.save(tmp_path / "f.npy", values)
+    import_features(tmp_path / "f.npy", 2, "m", tmp_path / "features.h5", ["d", "b"], listed=["a", "b", "c", "d"])
+    assert np.array_equal(read_features(tmp_path / "features.h5").cls[:], values[[3, 1]])
+    with pytest.raises(UsageError, match="has 4 rows, but the manifest has 3"):
+        import_features(tmp_path / "f.npy", 2, "m", tmp_path / "features.h5", ["b", "a"], listed=["a", "b", "c"])
+
+
 def test_an_import_that_fails_leaves_no_file(tmp_path: Path, monkeypatch) -> None:
     np.save(tmp_path / "x.npy", np.ones((4, 3), np.float32))
 
