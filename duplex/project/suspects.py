@@ -27,7 +27,7 @@ from duplex.artifacts import ArtifactPaths
 from duplex.config.params import Params
 from duplex.data.contents import file_digests, looks_from_texts, near_copies, read_digests
 from duplex.data.images import ImageTree, thumbnail
-from duplex.data.sources import detect_source, read_folder
+from duplex.data.sources import detect_source, load_source, read_folder
 from duplex.data.tables import complete_rows, read_manifest, read_table
 from duplex.errors import UsageError
 from duplex.evaluation.vectors import most_similar
@@ -100,7 +100,10 @@ def open_labelled(
         encoder = "".join(f" --{option} {value}" for option, value in options.items() if value)
         place, images = [each and Path(each) for each in json.loads(record.read_text(encoding="utf-8"))]
     source = detect_source(place.resolve(), None, images and images.resolve())
-    table = read_folder(source.root)[0] if source.table is None else read_table(source.table).drop_duplicates()
+    if source.kind == "standard":
+        table = load_source(source).manifest
+    else:
+        table = read_folder(source.root)[0] if source.table is None else read_table(source.table).drop_duplicates()
     if (twice := table["image"].duplicated()).any():
         raise UsageError(f"{place} lists {table['image'][twice].iloc[0]!r} twice; keep one of these rows")
     return LabelledSource(Path(name).resolve().stem, source.root, table.reset_index(drop=True), encoder=encoder)
