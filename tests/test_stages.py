@@ -207,7 +207,9 @@ def test_feasibility_uses_the_word_vectors_of_a_file(folder, params, paths):
     with pytest.raises(DuplexError, match=r"calibration.word_vectors is .*words.txt"):
         stages.evaluate_stage(params, "own", "clip", 0, paths)
     model = paths.run("own", "clip", 0).root
-    wanted = Recognizer.load(model, device="cpu", word_vectors=words).candidates("open")
+    wanted = Recognizer.load(model, device="cpu", word_vectors=str(words)).candidates("open")
+    with pytest.raises(UsageError, match=r"word_vectors: absent\.txt does not exist; expected a text file"):
+        Recognizer.load(model, device="cpu", word_vectors="absent.txt")
     assert wanted.feasible.sum() == json.loads(paths.run("own", "clip", 0).metrics.read_text())["open"]["feasible"]
     assert len(Recognizer.load(model, device="cpu").candidates("closed").pairs) > 0, "no word is compared there"
     with pytest.raises(UsageError, match="trained with word vectors other than"):

@@ -12,9 +12,10 @@ import rich.progress
 from numpy.typing import NDArray
 from rich.console import Console
 
-from duplex.errors import DuplexError
+from duplex.errors import DuplexError, UsageError
 from duplex.evaluation.accumulate import Floats
 from duplex.labels import Ints, prompt_name
+from duplex.system.files import expanded_path
 
 LISTED = 10  # names in an error message
 BLOCK = 1 << 22  # similarities in memory at once: 32 MiB
@@ -27,6 +28,17 @@ class WordVectors:
 
     vectors: Floats  # [names, w]
     missing: tuple[str, ...]
+
+
+def word_vectors_file(path: str | Path | None) -> Path | None:
+    """A user's path of a file of word vectors, made absolute; `UsageError` if there is no such file."""
+    if path is None:
+        return None
+    file = expanded_path(path, "word_vectors")
+    if not file.is_file():
+        problem = "is not a file" if file.exists() else "does not exist"
+        raise UsageError(f"word_vectors: {path} {problem}; expected a text file in GloVe format")
+    return file.resolve()
 
 
 def read_word_vectors(path: Path, names: Sequence[str]) -> WordVectors:

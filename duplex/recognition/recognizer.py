@@ -28,6 +28,7 @@ from torch import Tensor
 from duplex.data.images import LINE_END, BadImageFile, ImageTree, as_rgb, describe_skipped, read_image
 from duplex.encoders.base import Encoder, resolve_device
 from duplex.errors import DuplexError, UsageError, as_usage_error, require, require_whole
+from duplex.evaluation.vectors import word_vectors_file
 from duplex.features.encode import (
     BATCH_MULTIPLE,
     UNREAD,
@@ -92,7 +93,7 @@ class Recognizer:
         where: str | Path,
         *,
         device: str = "auto",
-        word_vectors: Path | None = None,
+        word_vectors: str | Path | None = None,
         exact: bool = False,
         new_share: float | None = None,
         adapt: Mapping[str, Any] | None = None,
@@ -111,7 +112,7 @@ class Recognizer:
             adapt: `adapter`, `options` and `batch`, as in the group `stream` of the run's metrics.json. The model then
                 adapts to all images that it is given, so answers depend on earlier images.
         """
-        trained = open_trained(where, torch.device(resolve_device(device)), word_vectors)
+        trained = open_trained(where, torch.device(resolve_device(device)), word_vectors_file(word_vectors))
         return cls(trained, exact=exact, new_share=new_share, adapt=adapt)
 
     @classmethod
@@ -240,11 +241,12 @@ class Recognizer:
         while True:
             with in_initial_modes():
                 block = next(blocks, None)
-                answers = [] if block is None else list(candidates.answers(block[1], top))
-            if block is None:
-                return
-            for code, answer in zip(block[0].tolist(), answers, strict=True):
-                yield UnreadableImage(status_reason(code)) if code >= FIRST_BAD else answer
+                if block is None:
+                    return
+                good = torch.from_numpy(np.flatnonzero(block[0] < FIRST_BAD)).to(self.device)  # others teach nothing
+                answers = iter(list(candidates.answers({name: rows[good] for name, rows in block[1].items()}, top)))
+            for code in block[0].tolist():
+                yield UnreadableImage(status_reason(code)) if code >= FIRST_BAD else next(answers)
 
     @in_initial_modes()
     def scores(self, images: Any, world: World | None = None, batch_size: int = BATCH) -> Tensor:

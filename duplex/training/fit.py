@@ -29,6 +29,7 @@ from duplex.errors import DuplexError, UsageError, require, require_type, requir
 from duplex.evaluation.curve import Curve, Margins
 from duplex.evaluation.intervals import compare_seeds
 from duplex.evaluation.metrics import METRICS, OPEN_METRICS, interval_of
+from duplex.evaluation.vectors import word_vectors_file
 from duplex.features.extract import encode_shared, user_cache
 from duplex.features.file import IMPORTED
 from duplex.features.imported import FEATURES, checked_features
@@ -130,7 +131,7 @@ class Dataset:
                 f"the features have the width {values.shape[1]}, but those of {encoder} have the width {width}; "
                 "give the encoder that made them, or leave out `encoder=`"
             )
-        words = _word_file(word_vectors)
+        words = word_vectors_file(word_vectors)
         return cls(name, Data(data.manifest, data.labels, values, entry, _checked_device(device), words))
 
     def __repr__(self) -> str:
@@ -199,7 +200,7 @@ def load_dataset(
         print(f"{place.name}: {note}: {count:,}", file=sys.stderr)
     for line in alike_labels(data):
         print(f"{place.name}: {line}", file=sys.stderr)
-    entry, words = _known_encoder(encoder, weights, data.labels), _word_file(word_vectors)
+    entry, words = _known_encoder(encoder, weights, data.labels), word_vectors_file(word_vectors)
     names, root = data.manifest["image"].tolist(), description.root
     digests = file_digests(root, names)
     present = {image: digest for image, digest in zip(names, digests, strict=True) if digest}
@@ -241,16 +242,6 @@ def _checked_device(device: str | torch.device) -> str:
     require(device.partition(":")[0], ("auto", "cpu", "cuda"), "device")
     resolve_device(device)  # raises for a GPU that is not there
     return device
-
-
-def _word_file(path: str | Path | None) -> Path | None:
-    if path is None:
-        return None
-    file = expanded_path(path, "word_vectors")
-    if not file.is_file():
-        problem = "is not a file" if file.exists() else "does not exist"
-        raise UsageError(f"word_vectors: {path} {problem}; expected a text file in GloVe format")
-    return file.resolve()
 
 
 def _known_encoder(name: str, weights: str | None, labels: LabelSpace) -> EncoderParams:

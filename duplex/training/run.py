@@ -170,7 +170,7 @@ class Run:
         self.write(files)
         return files.root
 
-    def export(self, out: str | Path, *, word_vectors: Path | None = None, **settings: Any) -> Path:
+    def export(self, out: str | Path, *, word_vectors: str | Path | None = None, **settings: Any) -> Path:
         """Write the model to a folder that works without this package, as `duplex export` does; return the folder.
 
         out: made if it does not exist.

@@ -49,6 +49,15 @@ def test_answers_depend_on_the_images_before_unless_nothing_moves(project, featu
     torch.testing.assert_close(still.scores(features.numpy()), plain, rtol=1e-5, atol=1e-7)
 
 
+def test_unreadable_files_teach_nothing(project, tmp_path):
+    (tmp_path / "bad.png").write_text("no image")
+    images = sorted(project.folder.rglob("pictures/**/*.png"))[:12]
+    among = [path for image in images for path in (tmp_path / "bad.png", image)]
+    one, other = (Recognizer.load(project.run("clip"), device="cpu", adapt=adaptation()) for _ in range(2))
+    alone = list(one.stream(images, num_workers=0))
+    assert len(images) == 12 and list(other.stream(among, num_workers=0))[1::2] == alone
+
+
 def test_what_cannot_adapt_is_refused(project, tmp_path, features):
     adapting = Recognizer.load(project.run("clip"), device="cpu", adapt=adaptation())
     with pytest.raises(UsageError, match="exclude each other"):

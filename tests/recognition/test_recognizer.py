@@ -18,8 +18,9 @@ from duplex import Recognizer, read_features
 from duplex.data.tables import read_manifest
 from duplex.encoders.base import load_encoder
 from duplex.errors import UsageError
+from duplex.labels import LabelSpace
 from duplex.methods.base import MethodContext
-from duplex.recognition.answers import UnreadableImage, encode_prompts
+from duplex.recognition.answers import UnreadableImage, encode_prompts, split_composition
 from duplex.training.checkpoint import load_checkpoint, read_record
 
 DOCS = Path(__file__).parents[2] / "docs" / "library.md"
@@ -114,6 +115,18 @@ def test_a_larger_share_of_new_pairs_raises_their_odds_by_its_own(trained):
         assert odds[1] / odds[0] == pytest.approx(9, rel=1e-4)
         order = [[guess.name for guess in answer.top if guess.seen] for answer in (one, other)]
         assert order[0] == order[1]
+
+
+def test_pairs_are_split_where_both_parts_are_known():
+    labels = LabelSpace.from_pairs({"train": [("dark", "sky"), ("dark blue", "shirt"), ("red", "wine glass")]})
+    for text, pair in {
+        "dark blue shirt": ("dark blue", "shirt"),
+        "dark wine glass": ("dark", "wine glass"),
+        "dark blue kettle": ("dark", "blue kettle"),  # the first cut with a known part
+        "rusty kettle": ("rusty", "kettle"),
+        "dark,blue shirt": ("dark", "blue shirt"),
+    }.items():
+        assert split_composition(text, labels) == pair
 
 
 def test_a_mistaken_argument_is_named(recognizer, tmp_path):
