@@ -22,6 +22,7 @@ from torch import Tensor
 
 from duplex.data.contents import change_error, changed_images
 from duplex.data.sources import detect_source
+from duplex.data.tables import complete_rows
 from duplex.errors import UsageError, as_usage_error
 from duplex.features.file import FIRST_BAD, status_reason
 from duplex.labels import LabelSpace, prompt_name
@@ -134,6 +135,8 @@ def read_images(recognizer: Recognizer, source: Path, images: Path | None, recor
         distinct = distinct_images(description, source)
     frame = distinct.rows
     notes = distinct.notes
+    if partial := len(frame) - len(complete_rows(frame)):
+        raise UsageError(f"{partial:,} rows of {source} have only a state or an object; complete or remove these rows")
     if "split" in frame and (test := int((frame["split"] == "test").sum())):
         notes.append(f"{test:,} of the images have the split test and are added too: an update uses every row")
     contents = {file: distinct.pixels[file].partition(" ")[0] for file in distinct.digests}

@@ -333,6 +333,7 @@ def test_an_export_does_not_replace_a_model(model, tmp_path):
         ("run", "run `duplex fit` with all images instead"),
         ("unreadable", "cannot be used"),
         ("words", "does not know the words rusty"),
+        ("partial", "1 rows of"),
     ],
 )
 def test_what_cannot_be_updated_is_one_line_and_leaves_nothing(model, further, tmp_path, case, expected):
@@ -341,6 +342,9 @@ def test_what_cannot_be_updated_is_one_line_and_leaves_nothing(model, further, t
         (place / STATISTICS).unlink()
     elif case == "unreadable":
         (further / "red" / "star" / "bad.png").write_bytes(b"no image")
+    elif case == "partial":
+        further /= "new.csv"
+        further.write_text("image,state,object,split\nred/star/0020.png,red,star,train\nred/star/0021.png,red,,train\n")
     else:
         (further / "red").rename(further / "rusty")
     done = duplex("update", place, further, "--out", tmp_path / "out")
