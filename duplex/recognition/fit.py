@@ -76,6 +76,7 @@ from duplex.training.run import MethodSpec, Run, evaluate_world, reproducible, t
 from duplex.training.scoring import Calibration
 from duplex.training.trials import (
     BlockCost,
+    BlockRoom,
     ImageCounts,
     RecipeChoice,
     Schedule,
@@ -131,8 +132,11 @@ def checked_encoder(name: str, weights: str | None, labels: LabelSpace) -> tuple
     """Settings of the encoder `name`, and why it is used; UsageError if it is unknown or cannot read a label's word."""
     if weights is None and name.startswith("ViT-"):
         weights = "openai"
-    if name.startswith("local-dir:"):  # absolute, because a model is used from other folders
-        name = f"local-dir:{Path(name.removeprefix('local-dir:')).expanduser().resolve()}"
+    kind, _, place = name.partition(":")  # paths are made absolute, because a model is used from other folders
+    if kind == "local-dir" or (kind == "blip" and Path(place).expanduser().is_dir()):
+        name = f"{kind}:{Path(place).expanduser().resolve()}"
+    if weights is not None and Path(weights).expanduser().is_file():
+        weights = str(Path(weights).expanduser().resolve())
     try:
         encoder_identity(name, weights)
     except DuplexError as error:
@@ -265,7 +269,9 @@ def distinct_images(
     with different labels are all left out; if they are more than 1 % of all images, this raises `UsageError`.
     """
     root = description.root
-    if description.table is None:
+    if description.kind == "standard":
+        frame, skipped = load_source(description).manifest, dict[str, int]()
+    elif description.table is None:
         frame, skipped = read_folder(root)
     elif root.is_dir():
         frame, skipped = read_table(description.table).drop_duplicates(ignore_index=True), {}
@@ -381,31 +387,29 @@ class FolderRecipes:
         return "open" if self.data.labels.size <= LARGEST_OPEN else "closed"
 
     @cached_property
+    def room(self) -> BlockRoom:
+        """How many of the encoder's blocks can be fine-tuned."""
+        return finetunable_blocks(self.tower, len(self.data.manifest), user_cache())
+
+    @cached_property
     def encoded(self) -> EncodedFolder:
         """The data set with features, split into train, val and test; images that are not in the cache are encoded."""
-        data, entry = self.data, self.encoder
-        room = finetunable_blocks(self.tower, len(data.manifest), user_cache())
-        self.say(
-            f"fine-tuning: up to {room.depth} blocks; {room.reason}" if room.depth else f"no fine-tuning: {room.reason}"
-        )
-        features, bad = encode_shared(
-            user_cache(),
-            self.tower,
-            data.root,
-            data.manifest["image"].tolist(),
-            data.digests,
-            block_inputs=room.depth,
-        )
+        data, depth = self.data, self.room.depth
+        images = data.manifest["image"].tolist()
+        features, bad = encode_shared(user_cache(), self.tower, data.root, images, data.digests, block_inputs=depth)
         if bad:
             listed = ", ".join(f"{each.image} ({each.reason})" for each in bad[:3]) + ", ..." * (len(bad) > 3)
             self.say(f"{len(bad):,} images cannot be used and are left out: {listed}")
-        inputs = Data(data.manifest, data.labels, features, entry, str(self.device), skip_frozen_blocks=True)
-        return EncodedFolder(inputs, features.identity, room.depth, frozenset(each.row for each in bad))
+        inputs = Data(data.manifest, data.labels, features, self.encoder, str(self.device), skip_frozen_blocks=True)
+        return EncodedFolder(inputs, features.identity, depth, frozenset(each.row for each in bad))
 
-    def encode_readable(self) -> LabelledFolder:
-        """Encode images that are not in the cache; returns the data set without images that fail."""
+    def with_readable_images(self) -> FolderRecipes:
+        """Encode images that are not in the cache; returns the recipes for those that can be read and their labels."""
+        if not self.encoded.bad:
+            return self
         kept = ~np.isin(np.arange(len(self.data.manifest)), list(self.encoded.bad))
-        return replace(self.data, manifest=self.data.manifest[kept], digests=list(compress(self.data.digests, kept)))
+        manifest, digests = self.data.manifest[kept].reset_index(drop=True), list(compress(self.data.digests, kept))
+        return replace(self, data=replace(self.data, manifest=manifest, labels=labels_of(manifest), digests=digests))
 
     @cached_property
     def trials(self) -> Trials:
@@ -575,7 +579,9 @@ def page_file(out: Path) -> Path:
 def _fit(recipes: FolderRecipes, out: Path, force: bool) -> Path:
     say = recipes.say
     save_pixel_digests(recipes.cache, recipes.data.pixels)
-    recipes.encoded  # noqa: B018 encodes what is missing, before the time for training begins
+    room = recipes.room
+    say(f"fine-tuning: up to {room.depth} blocks; {room.reason}" if room.depth else f"no fine-tuning: {room.reason}")
+    recipes = recipes.with_readable_images()
     began = time.monotonic()
     rival = _rival(recipes)  # first, so that the time limit includes it
     choice = search_recipes(recipes.levels(began), recipes.trials.result, say)
@@ -589,7 +595,7 @@ def _fit(recipes: FolderRecipes, out: Path, force: bool) -> Path:
         f"{measured['calibration_error']:.1f} %, AUC {measured['metrics']['closed']['auc']:.1f} (closed world)"
     )
     say(rival)
-    say(f"fitting the model to all {len(recipes.encode_readable().manifest):,} labelled images")
+    say(f"fitting the model to all {len(recipes.data.manifest):,} labelled images")
     run = fit_on_all_images(recipes, choice.recipe)
     with sole_model_writer(out, "then run the same command again"):
         refuse_lost_updates(out, recipes.data.contents)  # an update may have ended during the fit
@@ -634,6 +640,8 @@ def _rival(recipes: FolderRecipes) -> str:
     labels, images = recipes.data.labels, int((recipes.data.manifest["split"] == "train").sum())
     if images * recipes.tower.dim * (len(labels.states) + len(labels.objects)) > LARGEST_RIVAL:
         return "two logistic regressions, for comparison, are left out: these images would take many minutes"
+    if not all(known.all() for known in labels.trained_words):
+        return "two logistic regressions, for comparison, are left out: some words have no training images"
     trial = Trial("two logistic regressions", recipes._spec(RIVAL))
     recipes.trials.result(trial)  # trains it
     rival, _ = _measure(recipes, trial)
@@ -648,11 +656,11 @@ def _write_model(
     out: Path, recipes: FolderRecipes, run: Run, choice: RecipeChoice, measured: dict[str, Any], force: bool
 ) -> None:
     trained = TrainedRun(recipes.final_files(choice.recipe).checkpoint, recipes.device)
-    readable = recipes.encode_readable()
-    counts = count_dataset(readable.labels, readable.manifest).to_dict()
+    data = recipes.data
+    counts = count_dataset(data.labels, data.manifest).to_dict()
     facts = RunFacts(out.name, metrics=measured["metrics"], counts=counts, remark=REMARK)
     fitted = run.method.fitted_statistics()
-    images = readable.manifest["split"].value_counts()
+    images = data.manifest["split"].value_counts()
     record = {  # without dates or durations, so that equal fits have equal files
         "encoder": recipes.encoder.model_dump(exclude_defaults=True),
         "counts": counts,
@@ -660,7 +668,7 @@ def _write_model(
         "recipes": list(choice.table),
         "chosen": choice.recipe.name,
         "measured": measured,
-        "contents": readable.contents,  # which an update does not count twice
+        "contents": data.contents,  # which an update does not count twice
     }
 
     def add_files(folder: Path, tensors: dict[str, Tensor]) -> None:

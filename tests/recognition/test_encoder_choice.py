@@ -1,10 +1,12 @@
 """The encoder that `duplex fit` chooses, and encoders that it refuses before any work."""
 
 import pytest
+from safetensors.torch import save_file
 
+from duplex.encoders.open_clip import timm
 from duplex.errors import UsageError
 from duplex.recognition import fit
-from duplex.recognition.fit import choose_encoder, read_labelled_folder
+from duplex.recognition.fit import checked_encoder, choose_encoder, read_labelled_folder
 from tests.recognition.drawn_folder import draw_folder
 
 pytestmark = pytest.mark.slow
@@ -59,6 +61,14 @@ def test_without_any_encoder_one_line_says_what_to_do(offers, tmp_path):
     offers(set(), reachable=True)
     _, reason = choose_encoder(read_labelled_folder(tmp_path / "shop").labels, 10, gpu=False, cores=2)
     assert "1.0 GB to download" in reason
+
+
+def test_paths_of_weights_are_absolute_because_models_are_used_elsewhere(tmp_path, drawn, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model = timm.create_model("test_efficientnet", num_classes=0)
+    save_file(model.state_dict(), "w.safetensors")
+    entry, _ = checked_encoder("timm:test_efficientnet", "w.safetensors", read_labelled_folder(drawn).labels)
+    assert entry.weights == str(tmp_path / "w.safetensors")
 
 
 @pytest.mark.parametrize(

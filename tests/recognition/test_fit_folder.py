@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -191,18 +192,34 @@ def test_suspects_need_features_and_the_place_of_a_models_images(fitted, drawn, 
 def test_an_unreadable_image_is_counted_nowhere(drawn, tmp_path, monkeypatch):
     folder, images = tmp_path / "shop", 8 * (len(STATES) * len(OBJECTS) - len(LACKING))
     shutil.copytree(drawn, folder)
-    (folder / "red" / "star" / "0003.png").write_bytes(b"no image")
+    (folder / "blue" / "star").mkdir()
+    (folder / "blue" / "star" / "0003.png").write_bytes(b"no image")  # the only one of its pair
     monkeypatch.setattr(fit.FolderRecipes, "levels", only_the_first)
     lines: list[str] = []
     model = fit.fit_folder(folder, tmp_path / "model", encoder="tiny", say=lines.append)
     record = read_fit(model)
     counted = [record["counts"][split]["images"] for split in ("train", "val", "test")]
-    assert sum(counted) == sum(record["images"].values()) == len(record["contents"]) == images - 1
-    assert f"fitting the model to all {images - 1} labelled images" in lines
-    assert "1 images cannot be used and are left out: red/star/0003.png (not an image)" in lines
+    assert sum(counted) == sum(record["images"].values()) == len(record["contents"]) == images
+    assert f"fitting the model to all {images} labelled images" in lines
+    assert "1 images cannot be used and are left out: blue/star/0003.png (not an image)" in lines
+    labels = Recognizer.load(model, device="cpu").labels
+    assert not labels.seen[labels.states.index("blue") * len(labels.objects) + labels.objects.index("star")]
     card = (model / "README.md").read_text(encoding="utf-8")
     listed = [line.split("|")[2] for line in card.splitlines() if line.startswith("|") and "images" in line]
-    assert sum(map(float, listed)) == images - 1
+    assert sum(map(float, listed)) == images
+
+
+def test_the_logistic_regressions_are_left_out_if_a_word_has_no_training_image(drawn, tmp_path, monkeypatch):
+    table = load_dataset(drawn, encoder="tiny").manifest[["image", "state", "object", "split"]]
+    folder = shutil.copytree(drawn, tmp_path / "shop")
+    new = [
+        (f"dotted/star/{path.name}", "dotted", "star", "test") for path in draw_pair(folder, "dotted", "star", range(4))
+    ]
+    pd.concat([table, pd.DataFrame(new, columns=list(table))]).to_csv(folder / "table.csv", index=False)
+    monkeypatch.setattr(fit.FolderRecipes, "levels", only_the_first)
+    lines: list[str] = []
+    fit.fit_folder(folder / "table.csv", tmp_path / "model", encoder="tiny", say=lines.append)
+    assert "two logistic regressions, for comparison, are left out: some words have no training images" in lines
 
 
 def test_a_folder_of_other_files_is_refused_before_any_work(tmp_path, drawn):
