@@ -101,7 +101,7 @@ class LabelSpace:
         """Composition numbers [n]; the i-th has the state name `states[i]` and the object name `objects[i]`."""
         m, n = _look_up(self._state_index, states, "state"), _look_up(self._object_index, objects, "object")
         if len(m) != len(n):
-            raise UsageError(f"there are {len(m)} states and {len(n)} objects; expected one of each per composition")
+            raise UsageError(f"states ({len(m)}) and objects ({len(n)}) differ in number; give the same number of both")
         return m * len(self.objects) + n
 
     def partial_index(self, states: Sequence[str], objects: Sequence[str]) -> Ints:
@@ -197,14 +197,14 @@ def _look_up(index: Mapping[str, int], names: Iterable[str], kind: str) -> Ints:
     try:
         return np.fromiter(map(index.__getitem__, names), dtype=np.int64)
     except KeyError as error:
-        raise DuplexError(f"{kind} {error} is none of the data set's {len(index)} {kind}s; use one of them") from error
+        raise DuplexError(f"there is no {kind} {error}; use one of the {len(index)} in `LabelSpace.{kind}s`") from error
 
 
 def checked_numbers(values: ArrayLike, size: int, noun: str) -> Ints:
     """`values` as int64; raises `UsageError`, which calls them `noun`, unless all are integers from 0 to `size - 1`."""
     array = np.asarray(values)
     if array.size and (array.dtype.kind not in "iu" or array.min() < 0 or array.max() >= size):
-        raise UsageError(f"{noun} must be whole numbers from 0 to {size - 1}, not {shown(values)}")
+        raise UsageError(f"indices of {noun} must be integers from 0 to {size - 1}; correct others in {shown(values)}")
     return array.astype(np.int64, copy=False)
 
 

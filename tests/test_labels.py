@@ -51,7 +51,7 @@ def test_a_word_may_be_state_and_object_and_prompts_use_plain_text() -> None:
 
 def test_unknown_names_and_broken_files_are_refused(tmp_path: Path) -> None:
     labels = LabelSpace.from_pairs({"train": [("red", "car")]})
-    with pytest.raises(DuplexError, match="object 'moon' is none of"):
+    with pytest.raises(DuplexError, match="there is no object 'moon'; use one of"):
         labels.index(["red"], ["moon"])
     with pytest.raises(DuplexError, match="does not exist"):
         LabelSpace.load(tmp_path / "labels.json")

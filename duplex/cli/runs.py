@@ -281,7 +281,7 @@ def parse_seeds(text: str | None) -> list[int] | None:
         first, last = (int(end or ends[1]) for end in ends.groups()) if ends else (1, 0)
         if last > LARGEST_SEED or not 0 <= last - first < MAX_SEEDS:
             raise UsageError(
-                f"--seeds has {part!r}; expected whole numbers, or rising ranges of at most {MAX_SEEDS:,}, such as 0-4"
+                f"--seeds has {part!r}; expected numbers, or ranges such as 0-4 (ascending, up to {MAX_SEEDS:,} seeds)"
             )
         seeds += range(first, last + 1)
     return seeds or None
@@ -292,7 +292,7 @@ def tune(
     grid: Annotated[list[str], Option(help="Setting and values, such as learning_rate=3e-4,1e-3; repeatable.")],
     methods: Methods = None,
     dataset: Annotated[str | None, dataset_option("Data set; default: the first of run.datasets.")] = None,
-    seeds: Annotated[str, Option(help="Seeds, or a range such as 100-104; avoid those of run.seeds.")] = "100,101",
+    seeds: Annotated[str, Option(help="Seeds to tune with, such as 100-104; use none of run.seeds.")] = "100,101",
     jobs: Jobs = None,
     engine: Engine = "local",
     write: Annotated[bool, Option("--write", help="Write each method's best settings to datasets/NAME.yaml.")] = False,
@@ -432,17 +432,17 @@ def _margins_of_runs(
     entries = [params.method_for_world(method.removesuffix(STREAM), world) for method in methods]  # type: ignore[arg-type]
     seeds = [seed] if seed is not None else _common_seeds(params, dataset, entries)
     margins: list[list[Margins]] = [[], []]
-    first: tuple[Path, pd.DataFrame] | None = None
+    first: tuple[Path, str, pd.DataFrame] | None = None
     for name, entry, margins_by_seed in zip(methods, entries, margins, strict=True):
         for run_seed in seeds:
             files = ArtifactPaths().run(dataset, entry, run_seed)
             path = files.predictions
             run = f"--dataset {dataset} --method {entry} --seed {run_seed}"
             table = _read_predictions(path, run, world, name.endswith(STREAM))
-            first = first or (path, table)
-            if differing := next((name for name in SHARED_COLUMNS if not first[1][name].equals(table[name])), None):
-                message = f"{first[0]} and {path} differ in the column {differing!r}"
-                raise UsageError(f"{message}; run `duplex evaluate` again for both")
+            first = first or (path, run, table)
+            if differing := next((name for name in SHARED_COLUMNS if not first[2][name].equals(table[name])), None):
+                message = f"{first[0]} and {path} come from different data: they differ in the column {differing!r}"
+                raise UsageError(f"{message}; run `duplex evaluate {first[1]}` and then `duplex evaluate {run}`")
             is_seen = table["seen"].to_numpy(dtype=bool)
             margin = table["margin"].to_numpy(dtype=float)
             margins_by_seed.append(Margins(margin[is_seen], margin[~is_seen], is_seen))
@@ -468,7 +468,7 @@ def _read_predictions(file: Path, run: str, world: str, streamed: bool) -> pd.Da
         raise DuplexError(f"{file} does not exist; run `duplex train {run}` and then `duplex evaluate {run}`")
     images = table[table["world"] == (f"{world} stream" if streamed else world)]
     if images.empty and streamed:
-        raise DuplexError(f"{file} has no adapted scores; run `duplex evaluate {run} --stream`")
+        raise DuplexError(f"{file} has no {world}-world results of METHOD+stream; run `duplex evaluate {run} --stream`")
     if images.empty:
         raise DuplexError(
             f"{file} has no results for the {world} world; "
@@ -501,12 +501,12 @@ PROTOCOLS = ("exact", "sampled")
 
 @app.command()
 def score(
-    file: Annotated[Path, Argument(help="Scores (.npz, .h5), or answers alone (.csv), as docs/scores.md describes.")],
+    file: Annotated[Path, Argument(help="Score file (.npz, .h5), or CSV of predicted pairs; formats: docs/scores.md.")],
     other: Annotated[Path | None, Argument(help="A second score file for the same images, to compare.")] = None,
     k: Annotated[list[int] | None, Option("--k", help="k of top-k accuracy; repeatable; default: as in FILE.")] = None,
-    protocol: Annotated[str, Option(help="Curve: exact, or sampled at ~20 biases as in published tables.")] = "exact",
+    protocol: Annotated[str, Option(help="Seen-unseen curve: exact, or sampled at ~20 biases as in papers.")] = "exact",
     rounds: Annotated[
-        int, Option(min=0, help="Bootstrap resamples for intervals; 0: for AUC alone, by a formula.")
+        int, Option(min=0, help="Bootstrap resamples for intervals; with 0, only AUC has an interval.")
     ] = 1000,
     seed: Annotated[int, seed_option("Seed of the bootstrap.", "--seed")] = 0,
     as_json: AsJson = False,
@@ -595,7 +595,7 @@ def _compare(first: Path, second: Path, ks: list[int] | None, rounds: int, seed:
         k = (ks or first_scores.ks)[0]
         second_k = (ks or second_scores.ks)[0]
         if k != second_k:
-            raise UsageError(f"k is {k} in {first} and {second_k} in {second}; set k for both with --k")
+            raise UsageError(f"k is {k} for {first} and {second_k} for {second} (default: 1); set both with --k {k}")
         _check_k(first_scores, k)
         if ks and len(ks) > 1:
             raise UsageError(f"--k is given {len(ks)} times; give it once to compare two files")

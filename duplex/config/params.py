@@ -151,7 +151,7 @@ class MethodChanges(ParamsSection):
     def _check_keys(self) -> MethodChanges:
         for key in ("kind", "extends", "world", "shown_as", "per_dataset", "of"):
             if key in self.options:
-                raise OptionError("cannot differ by data set; set it for the whole method, or add another method", key)
+                raise OptionError("cannot differ by data set; move it to this method in params.yaml, or a new one", key)
         return self
 
 
@@ -294,7 +294,7 @@ class Params(ParamsSection):
             if entry.shown_as == name and world in entry.worlds:
                 return other
         only = self.entry(name).world
-        raise UsageError(f"{name} is only for the {only} world; change --world, or the method's `world` in params.yaml")
+        raise UsageError(f"{name} is only for the {only} world; use --world {only}, or edit its `world` in params.yaml")
 
     def worlds(self, name: str) -> tuple[World, ...]:
         """The worlds (closed, open) in which a method is evaluated; raises UsageError if there is none."""
@@ -354,7 +354,8 @@ class Params(ParamsSection):
         words = self.evaluation.word_vectors
         if words is not None and not words.is_file():
             raise UsageError(
-                f"params.yaml: evaluation.word_vectors: there is no file {words}; give one, or null for the text tower"
+                f"params.yaml: evaluation.word_vectors: there is no file {words}; "
+                "correct the path, or set null to use the encoder's text tower instead"
             )
         for name in sorted(set(self.datasets) & set(RESERVED)):
             raise UsageError(f"params.yaml: datasets.{name}: the name is reserved; choose another")
@@ -372,13 +373,14 @@ class Params(ParamsSection):
         for dataset, name in product(self.run.datasets, self.run.methods):
             known = published_recipes()[require(name, published_recipes(), "published recipe")]["per_dataset"]
             if dataset not in known:
-                raise UsageError(f"{name} has no published settings for {dataset}; run it on {' or '.join(known)}")
+                raise UsageError(f"{name} has no published settings for {dataset}; choose from {', '.join(known)}")
             entry = self.methods[name]
             values = {**entry.options_for(dataset), **entry.training_for(dataset), **entry.finetune_for(dataset)}
             if undecided := [key for key, value in values.items() if value == "?"]:
-                keys = " and ".join(undecided)
+                keys = " or ".join(undecided)
                 raise UsageError(
-                    f"{name} has no published {keys}; set your own under methods.{name} in {DATASETS}/{dataset}.yaml"
+                    f"{name} has no published {keys} for {dataset}; "
+                    f"set your own under methods.{name}.training in {DATASETS}/{dataset}.yaml"
                 )
 
     def _check_products(self) -> None:
@@ -392,7 +394,7 @@ class Params(ParamsSection):
         for name in self.run.products:
             members = self.entry(require(name, self.methods, "method in params.yaml, run.products:")).members
             if not members:
-                raise UsageError(f"params.yaml: run.products: {name} combines no runs; list it under run.methods")
+                raise UsageError(f"params.yaml: run.products: {name} is not of kind product; move it to run.methods")
             for member in members:
                 if member not in self.run.methods:
                     raise UsageError(f"params.yaml: run.products: {name} needs {member}; add {member} to run.methods")
@@ -478,9 +480,11 @@ def read_yaml(path: Path) -> dict[str, Any]:
     except FileNotFoundError as error:
         raise UsageError(f"{path} does not exist here; run the command in the project's folder") from error
     except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}; fix that and run the command again") from error
+        raise UsageError(f"{path} cannot be read: {error.strerror}; make it a file that you may read") from error
     except (YAMLError, ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
-        raise UsageError(f"{path} cannot be read as YAML; correct the file: {' '.join(str(error).split())}") from error
+        reason = re.sub(r"\n {4}.*\n *\^.*", "", str(error)).replace('in "<unicode string>",', "at")
+        reason = " ".join(reason.split()).rstrip(":")
+        raise UsageError(f"{path} cannot be read as YAML: {reason}; correct the file") from error
     if not isinstance(content, dict):
         raise UsageError(f"{path} holds {shown(content)}; expected a table of keys and values")
     return content
@@ -530,7 +534,7 @@ def _with_base(place: str, record: Table, methods: Table, path: tuple[str, ...])
         raise UsageError(f"params.yaml: {place}.extends: unknown method {name!r}; known: {', '.join(methods)}")
     if name in path:
         circle = " -> ".join((*path, name))
-        raise UsageError(f"params.yaml: {place}.extends: {circle} is a circle; remove one `extends`")
+        raise UsageError(f"params.yaml: {place}.extends: {circle} is circular; remove `extends` from one of them")
     base = _with_base(f"methods.{name}", methods[name], methods, (*path, name))
     copied = {key: value for key, value in base.items() if key not in ("world", "shown_as")}
     if isinstance(tables := copied.get("per_dataset"), dict):  # what the entry sets itself holds for all data sets
@@ -547,7 +551,7 @@ def shipped_project() -> Path:
     for folder in (PACKAGE / "shipped", PACKAGE.parent):  # in a wheel (setup.py), in a clone
         if (folder / "dvc.yaml").is_file():
             return folder
-    raise DuplexError("this installation of duplex has no dvc.yaml; install duplex from a wheel")
+    raise DuplexError("this installation of duplex lacks its own dvc.yaml; reinstall duplex from a wheel")
 
 
 def json_schema() -> dict[str, Any]:
@@ -613,10 +617,10 @@ def remove_dataset(name: str) -> None:
     record, files = read_yaml(PARAMS_FILE), dataset_files(PARAMS_FILE)
     require(name, load_params().datasets, "data set")
     if name in record.get("datasets", {}):
-        raise UsageError(f"{name} is defined under `datasets:` in {PARAMS_FILE}; delete that entry by hand instead")
+        raise UsageError(f"only files in {DATASETS}/ can be removed; delete datasets.{name} in {PARAMS_FILE} by hand")
     left = [other for other in record["run"]["datasets"] if other != name]
     if not left:
-        raise UsageError(f"{PARAMS_FILE}: run.datasets lists only {name}; add another data set there first")
+        raise UsageError(f"{PARAMS_FILE}: run.datasets must not be empty, but lists only {name}; first add another")
     del files[name]
     _write_params(_checked_edit(record, files, left))
     (Path(DATASETS) / f"{name}.yaml").unlink()

@@ -263,7 +263,7 @@ def _without_new_words(
         if wanted:
             raise DuplexError(
                 f"{place}: unseen_{noun} is {share:g}, but holding out so many of its {len(words)} {noun} would leave "
-                "other words without training images; lower that share"
+                f"some {('objects', 'states')[kind]} without training images; lower unseen_{noun}"
             )
     return pairs
 

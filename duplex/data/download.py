@@ -42,6 +42,7 @@ TIMEOUT = (15, 60)  # seconds to connect, seconds of silence
 MAX_STALLS = 5  # attempts in a row that bring no byte
 ARCHIVES = ".archives"  # folder below the data root; may be deleted once everything is unpacked
 UNPACK_CHUNK = 1 << 20
+REFUSED = "so this is not the published archive; delete it and run the command again"
 DAMAGED = (
     zipfile.BadZipFile, tarfile.TarError, gzip.BadGzipFile, zlib.error, lzma.LZMAError, struct.error, EOFError,
     NotImplementedError, RuntimeError, ValueError,
@@ -121,7 +122,7 @@ def _write_parts(archive: Path, take: Mapping[str, Sequence[str]], staging: Path
             if place is None:
                 continue
             if not member.regular:
-                raise DuplexError(f"{archive}: {member.name!r} is a link or a device; get the published archive")
+                raise DuplexError(f"{archive}: {member.name!r} is a link or a device, {REFUSED}")
             target = staging.joinpath(*place)
             target.parent.mkdir(parents=True, exist_ok=True)
             left -= _copy(member, target, left, archive, limit)
@@ -132,13 +133,13 @@ def _write_parts(archive: Path, take: Mapping[str, Sequence[str]], staging: Path
 def _copy(member: ArchiveMember, target: Path, left: int, archive: Path, limit: int) -> int:
     source = member.open()
     if source is None:
-        raise DuplexError(f"{archive}: {member.name!r} is not a file; get the published archive")
+        raise DuplexError(f"{archive}: {member.name!r} has no content, {REFUSED}")
     written = 0  # counted, since the sizes that an archive states may be false
     with source, target.open("wb") as file:
         while chunk := source.read(UNPACK_CHUNK):
             written += len(chunk)
             if written > left:
-                raise DuplexError(f"{archive} exceeds its limit of {limit:,} unpacked bytes; get the published archive")
+                raise DuplexError(f"{archive} exceeds its limit of {limit:,} unpacked bytes, {REFUSED}")
             file.write(chunk)
     return written
 
@@ -146,9 +147,7 @@ def _copy(member: ArchiveMember, target: Path, left: int, archive: Path, limit: 
 def _safe(name: str, archive: Path) -> list[str]:
     parts = name.replace("\\", "/").split("/")
     if name.startswith(("/", "\\")) or ".." in parts or parts[0].endswith(":") or "\0" in name:
-        raise DuplexError(
-            f"{archive}: {name!r} lies outside of the target folder, so nothing was unpacked; get the published archive"
-        )
+        raise DuplexError(f"{archive}: {name!r} lies outside of the target folder, {REFUSED}")
     return [part for part in parts if part not in ("", ".")]
 
 
@@ -208,8 +207,8 @@ def download_archive(archive: BenchmarkArchive, root: Path, report: Callable[[st
     known = record.read_text(encoding="utf-8", errors="replace").split(" ")[0] if record.is_file() else ""
     if known and digest != known:
         raise DuplexError(
-            f"{path} has the sha256 {digest} instead of {known}, recorded when it was first unpacked; delete it to "
-            f"download it again or, if this is the right archive, delete {record}"
+            f"{path} is not the archive that was unpacked first (its sha256 is {digest:.12}… instead of {known:.12}…); "
+            f"delete it to download it again or, if it is the right one, delete {record}; then run the command again"
         )
     report(f"unpacking {path}")
     unpack(path, archive.take, root, archive.limit)
@@ -232,8 +231,8 @@ def _fetch_from_mirrors(archive: BenchmarkArchive, path: Path, root: Path, repor
         path.unlink()
         report(f"{url} does not serve an archive")
     raise DuplexError(
-        f"no link to {archive.file} works; get it by hand from {archive.page} and put it into {root / ARCHIVES}/, "
-        f"or put its {' and '.join(archive.take)} straight into {root}/; then run the command again"
+        f"{archive.file} cannot be downloaded from any of its links; get it by hand from {archive.page}, put it into "
+        f"{root / ARCHIVES}/ (or unpack {' and '.join(archive.take)} into {root}/), and run the command again"
     )
 
 
@@ -256,8 +255,8 @@ def _hub_table(name: str, cache: Path) -> Path:
     try:
         snapshot_download(name, repo_type="dataset", allow_patterns=["*.parquet"], local_dir=root)
     except Exception as error:  # of many kinds: network, hub and names
-        reason = str(error).strip().splitlines()[0]
-        raise UsageError(f"{HUB}{name} could not be downloaded: {reason:.200}") from error
+        reason = str(error).strip().splitlines()[0].removeprefix("Got: ").rstrip(".")
+        raise UsageError(f"{HUB}{name} could not be downloaded: {reason:.200}; check name and network") from error
     parts = []
     for file in sorted(root.rglob("*.parquet")):
         place = file.relative_to(root)
@@ -267,7 +266,7 @@ def _hub_table(name: str, cache: Path) -> Path:
         images = [(place.parent / image).as_posix() for image in part["image"]]
         parts.append(part.assign(image=images, split=split))
     if not parts:
-        raise UsageError(f"{HUB}{name} has no Parquet files; download it yourself, and give its folder or table")
+        raise UsageError(f"{HUB}{name} has no Parquet files to read; download it and give the folder or table")
     table = pd.concat(parts)
     write_manifest(table if set(table["split"]) == set(SPLITS) else table.drop(columns="split"), root / TABLE)
     return root / TABLE

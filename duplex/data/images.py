@@ -237,7 +237,7 @@ class ImageTree:
         self._folders: dict[str, dict[str, bool]] = {}  # folder -> name of a file in it -> whether it stays inside
         self.skipped: dict[str, list[str]] = {}  # kind, such as a suffix -> paths skipped by the last `images`
         if not os.path.isdir(self._real):
-            raise DuplexError(f"there is no folder {root}; give the path of the images' folder")
+            raise DuplexError(f"there is no folder {root}; give the path of the folder that holds the images")
 
     def has(self, path: str) -> bool:
         """Whether a file exists at a path below the root; raises DuplexError for a link that leads out of the root."""

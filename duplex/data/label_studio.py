@@ -53,8 +53,8 @@ def _task_rows(task: Mapping[str, Any], place: str) -> list[list[Any]]:
         if lacking := [name for name in CONTROLS if name not in region]:
             found = ", ".join(sorted(str(name) for name, value in region.items() if isinstance(value, str))) or "none"
             raise DuplexError(
-                f"{place} has no {' and no '.join(lacking)}; label both, with controls named `state` and `object` in "
-                f"the labelling config (controls found: {found})"
+                f"{place} has no {' and no '.join(lacking)} (labels found: {found}); give it a state and an object, "
+                "with controls named `state` and `object` in the labelling config"
             )
         sides = [region.get(name) for name in ("x", "y", "width", "height")]
         at = task["data"]["image"]

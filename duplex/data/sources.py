@@ -80,8 +80,8 @@ def _load_unchanged(source: SourceOptions, contents: Keys) -> LabelledImages:
         return LabelledImages(manifest, labels_of(manifest))
     if not source.root.is_dir():
         raise UsageError(
-            f"there is no folder {source.root}; correct `source: {{root: ...}}` in params.yaml or, if it is a "
-            "benchmark's folder, run `duplex data download NAME`"
+            f"there is no folder {source.root}; correct `source: {{root: ...}}` in params.yaml or datasets/NAME.yaml "
+            "or, for a published benchmark, run `duplex data download NAME` (mit-states, ut-zappos or cgqa)"
         )
     if source.kind == "standard":
         return load_czsl(source.root)
@@ -90,7 +90,7 @@ def _load_unchanged(source: SourceOptions, contents: Keys) -> LabelledImages:
         data = from_rows(frame, source.split, source.root, contents)
         return replace(data, notes={**notes, **data.notes})
     if source.table is None:
-        raise UsageError(f"the source {source.root} has `kind: table`; set its `table` to a CSV or Parquet file")
+        raise UsageError(f"source {source.root} has `kind: table` but no `table`; add `table: FILE.csv` (or .parquet)")
     frame, tree = read_table(source.table), ImageTree(source.root)
     for image in frame["image"]:
         tree.has(image)  # raises for a link that leaves the root; `data check` reports missing images
@@ -144,7 +144,7 @@ def load_czsl(root: Path) -> LabelledImages:
             paths = list(_candidates(record, place))
             rows.append((next(filter(tree.has, paths), paths[0]), state, thing, split))
     if not rows:
-        raise DuplexError(f"{root / METADATA}: no row's pair is in the pair lists; use lists of the same data set")
+        raise DuplexError(f"{root / METADATA}: no row's pair is listed in {_folder(root)}; use files of one data set")
     notes = {
         "rows left out because their state, object or split is NA": absent,
         "rows left out because their pair is in no list": unlisted,
@@ -167,10 +167,9 @@ def read_metadata(path: Path) -> list[dict[str, Any]]:
             warnings.simplefilter("ignore")
             records = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except Exception as error:  # bytes that torch did not save raise almost anything
-        reason = str(error).strip().split("\n", maxsplit=1)[0][:120] or type(error).__name__
         raise DuplexError(
-            f"{path} cannot be read by `torch.load(weights_only=True)` ({reason}); other ways of reading it could run "
-            "code, so get the published file again"
+            f"{path} cannot be read by `torch.load(weights_only=True)`: it is damaged, is another kind of file, or "
+            "would run code; download the published file again"
         ) from error
     if not (isinstance(records, list) and all(isinstance(record, dict) for record in records)):
         raise DuplexError(f"{path} is not a list of records with 'image', 'attr', 'obj', 'set'; get the published file")
@@ -257,7 +256,7 @@ def read_folder(root: Path) -> tuple[pd.DataFrame, dict[str, int]]:
     counts = {kind: len(names) for kind, names in tree.skipped.items()}
     skipped = describe_skipped(counts)
     if not rows:
-        raise DuplexError(f"{root} holds no images of the form {FORMS}{'; skipped: ' if skipped else ''}{skipped}")
+        raise DuplexError(f"{root} holds no images{f' (skipped: {skipped})' if skipped else ''}; add some as {FORMS}")
     frame = pd.DataFrame(rows, columns=["depth", "image", "state", "object"])
     if frame["depth"].nunique() > 1:
         deep = frame.loc[frame["depth"] == 3, "image"].iloc[0]
@@ -278,7 +277,9 @@ def read_folder(root: Path) -> tuple[pd.DataFrame, dict[str, int]]:
 def _pair(folder: str, root: Path) -> list[str]:
     words = folder.split() if " " in folder else folder.split("_")
     if len(words) != 2 or not all(words):
-        raise DuplexError(f"{root / folder}: the name is not two words (state and object); use `state/object/` folders")
+        raise DuplexError(
+            f"{root / folder} holds images, but its name is not two words; rename it or use `state/object/` folders"
+        )
     return words
 
 

@@ -31,7 +31,7 @@ from duplex.system.files import replace_file
 
 COLUMNS = ["image", "state", "object", "split"]
 NEEDED = ("image", "state", "object")
-ROOT = "the folder of the images (--images, or datasets.NAME.source.root of params.yaml)"
+ROOT = "the image folder (the table's own, unless --images or `source: {root: ...}` names another)"
 UNFIT = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff\u2028\u2029]")  # control characters, line ends, half characters
 PATH_LIMIT = 4096
 LABEL_LIMIT = 100  # characters; a state, an object and a context share the 77 tokens of CLIP's prompts
@@ -76,7 +76,7 @@ def read_manifest(path: Path) -> pd.DataFrame:
         raise DuplexError(f"{path}: no row has a split; {command} again")
     if (differs := checked["image"] != frame["image"]).any():
         bad = int(differs.argmax())
-        raise DuplexError(f"{path}, row {bad + 1}: the image path must be {checked['image'][bad]!r}; {command} again")
+        raise DuplexError(f"{path}, row {bad + 1}: {frame['image'][bad]!r} has empty or `.` parts; {command} again")
     return checked
 
 
@@ -100,7 +100,7 @@ def checked_cells(
         for row, given in enumerate(frame[name]):
             cell = "" if given is None and name != "image" else given
             if not isinstance(cell, str):
-                raise DuplexError(f"{place(row)}: {name} is {cell!r:.80}; it must be text")
+                raise DuplexError(f"{place(row)}: the column {name!r} holds {cell!r:.80}, not text; convert it to text")
             if name == "image" and not cell:
                 raise DuplexError(f"{place(row)}: the column {name!r} has an empty cell; fill it in or remove the row")
             if name == "split" and cell not in (*SPLITS, ""):
@@ -110,12 +110,14 @@ def checked_cells(
     for row, (state, thing, split) in enumerate(zip(checked["state"], checked["object"], splits, strict=True)):
         if not (state and thing) and (split != "train" or state == thing):
             empty = "object" if state else "state"
-            raise DuplexError(f"{place(row)}: {empty} is empty; fill it in (only a training image may lack one label)")
+            raise DuplexError(
+                f"{place(row)}: the {empty} is empty; fill it in (only training images may lack a state or an object)"
+            )
     for kind in ("state", "object"):
         check_labels(filter(None, checked[kind]), kind, table)
     without = checked.get("split", []).count("")
     if 0 < without < len(frame):
-        raise DuplexError(f"{table}: {without} of {len(frame)} rows have no split; give one to each row or to none")
+        raise DuplexError(f"{table}: 'split' is empty in {without} of {len(frame)} rows; fill it in for all or none")
     if without:
         del checked["split"]
     return pd.DataFrame(checked, dtype=str)
@@ -126,8 +128,8 @@ def check_labels(labels: Iterable[str], kind: str, place: object) -> None:
     for label in set(labels):
         if len(label) > LABEL_LIMIT:
             raise DuplexError(
-                f"{place}: the {kind} {label[:40]!r}... has {len(label)} characters, which no prompt can hold; "
-                f"expected at most {LABEL_LIMIT}"
+                f"{place}: the {kind} {label[:40]!r}... is too long for a prompt ({len(label)} characters); shorten it "
+                f"to at most {LABEL_LIMIT}"
             )
         if UNFIT.search(label):
             raise DuplexError(f"{place}: the {kind} {label!r} contains an unprintable character; remove that character")
@@ -148,7 +150,7 @@ def checked_image_path(image: str, place: object) -> str:
         raise DuplexError(f"{place}: the image path {image!r} names no file; give an image's path")
     if ".." in parts or "..\\" in image:
         raise DuplexError(
-            f"{place}: the image path {image!r} leaves the images' folder; write it without `..`, relative to {ROOT}"
+            f"{place}: the image path {image!r} contains `..`; move the image to {ROOT} and write its path without `..`"
         )
     return "/".join(parts)
 
@@ -163,7 +165,7 @@ def read_table(path: Path, optional: Sequence[str] = (), needed: Sequence[str] =
     If the table has crops (columns x, y, width and height), they become part of the images' names.
     """
     if not is_table(path):
-        raise UsageError(f"{path} is not a table; expected a name that ends in one of {', '.join(TABLES)}")
+        raise UsageError(f"{path} is in no supported table format; save it as one of {', '.join(TABLES)}")
     readers = {**dict.fromkeys(CSV, _read_csv), **dict.fromkeys(PARQUET, _read_parquet)}
     frame, place = readers.get(path.suffix.lower(), _read_label_studio)(path, optional, needed)
     if frame.empty:
@@ -178,7 +180,9 @@ def _with_crops(frame: pd.DataFrame, place: Place) -> pd.DataFrame:
     if wrong.any():
         row = int(np.flatnonzero(wrong)[0])
         cells = ", ".join(f"{name} {cell}" for name, cell in frame[CROP].iloc[row].items())
-        raise DuplexError(f"{place(row)}: the crop is {cells}; expected pixels inside the image, or four empty cells")
+        raise DuplexError(
+            f"{place(row)}: the crop is {cells}; use x and y from 0, width and height from 1, or leave all four empty"
+        )
     numbers = np.nan_to_num(numbers)
     first, end = numbers[:, :2].round(), (numbers[:, :2] + numbers[:, 2:]).round()
     boxes = np.hstack([first, end - first]).astype(int).tolist()
@@ -196,8 +200,8 @@ def known_columns(
         if header.count(name) != 1:
             count = "no column" if name not in header else "two columns"
             raise DuplexError(
-                f"{place} has {count} {name!r}; expected {', '.join(needed)} and, optionally, split; its columns are "
-                f"{', '.join(header)!r:.100}"
+                f"{place} has {count} {name!r}; name its columns {', '.join(needed)} and, optionally, split (now: "
+                f"{', '.join(map(repr, header)):.100})"
             )
     _refuse_misspelt(header, place, (*needed, "split", *optional))
     return columns
@@ -312,9 +316,9 @@ def labels_of(manifest: pd.DataFrame) -> LabelSpace:
         rows = complete.loc[complete["split"] == split, ["state", "object"]].drop_duplicates()
         pairs[split] = list(zip(rows["state"], rows["object"], strict=True))
     labels = LabelSpace.from_pairs(pairs)
-    for kind, names in (("state", labels.states), ("object", labels.objects)):
+    for kind, other, names in (("state", "object", labels.states), ("object", "state", labels.objects)):
         if lacking := sorted(set(manifest[kind]) - {"", *names}):
-            raise DuplexError(f"no image of the {kind} {lacking[0]!r} has both labels; complete one or remove them all")
+            raise DuplexError(f"every image of the {kind} {lacking[0]!r} lacks its {other}; add one or remove them all")
     return labels
 
 
@@ -401,16 +405,16 @@ def resplit(data: LabelledImages, number: int, options: SplitOptions = SplitOpti
 
 def split_options_like(rows: pd.DataFrame, seed: int) -> SplitOptions:
     """Options of a random split whose validation and test sets are as large as in the column `split` of `rows`."""
-    if len(complete_rows(rows)) < len(rows):
-        raise UsageError("some training images lack a state or an object, but a re-split needs both; add them")
+    if partial := rows.drop(complete_rows(rows).index)["image"].tolist():
+        raise UsageError(f"a re-split needs the state and object of every image; add what {partial[0]!r} lacks")
     pairs = pd.Series(list(zip(rows["state"], rows["object"], strict=True)), rows.index)
     seen = pairs.isin(pairs[rows["split"] == "train"])
     unseen_pairs, seen_images = [], []
     for split in ("val", "test"):
         here = rows["split"] == split
-        for kind, mask in (("seen", seen), ("unseen", ~seen)):
+        for kind, mask in (("in training", seen), ("not in training", ~seen)):
             if not (here & mask).any():
-                raise UsageError(f"a re-split needs {split} images of {kind} pairs, but there are none; add some")
+                raise UsageError(f"a re-split needs {split} images of pairs {kind}, but there are none; add some")
         unseen_pairs.append(pairs[here & ~seen].nunique() / pairs.nunique())
         seen_images.append(float((here & seen).sum() / seen.sum()))
     return SplitOptions(seed, unseen_pairs[0], unseen_pairs[1], seen_images[0], seen_images[1])

@@ -108,7 +108,7 @@ def find_family(encoder: str) -> EncoderFamily:
 def _entry_point(encoder: str) -> EntryPoint:
     families = installed_plugins(GROUP)
     if DEFAULT not in families:
-        raise DuplexError(f"the entry points of the group {GROUP!r} are missing; install {DISTRIBUTION} again")
+        raise DuplexError(f"{DISTRIBUTION} is not installed (no plug-ins {GROUP!r}); run `pip install {DISTRIBUTION}`")
     return families.get(encoder.partition(":")[0], families[DEFAULT])
 
 
@@ -220,7 +220,7 @@ def resolve_device(device: str) -> str:
         found = torch.device("meta")  # tensors without values
     kind, index = found.type, found.index or 0
     if kind == "meta":
-        raise UsageError(f"device is {device!r}; expected auto, cpu or cuda")
+        raise UsageError(f"device is {device!r}; expected auto, cpu, cuda or cuda:NUMBER")
     if kind == "cuda" and not torch.cuda.is_available():
         raise UsageError(f"device is {device}, but torch sees no GPU; set it to auto or cpu")
     if kind == "cuda" and index and index >= (count := torch.cuda.device_count()):
@@ -242,7 +242,7 @@ class EncoderSource:
 
     def __post_init__(self) -> None:
         if self.seed is None and not self.weights.is_file():
-            raise DuplexError(f"{self.weights} does not exist; expected the file of the encoder's weights")
+            raise DuplexError(f"there is no weights file {self.weights}; put it there or choose another encoder")
 
     @property
     def dim(self) -> int:
@@ -287,8 +287,8 @@ def refuse_other_weights(name: str, weights: str | None, own: str | None = None)
         raise UsageError(f"encoder {name!r} has its own weights; leave the weights {weights!r} out")
 
 
-def first_line(error: BaseException) -> str:  # of its message; without one, its type
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+def first_line(error: BaseException) -> str:  # its first sentence; without a message, the error's type
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].partition(". ")[0][:200].rstrip(":")
 
 
 def stable_json(config: Config) -> str:

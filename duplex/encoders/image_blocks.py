@@ -98,7 +98,7 @@ def stem(encoder: Any) -> Callable[[Tensor], Tensor]:
         except BlockReached as reached:
             x: Tensor = reached.args[0]
             return x
-        raise AssertionError("the tower has not run its first block")
+        raise AssertionError("the image tower skipped its first block; make its `forward` run all blocks in order")
 
     return block_input
 
@@ -155,7 +155,7 @@ def select_blocks(encoder: Any, count: int) -> TowerBlocks:
     if not 1 <= count <= len(blocks):
         raise UsageError(
             f"encoder {encoder.name!r} has {len(blocks)} blocks, but its last {count} were requested; set "
-            f"finetune.blocks and block_inputs to 1–{len(blocks)}"
+            f"`block_inputs` and, if you fine-tune, `finetune: {{blocks: ...}}` to 1–{len(blocks)}"
         )
     return blocks[len(blocks) - count :]
 
@@ -168,8 +168,8 @@ def _trunk(encoder: Any) -> tuple[Any, TowerLayout]:
         if layout is not None:
             return trunk, layout
     raise UsageError(
-        f"encoder {encoder.name!r} has no blocks of a known kind in its image tower; leave finetune out, and set "
-        "block_inputs to 0"
+        f"encoder {encoder.name!r} has an image tower whose blocks duplex cannot find; set `block_inputs` to 0 and "
+        "leave out `finetune`"
     )
 
 

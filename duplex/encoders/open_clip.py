@@ -134,9 +134,10 @@ def offline_model_arguments(architecture: Config) -> Config:
 def build_model(source: EncoderSource) -> Any:
     """Build a frozen open_clip model with its weights; raises DuplexError if the weights do not fit the model."""
     kind, config = open_clip_class(source.architecture), offline_model_arguments(source.architecture)
+    place = source.folder / CONFIG if source.folder else source.name
     unknown = sorted(set(config) - set(inspect.signature(kind).parameters))
     if unknown:
-        raise DuplexError(f"{source.name}: model_cfg has {unknown[0]!r}, not in open_clip's {kind.__name__}; remove it")
+        raise DuplexError(f"{place}: open_clip's {kind.__name__} has no key {unknown[0]!r}; remove it from model_cfg")
     if source.seed is not None:
         with initialised_by(source.seed):
             return kind(**config).eval().requires_grad_(False)
@@ -145,7 +146,7 @@ def build_model(source: EncoderSource) -> Any:
         open_clip.load_checkpoint(model, str(source.weights), weights_only=True)
     except Exception as error:  # as in `read_weights`
         raise DuplexError(
-            f"{source.weights} does not hold the weights of {source.name!r} ({first_line(error)}); give the right file"
+            f"{source.weights} does not fit {place} ({first_line(error)}); replace it with the weights of that model"
         ) from error
     return model.eval().requires_grad_(False)
 
@@ -175,7 +176,7 @@ def _folder_source(folder: Path) -> EncoderSource:
     config = read_config(folder / CONFIG, ("model_cfg", "preprocess_cfg"))
     weights = _weights_in(folder)
     if weights is None:
-        raise DuplexError(f"{folder} holds no weights; put open_clip_model.safetensors beside {CONFIG}")
+        raise DuplexError(f"the folder {folder} holds no weights; put open_clip_model.safetensors beside {CONFIG}")
     architecture = config["model_cfg"]
     require_keys(folder / CONFIG, architecture, ("embed_dim", "vision_cfg", "text_cfg"))
     name = LOCAL + config_hash(architecture, 12)  # independent of the folder's place
@@ -191,9 +192,9 @@ def _weights_in(folder: Path) -> Path | None:
 
 
 def _file_source(name: str, architecture: Config, path: Path) -> EncoderSource:
-    convert = f"convert it to a folder with `duplex encoders convert {path} FOLDER --encoder {name} --tag TAG`"
+    convert = f"convert it with `duplex encoders convert {path} FOLDER --encoder {name}"
     if is_torchscript(path):
-        raise DuplexError(f"{path} is a TorchScript archive, which contains code and is not loaded; {convert}")
+        raise DuplexError(f"{path}, a TorchScript archive, may run code and is not loaded; if you trust it, {convert}`")
     agreed = {}
     for tag in open_clip.list_pretrained_tags_by_model(name):
         try:
@@ -202,7 +203,9 @@ def _file_source(name: str, architecture: Config, path: Path) -> EncoderSource:
             continue
         agreed[stable_json(candidate)] = candidate
     if len(agreed) != 1:
-        raise UsageError(f"{path} does not say how images are prepared for {name!r}; {convert}")
+        raise UsageError(
+            f"{path} does not state its preprocessing; {convert} --tag TAG` (TAG: weights with the same preprocessing)"
+        )
     return EncoderSource(name, architecture, next(iter(agreed.values())), path)
 
 
@@ -222,7 +225,9 @@ def convert_weights(archive: Path, folder: Path, name: str, tag: str | None = No
         raise UsageError(f"{archive} does not exist")
     scripted = is_torchscript(archive)
     if tag is None and not scripted:
-        raise UsageError(f"{archive} does not state its preprocessing; give the --tag of weights that share it")
+        raise UsageError(
+            f"{archive} does not state its preprocessing; add `--tag TAG` (TAG: weights with the same preprocessing)"
+        )
     preprocess = preprocess_of(name, architecture, tag or "openai")
     existing = next((folder / name for name in (WEIGHTS[0], CONFIG) if (folder / name).exists()), None)
     if existing is not None:
@@ -327,7 +332,7 @@ class ClipFamily(EncoderFamily):
         if architecture is None:
             raise UsageError(f"unknown encoder {name!r}; `duplex encoders list` shows the names")
         if weights is None:
-            raise UsageError(f"encoder {name!r} needs weights: a file, or one of its tags ({_tags(name)})")
+            raise UsageError(f"encoder {name!r} needs weights; give a file or a tag ({_tags(name)}) as --weights")
         if (seed := random_seed(weights)) is not None:
             return EncoderSource(name, architecture, complete_preprocess({}, architecture), Path(RANDOM), seed=seed)
         if Path(weights).expanduser().is_file():
@@ -438,7 +443,7 @@ class EncoderBase:
             found = f"shape {list(pixels.shape)} and type {pixels.dtype}".replace("torch.", "")
             expected = f"shape [B, {', '.join(map(str, self._pixel_shape))}] and type uint8"
             raise UsageError(
-                f"the pixels have {found}; encoder {self.name!r} expects {expected}, as from its `image_transform`"
+                f"the pixels have {found}, but encoder {self.name!r} expects {expected}; use its `image_transform`"
             )
         return pixels.to(self.device).float().div_(255).sub_(self._mean).div_(self._std).to(self.dtype)
 

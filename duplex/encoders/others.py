@@ -41,6 +41,7 @@ from duplex.system.threads import dtype_of, float32_arithmetic
 BLIP_PREFIX, TIMM_PREFIX = "blip:", "timm:"
 TIMM_FILES = ("model.safetensors",)
 TEMPERATURE = 0.07
+RETRIEVAL = "a BLIP retrieval model; choose one, such as blip:Salesforce/blip-itm-base-coco"
 BLIP_FILES = ("config.json", "preprocessor_config.json", "model.safetensors")
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt")  # either suffices
 
@@ -68,7 +69,7 @@ class BlipFamily(EncoderFamily):
             size = {"image_size": config["vision_config"]["image_size"]}
             architecture = {"blip": config, "embed_dim": config["image_text_hidden_size"], "vision_cfg": size}
         except (KeyError, TypeError) as error:
-            raise DuplexError(f"{folder} lacks {error}, so it is not a BLIP retrieval model; choose one") from error
+            raise DuplexError(f"{folder}: its configuration lacks {error}, so it is not {RETRIEVAL}") from error
         preprocess = complete_preprocess({**options, "resize_mode": "squash"}, architecture)
         if is_local:  # the name must not depend on the folder's place
             name = BLIP_PREFIX + hashlib.sha256(json.dumps(architecture, sort_keys=True).encode()).hexdigest()[:12]
@@ -168,7 +169,7 @@ def _build_blip(source: EncoderSource) -> Any:
     missing = model.load_state_dict(read_weights(source.weights), strict=False).missing_keys
     missing = [name for name in missing if not name.endswith("position_ids")]
     if missing:
-        raise DuplexError(f"{source.weights} lacks {missing[0]!r}, a tensor of {source.name!r}; get the published file")
+        raise DuplexError(f"{source.weights} lacks {missing[0]!r}, so it does not hold {RETRIEVAL}")
     return model.eval().requires_grad_(False)
 
 
@@ -201,7 +202,7 @@ class TimmFamily(EncoderFamily):
         tags = [config.tag for config in published if config is not None and config.hf_hub_id]  # others are pickles
         listed = ", ".join(tags) or "none"
         if weights is None:
-            raise UsageError(f"encoder {name!r} needs weights: a file, or one of its tags ({listed})")
+            raise UsageError(f"encoder {name!r} needs weights; give a file or a tag ({listed}) as --weights")
         path, seed = Path(weights).expanduser(), random_seed(weights)
         is_local = path.is_file() or seed is not None
         if not is_local and weights not in tags:

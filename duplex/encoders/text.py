@@ -75,7 +75,8 @@ class Vocabulary:
         start = next((i for i in range(len(ids)) if ids[i : i + len(word)] == word), None)
         if start is None:
             raise DuplexError(
-                "this encoder's tokenizer splits a word differently within a text than alone; choose another encoder"
+                "prompts are joined from words, but this encoder's tokenizer splits a word differently within a text; "
+                "choose another encoder, such as ViT-B-32"
             )
         closing, pad = ids[start + len(word) :], ids[-1]
         while closing and closing[-1] == pad:
@@ -124,8 +125,8 @@ class ClipTextTower:
         blocks = getattr(getattr(text, "transformer", None), "resblocks", None)
         if blocks is None:
             raise DuplexError(
-                f"the text tower {type(text).__name__} does not take token embeddings, which prompts need; "
-                "choose an encoder with open_clip's own text transformer, such as ViT-B-32 (`duplex encoders list`)"
+                f"prompts need a text tower that takes token embeddings, and {type(text).__name__} does not; choose an "
+                "encoder with open_clip's own text transformer, such as ViT-B-32 (`duplex encoders list` lists some)"
             )
         self.precision = precision
         self.vocabulary = Vocabulary(text.token_embedding.weight, tokenizer)
@@ -318,7 +319,7 @@ def _widened(part: Any, wide: torch.dtype) -> Any:
 
 def _single(ids: tuple[int, ...], name: str) -> int:
     if len(ids) != 1:
-        raise DuplexError(f"this encoder's tokenizer has no single {name} token; choose a CLIP encoder for prompts")
+        raise DuplexError(f"prompts need one {name} token (this encoder has {len(ids)}); choose, for example, ViT-B-32")
     return ids[0]
 
 

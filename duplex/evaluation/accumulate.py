@@ -244,8 +244,8 @@ class ScoreAccumulator:
         fits = scores.ndim == 2 and len(scores) == images.size and first_column + scores.shape[1] <= self.seen.size
         if not fits or not (on_device or scores.dtype.kind in "fiub"):
             raise DuplexError(
-                f"the block of scores has shape {tuple(scores.shape)} and type {scores.dtype}; expected numbers in "
-                f"{images.size} rows, one per image, and at most {self.seen.size - first_column} columns"
+                f"the block of scores has shape {tuple(scores.shape)} and type {scores.dtype}; expected a numeric "
+                f"type, {images.size} rows (one per image) and at most {self.seen.size - first_column} columns"
             )
         if not images.size or not scores.shape[1]:
             return self
@@ -258,7 +258,8 @@ class ScoreAccumulator:
         is_nan = np.isnan(label) | np.isnan(best[:, :, 0]).any(axis=0)
         if is_nan.any():
             raise DuplexError(
-                f"the scores of image {images[is_nan][0]} contain NaN; fix the model or leave that image out"
+                f"the scores of image {images[is_nan][0]} (counted from 0) contain NaN; correct the model that "
+                "computed them, or remove the image from the scores and 'target'"
             )
         with_label = label_position >= 0
         self._label[images[with_label]] = label[with_label]
@@ -288,7 +289,7 @@ class ScoreAccumulator:
         wrong = np.flatnonzero(self._read != feasible)
         if wrong.size:
             raise DuplexError(
-                f"image {wrong[0]} has {self._read[wrong[0]]} scores for {feasible} columns; add each score once"
+                f"image {wrong[0]} has {self._read[wrong[0]]} scores for {feasible} columns; add exactly one per column"
             )
         groups, images, k = self._best.shape
         unseen = np.full((images, k), -np.inf)

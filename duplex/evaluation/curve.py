@@ -40,7 +40,8 @@ class Margins:
         """Compute margins from score statistics, for top-`k` accuracy; `k`: at most that of the `ScoreAccumulator`."""
         if not (isinstance(k, Integral) and 1 <= k <= competitors.seen.shape[1]):
             raise UsageError(
-                f"k is {shown(k)}; expected 1 to {competitors.seen.shape[1]}, the k given to ScoreAccumulator"
+                f"k is {shown(k)}, but the ScoreAccumulator was made with k={competitors.seen.shape[1]}; give a "
+                "whole number from 1 to that k, or make the ScoreAccumulator with a larger one"
             )
         is_seen = competitors.is_seen
         same = np.where(is_seen[:, None], competitors.seen, competitors.unseen)[:, :k]

@@ -151,7 +151,7 @@ def compare_seeds(
 ) -> dict[str, Difference]:
     """Mean of `second - first` over seeds and its interval, by defined metric; methods have one `Margins` per seed."""
     if len(first) != len(second) or not first:
-        raise UsageError(f"the methods have {len(first)} and {len(second)} runs; compare the same seeds of both")
+        raise UsageError(f"the methods have {len(first)} and {len(second)} runs; give runs of both with the same seeds")
     if len(first) == 1:
         return compare(first[0], second[0], rounds, seed)
     curves = [[Curve.of(margins) for margins in runs] for runs in (first, second)]
@@ -221,8 +221,8 @@ def compare_splits(
     others = [len(runs) for runs in second]
     if seeds != others or len(seeds) < 2 or 0 in seeds:
         raise UsageError(
-            f"the methods have {seeds} and {others} runs on their splits; give runs of both, with the same seeds, on "
-            "two or more splits"
+            f"the methods have {seeds} and {others} runs per split; give two or more splits and, on each of "
+            "them, runs of both methods with the same seeds"
         )
     pairs = list(zip(first, second, strict=True))
     curves = [[[Curve.of(margins) for margins in runs] for runs in pair] for pair in pairs]  # [splits][2][seeds]

@@ -108,8 +108,8 @@ def measure(
     """
     rounds, seed = require_whole(rounds, "rounds", 0), require_whole(seed, "seed", 0)
     margins = Margins.of(competitors, k)
-    state_accuracy = _primitive_accuracy(competitors, states, "states")
-    object_accuracy = _primitive_accuracy(competitors, objects, "objects")
+    state_accuracy = _primitive_accuracy(competitors, states, "'states'")
+    object_accuracy = _primitive_accuracy(competitors, objects, "'objects'")
     curve, parts = Curve.of(margins), AucComponents.of(margins)
     draws = bootstrap_metrics([margins], rounds, seed)[0]  # [rounds, 3]
     own_group = np.where(competitors.is_seen[:, None], competitors.seen, competitors.unseen)
@@ -258,7 +258,8 @@ def _tensor(scores: Any, rows: slice) -> torch.Tensor:
     bad = torch.isnan(tensor).any(dim=1).nonzero()
     if len(bad):
         raise DuplexError(
-            f"the scores of image {(rows.start or 0) + int(bad[0])} contain NaN; fix the model or leave that image out"
+            f"the scores of image {(rows.start or 0) + int(bad[0])} (counted from 0) contain NaN; correct the model "
+            "that computed them, or remove the image from the scores and 'target'"
         )
     return tensor
 

@@ -77,7 +77,7 @@ def open_scores(path: Path) -> Iterator[ScoreFile]:
     try:
         store = np.load(path, allow_pickle=False) if path.suffix == ".npz" else h5py.File(path, "r")
     except READ_ERRORS as error:
-        raise UsageError(f"{path} cannot be read as {path.suffix}: {error}") from error
+        raise UsageError(f"{path} cannot be read as {path.suffix} ({error}); copy the file or save it again") from error
     if isinstance(store, np.ndarray):
         raise UsageError(f"{path} holds a single array; save {', '.join(map(repr, REQUIRED))} with numpy.savez")
     with store:

@@ -349,13 +349,15 @@ def check_layout(file: Any) -> None:
         if name not in file:
             continue
         data = file[name]
+        wanted = f"{rows} rows, {' or '.join(map(str, dimensions))} dimensions and type {dtype}"
         if data.shape[:1] != (rows,) or data.ndim not in dimensions or data.dtype != dtype:
-            raise DamagedCache(f"{name!r} has shape {data.shape} and type {data.dtype}, which do not fit {rows} rows")
+            raise DamagedCache(f"{name!r} has shape {data.shape} and type {data.dtype}; expected {wanted}")
         if data.id.get_offset() is None:
-            raise DamagedCache(f"{name!r} is not stored as one block in the file")
-    for name, columns in ((CHECKSUMS, len(value_names(file))), (CONTENTS, SHA256)):
+            raise DamagedCache(f"{name!r} is compressed, chunked or otherwise not stored in one piece")
+    arrays = value_names(file)
+    for name, columns, unit in ((CHECKSUMS, len(arrays), f"array ({', '.join(arrays)})"), (CONTENTS, SHA256, "byte")):
         if file[name].shape[1] != columns:
-            raise DamagedCache(f"{name!r} has {file[name].shape[1]} columns instead of {columns}")
+            raise DamagedCache(f"{name!r} has {file[name].shape[1]} columns; expected {columns}, one per {unit}")
 
 
 @dataclass(frozen=True)
@@ -489,7 +491,8 @@ class PartialCache:
         for name, block in blocks.items():
             if block.shape != (expected := (len(statuses), *self.shapes[name])):
                 raise DuplexError(
-                    f"{self.partial}: the encoder returned {name!r} of shape {block.shape}, not {expected}; correct it"
+                    f"{self.partial}: the encoder returned {name!r} of shape {block.shape}, not {expected}; "
+                    "correct the encoder's output or, for 'cls', its attribute `dim`"
                 )
         final = np.where(statuses == COPIED, ENCODED, statuses)
         sums = [row_checksums(block, final if name == "cls" else None) for name, block in blocks.items()]

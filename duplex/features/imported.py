@@ -91,8 +91,8 @@ class FeatureFile:
         if self.names is None:
             if len(self.values) != len(images):
                 raise UsageError(
-                    f"{self.path} has {len(self.values)} rows, but the manifest has {len(images)}; save one row per "
-                    "image, in the manifest's order"
+                    f"{self.path} has {len(self.values)} rows, but the data set has {len(images)} images; save one "
+                    "row per image, in the order of its table"
                 )
             return np.arange(len(images))
         place = {name: row for row, name in enumerate(self.names)}
@@ -113,7 +113,7 @@ class FeatureFile:
             bad[start : start + CHUNK] = ~finite | (np.abs(block) <= VANISHING).all(axis=1)
             if np.abs(block[finite]).max(initial=0) > LARGEST:
                 raise UsageError(
-                    f"{self.path} has values above {LARGEST:g}, which float16 cannot hold; scale them down"
+                    f"{self.path} has values above {LARGEST:g}, float16's limit; divide all features by the same number"
                 )
         return bad
 
@@ -147,7 +147,8 @@ def _checked_values(path: Path, values: Any) -> NDArray[Any]:
 
 def _checked_names(path: Path, names: NDArray[Any], rows: int) -> tuple[str, ...]:
     if names.shape != (rows,) or names.dtype.kind != "U":
-        raise UsageError(f"{path}: 'images' has shape {names.shape}, type {names.dtype}; expected {rows} names as text")
+        found = f"shape {names.shape} and type {names.dtype.name}"
+        raise UsageError(f"{path}: 'images' has {found}; expected {rows} names as text, such as `names.astype(str)`")
     listed, counts = np.unique(names, return_counts=True)
     if (counts > 1).any():
         raise UsageError(
@@ -180,7 +181,7 @@ def import_features(
     if listed is not None and file.names is None:
         file = replace(file, names=tuple(listed[row] for row in file.rows_of(listed)))
     if images is None and file.names is not None:
-        raise UsageError(f"{source} has image names, but `images` is missing; give it, or save the features as .npy")
+        raise UsageError(f"{source} has image names; pass the data set's as `images`, or save the features as .npy")
     places = file.rows_of(images if images is not None else [""] * rows)
     unusable = file.unusable(places)
     if unusable.sum() > max_bad * rows:
@@ -274,7 +275,7 @@ def checked_features(features: Any) -> NDArray[np.float32]:
     bad = np.flatnonzero(~((length >= SHORTEST) & np.isfinite(length)))  # NaN, too
     if bad.size:
         raise UsageError(
-            f"'features' has NaN, infinity, too large numbers or only zeros in {bad.size} of {len(single)} rows, "
-            f"such as row {bad[0]}; leave these images out"
+            f"'features' has {bad.size} of {len(single)} rows with only zeros, NaN, infinity or numbers of about 1e18 "
+            f"or more, such as row {bad[0]}; leave these rows out, and their rows of the table"
         )
     return single

@@ -80,7 +80,7 @@ def verify(
         verify_checksums(file)
         stored = file["cls"][rows].astype(np.float32)
     decoder = ImageRows(images[span.start : span.stop], root, encoder.image_transform)
-    remedy = f"`{extract_command(path)} --fresh` encodes all images again"
+    remedy = f"restore the image as it was, or run `{extract_command(path)} --fresh` to encode all images again"
     worst = 1.0
     for row, cached in zip(rows.tolist(), stored, strict=True):
         image = decoder.images[row]
@@ -97,5 +97,5 @@ def verify(
         cosine = float(cached @ again / max(float(norm(cached) * norm(again)), SMALL))
         worst = min(cosine, worst)
         if not cosine >= MIN_COSINE:  # NaN is not
-            raise DuplexError(f"{path}: row {row} is not the feature of {image} (cosine {cosine:.4f}); {remedy}")
+            raise DuplexError(f"{path}: row {row} differs from the re-encoded {image} (cosine {cosine:.4f}); {remedy}")
     return {"path": str(path), "checked": len(rows), "worst_cosine": worst}

@@ -98,7 +98,7 @@ class ParallelBottlenecks(BlockAdapters):
 
     def attach(self, blocks: TowerBlocks, cut: LastBlocks, channels: list[int], options: FinetuneOptions) -> Any:
         if not cut.branch_inputs:
-            raise UsageError("finetune.adapter is parallel, but the encoder has no transformer blocks; use bottleneck")
+            raise UsageError("finetune.adapter 'parallel' needs an encoder with transformer blocks; use 'bottleneck'")
         adapters = []
         for block, width in zip(blocks, channels, strict=True):
             for begin, end in zip(cut.branch_inputs, cut.branch_outputs, strict=True):
@@ -172,7 +172,7 @@ class ExpertMixtures(BlockAdapters):
 
     def attach(self, blocks: TowerBlocks, cut: LastBlocks, channels: list[int], options: FinetuneOptions) -> Any:
         if not cut.branch_inputs:
-            raise UsageError("finetune.adapter is experts, but the encoder has no transformer blocks; use bottleneck")
+            raise UsageError("finetune.adapter 'experts' needs an encoder with transformer blocks; use 'bottleneck'")
         adapters = []
         for block, width in zip(blocks, channels, strict=True):
             norm, end = getattr(block[-1], cut.branch_inputs[-1]), getattr(block[-1], cut.branch_outputs[-1])
@@ -213,7 +213,7 @@ class ConceptBottlenecks(BlockAdapters):
 
     def attach(self, blocks: TowerBlocks, cut: LastBlocks, channels: list[int], options: FinetuneOptions) -> Any:
         if not cut.branch_inputs:
-            raise UsageError("finetune.adapter is concepts, but the encoder has no transformer blocks; use bottleneck")
+            raise UsageError("finetune.adapter 'concepts' needs an encoder with transformer blocks; use 'bottleneck'")
         weights = {id(weight): weight for block in blocks for weight in block.parameters()}
         self.passes = (blocks, copy.deepcopy(blocks, {**weights}), copy.deepcopy(blocks, {**weights}))
         self.first = 0 if cut.of_text else len(blocks) // 2  # block from which on compositions have adapters

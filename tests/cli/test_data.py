@@ -115,7 +115,7 @@ def test_an_interrupted_download_is_continued_and_the_result_loads(project, comm
         (["download", "vaw-czsl"], 2, "get it by hand from https://drive.google.com"),
         (["add", "x", "nowhere"], 2, "nowhere"),
         (["add", "x", ".", "--val-unseen", "0.9"], 2, "a sum below 1"),
-        (["remove", "shapes"], 2, "shapes is defined under `datasets:` in params.yaml"),
+        (["remove", "shapes"], 2, "; delete datasets.shapes in params.yaml by hand"),
     ],
 )
 def test_mistakes_are_one_line_and_leave_params_unchanged(project, command, words, code, message) -> None:

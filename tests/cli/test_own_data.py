@@ -159,7 +159,7 @@ def test_split_holds_out_whole_words(project: Path, command: Command) -> None:
     assert (source.resplit, source.split.unseen_states, source.split.unseen_objects) == (1, 0.25, 0.25)
     assert command("data", "split", "mine", "--images-per-pair", "1", "--splits", "1").code == 0
     assert json.loads(command("data", "stats", "mine-few1-split1", "--json").out)["train"] == {"seen": 12, "images": 12}
-    assert command("data", "split", "mine", "--unseen-states", "0.95").refused("lower that share")
+    assert command("data", "split", "mine", "--unseen-states", "0.95").refused("lower unseen_states")
     assert command("data", "split", "mine", "--unseen-objects", "1").refused("unseen_objects")
 
 

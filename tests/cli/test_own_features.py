@@ -206,6 +206,6 @@ def test_features_of_repeated_lines_are_refused(project: Path, command: Command,
     values = features(table)
     np.save(project / "X.npy", np.concatenate([values, values[:1]]))
     added = command("data", "add", "mine", "table.csv", "--features", "X.npy")
-    assert added.refused(f"X.npy has {len(table) + 1} rows, but the manifest has {len(table)}")
+    assert added.refused(f"X.npy has {len(table) + 1} rows, but the data set has {len(table)} images")
     np.save(project / "X.npy", values)
     assert command("data", "add", "mine", "table.csv", "--features", "X.npy").code == 0

@@ -177,7 +177,7 @@ def test_files_with_other_candidates_or_another_k_are_not_compared(tmp_path: Pat
         ({"object": np.roll(names["object"], 1)}, "differ in 'object'"),
         ({"scores": arrays["scores"][:, :-1], "seen": arrays["seen"][:-1], "state": names["state"][:-1],
           "object": names["object"][:-1], "target": arrays["target"] % 19}, "differ in"),
-        ({"k": 1}, f"k is 3 in {path} and 1 in {tmp_path / 'd.npz'}; set k for both with --k"),
+        ({"k": 1}, f"k is 3 for {path} and 1 for {tmp_path / 'd.npz'} (default: 1); set both with --k 3"),
     ):  # fmt: skip
         refused(says, path, save(tmp_path / "d.npz", arrays | names | {"k": 3} | change))
 

@@ -46,7 +46,7 @@ def test_keys_of_the_file_replace_those_of_params(params: Path) -> None:
     write_dataset("cgqa", {"source": {"kind": "standard", "root": "elsewhere"}}, run=False)
     assert load_params().datasets["cgqa"].source.root == Path("elsewhere")
     assert load_params().datasets["cgqa"].training.batch_size == 32
-    with pytest.raises(UsageError, match="cgqa is defined under `datasets:` in"):
+    with pytest.raises(UsageError, match=r"; delete datasets\.cgqa in"):
         remove_dataset("cgqa")
 
 

@@ -118,7 +118,7 @@ def test_an_ablation_is_a_method_with_changed_options():
         ("epochs: 20", "epochs: 0", ["datasets.ut-zappos.training.epochs: input should be greater than or equal to 1"]),
         ("{kind: prompts}", "{kind: promts}", ["unknown kind of method 'promts'", "duplex", "prompts"]),
         ("world: open, shown_as", "world: both, shown_as", ["duplex and duplex_open are both shown as", "closed"]),
-        ("extends: duplex, world: open", "extends: duplex_open, world: open", ["duplex_open is a circle"]),
+        ("extends: duplex, world: open", "extends: duplex_open, world: open", ["duplex_open is circular; remove"]),
         ("extends: duplex, world: open", "extends: duplexx, world: open", ["unknown method 'duplexx'; known"]),
         ("extends: duplex, world: open", "extends: [duplex], world: open", ["unknown method ['duplex']; known"]),
         ("momentum: 0.9", "per_dataset: {shapes: {world: open}}", ["per_dataset.shapes.world", "cannot differ"]),

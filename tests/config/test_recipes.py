@@ -23,7 +23,7 @@ def published(name: str, dataset: str, **files: Any) -> Params:
 def test_every_recipe_fits_its_benchmark_and_its_kind(name, dataset):
     assert dataset in read_benchmarks()
     if name in ("cds", "logiczsl", "eva"):
-        with pytest.raises(UsageError, match=rf"no published learning_rate and batch_size; .*methods.{name}"):
+        with pytest.raises(UsageError, match=rf"no published learning_rate or batch_size .*methods.{name}"):
             published(name, dataset)
         return
     params = published(name, dataset)
@@ -46,9 +46,9 @@ def test_what_was_not_decided_can_be_decided_beside_the_data_set():
 
 
 def test_methods_and_data_sets_without_a_recipe_are_refused():
-    with pytest.raises(UsageError, match="ivr has no published settings for cgqa; run it on ut-zappos"):
+    with pytest.raises(UsageError, match="ivr has no published settings for cgqa; choose from ut-zappos"):
         published("ivr", "cgqa")
     with pytest.raises(UsageError, match="unknown published recipe 'duplex'"):
         published("duplex", "cgqa")
-    with pytest.raises(UsageError, match="for shapes; run it on mit-states or ut-zappos or cgqa"):
+    with pytest.raises(UsageError, match="for shapes; choose from mit-states, ut-zappos, cgqa"):
         published("troika", "shapes")

@@ -125,7 +125,7 @@ def test_a_link_within_the_root_and_a_linked_root_are_fine(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("records", "says"),
     [
-        ([], "no row's pair is in the pair lists"),
+        ([], "no row's pair is listed in"),
         ([1, 2], "not a list of records"),
         ([{"image": "x"}], "attr is None"),
         ([record("x", split="dev")], "'set' is 'dev'; expected train, val, test or NA"),
@@ -149,7 +149,7 @@ def test_a_pickle_that_would_run_code_is_refused_and_does_not_run(tmp_path, form
     small(tmp_path, [Hostile()])
     if form == "pickle":
         (tmp_path / METADATA).write_bytes(pickle.dumps([Hostile()]))
-    with pytest.raises(DuplexError, match=r"by `torch.load\(weights_only=True\)` \((?!Unpick)"):
+    with pytest.raises(DuplexError, match=r"by `torch.load\(weights_only=True\)`: .* or would run code"):
         load_czsl(tmp_path)
     assert not trap.exists()
 

@@ -95,14 +95,14 @@ def test_tables_load_from_any_encoding_and_separator(tmp_path: Path, data: bytes
         ("", "is empty"),
         ("image,state,object\n", "has no rows"),
         ("image,state\nx,y\n", "no column 'object'"),
-        ("sep=;\nimage;state;object\nx;y;z\n", "its columns are 'sep=, '"),
+        ("sep=;\nimage;state;object\nx;y;z\n", "now: 'sep=', ''"),
         ("image,state,object,state\nx,y,z,w\n", "two columns 'state'"),
         ("image,state,object\nx,y\n", "line 2 has 2 cells"),
-        ("image,state,object\nx,,z\n", "line 2: state is empty"),
-        ("image,state,object\n../x,y,z\n", "leaves the images' folder"),
+        ("image,state,object\nx,,z\n", "line 2: the state is empty"),
+        ("image,state,object\n../x,y,z\n", "contains `..`"),
         ("image,state,object\n/x,y,z\n", "is absolute"),
         ("image,state,object,split\nx,y,z,Train\n", "the split 'Train'"),
-        ("image,state,object,split\nx,y,z,train\nw,y,z,\n", "1 of 2 rows have no split"),
+        ("image,state,object,split\nx,y,z,train\nw,y,z,\n", "'split' is empty in 1 of 2 rows"),
         ('image,state,object\n"x,y,z\n', "line 2"),
         ('image,state,object\nx,"y\ny",z\n', "contains an unprintable"),
         ("image,state,object,split\nx,y,z,train\nx,y,w,train\n", "'x' has two different rows"),
@@ -130,7 +130,7 @@ def test_other_encodings_and_other_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DuplexError, match="not UTF-8"):
         read_table(tmp_path / "t.csv")
     (tmp_path / "t.xlsx").touch()
-    with pytest.raises(UsageError, match="is not a table"):
+    with pytest.raises(UsageError, match="is in no supported table format"):
         read_table(tmp_path / "t.xlsx")
     with pytest.raises(UsageError, match="neither a folder nor a table"):
         detect_source(tmp_path / "t.xlsx")
@@ -171,7 +171,7 @@ def test_damaged_parquet_gives_its_rows_or_an_error(tmp_path: Path, data: st.Dat
 
 @pytest.mark.parametrize(
     ("column", "says"),
-    [([1, 2], "row 1: state is 1"), ([None, "x"], "state is empty"), ([b"x", b"y"], "state is b'x'")],
+    [([1, 2], "1: the column 'state' holds 1"), ([None, "x"], "state is empty"), ([b"x", b"y"], "'state' holds b'x'")],
 )
 def test_parquet_cells_must_be_text(tmp_path: Path, column: list[object], says: str) -> None:
     path = tmp_path / "t.parquet"
@@ -253,7 +253,7 @@ def test_a_source_needs_its_folder_and_a_table_source_its_table(tmp_path: Path) 
     for kind in ("standard", "table", "folder"):
         with pytest.raises(UsageError, match="there is no folder"):
             load_source(SourceOptions(kind, tmp_path / "none"))  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="set its `table` to"):
+    with pytest.raises(UsageError, match="but no `table`; add `table: "):
         load_source(SourceOptions("table", tmp_path))
 
 

@@ -255,12 +255,12 @@ def test_parallel_bottlenecks_read_what_enters_the_layer_norms(name: str) -> Non
 
 def test_parallel_bottlenecks_need_a_transformer() -> None:
     encoder, images = tower("ResNet")
-    with pytest.raises(UsageError, match="parallel, but the encoder has no transformer blocks; use bottleneck"):
+    with pytest.raises(UsageError, match="'parallel' needs an encoder with transformer blocks; use 'bottleneck'"):
         finetuned(encoder, run_tower(encoder, images, 1)[1], 1, 1, "parallel")
 
 
 def test_towers_that_cannot_be_cut_are_refused() -> None:
     with pytest.raises(UsageError, match=r"has 3 blocks, but its last 4 were requested; set .* to 1–3"):
         last_blocks(tower("OpenAI ViT")[0], 4)
-    with pytest.raises(UsageError, match="'odd' has no blocks of a known kind"):
+    with pytest.raises(UsageError, match="'odd' has an image tower whose blocks duplex cannot find"):
         last_blocks(SimpleNamespace(name="odd", visual=nn.Linear(2, 2)), 1)

@@ -136,5 +136,5 @@ def test_a_text_tower_of_another_library_is_refused() -> None:
 
     model = torch.nn.Module()
     model.text = HFTextEncoder()
-    with pytest.raises(DuplexError, match=r"HFTextEncoder does not take token embeddings.*ViT-B-32"):
+    with pytest.raises(DuplexError, match=r"takes token embeddings, and HFTextEncoder does not.*ViT-B-32"):
         ClipTextTower(model)

@@ -107,8 +107,8 @@ def test_weights_of_a_wider_model_are_refused(weights, tmp_path):
 
 def test_a_model_that_cannot_be_cut_is_refused_in_one_line(tmp_path):
     uncut = load_encoder("timm:test_nfnet", "random:0", towers="image")
-    reason = "encoder 'timm:test_nfnet' has no blocks of a known kind in its image tower"
-    with pytest.raises(UsageError, match=f"{reason}; leave finetune out, and set block_inputs to 0$"):
+    reason = "encoder 'timm:test_nfnet' has an image tower whose blocks duplex cannot find"
+    with pytest.raises(UsageError, match=f"{reason}; set `block_inputs` to 0 and leave out `finetune`$"):
         last_blocks(uncut, 1)
     room = finetunable_blocks(uncut, 10, tmp_path)  # `duplex fit` goes on without blocks, and says why
     assert (room.depth, room.reason) == (0, reason)

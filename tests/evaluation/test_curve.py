@@ -175,5 +175,5 @@ def test_a_label_with_k_equal_competitors_is_never_right() -> None:
     competitors = ScoreAccumulator([0, 0], [True, True, True, False], k=2).add(scores).competitors()
     assert np.isnan(Margins.of(competitors, 2).seen[0]) and Margins.of(competitors, 2).seen[1] == 3.0
     for k in (0, 3):
-        with pytest.raises(UsageError, match=f"k is {k}; expected 1 to 2"):
+        with pytest.raises(UsageError, match=f"k is {k}, but the ScoreAccumulator was made with k=2"):
             Margins.of(competitors, k)

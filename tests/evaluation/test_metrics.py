@@ -42,7 +42,7 @@ def test_state_accuracy_counts_column_0_but_not_a_missing_prediction() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"k": 2}, "k is 2; expected 1 to 1"),
+        ({"k": 2}, "k is 2, but the ScoreAccumulator was made with k=1"),
         ({"states": ["a", "b", "c", "d"]}, "one name per column"),
     ],
 )

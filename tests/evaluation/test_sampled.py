@@ -137,9 +137,9 @@ def test_too_few_seen_columns_are_refused() -> None:
 def test_nan_is_reported_with_the_number_of_the_image(step: int) -> None:
     p = problem(np.random.default_rng(0), 6, 10)
     p.scores[3, 3] = p.scores[5, 0] = np.nan
-    with pytest.raises(DuplexError, match="image 3 contain NaN"):
+    with pytest.raises(DuplexError, match=r"image 3 .* contain NaN"):
         run(p, step=step)
-    with pytest.raises(DuplexError, match="image 3 contain NaN"):
+    with pytest.raises(DuplexError, match=r"image 3 .* contain NaN"):
         sampled_bias_metrics(lambda: [(slice(None), p.scores)], p.target, p.seen)
 
 

@@ -35,7 +35,7 @@ def test_imported_features_become_a_cache(tmp_path: Path, monkeypatch, dtype: ty
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        (np.zeros((6, 5), np.float32), "has 6 rows, but the manifest has 7"),
+        (np.zeros((6, 5), np.float32), "has 6 rows, but the data set has 7 images"),
         (np.zeros((7, 5), np.int64), "expected a float array"),
         (np.zeros((7, 0), np.float32), "expected a float array"),
         (np.zeros((1, 5), np.float32), "has 1 rows"),
@@ -69,7 +69,7 @@ def test_a_file_that_is_no_single_array_is_refused(tmp_path: Path) -> None:
 def test_rows_with_names_are_found_by_them_and_refused_without_a_manifest(tmp_path: Path) -> None:
     values: np.ndarray = np.arange(1, 7, dtype=np.float32).reshape(3, 2)
     np.savez(tmp_path / "f.npz", features=values, images=["c", "a", "b"])
-    with pytest.raises(UsageError, match=r"has image names, but `images` is missing; .* features as \.npy"):
+    with pytest.raises(UsageError, match=r"has image names; pass .* as `images`, .* features as \.npy"):
         import_features(tmp_path / "f.npz", 3, "m", tmp_path / "features.h5")
     import_features(tmp_path / "f.npz", 3, "m", tmp_path / "features.h5", ["a", "b", "c"])
     found = read_features(tmp_path / "features.h5", {"encoder": "ViT", "weights": "w", "manifest": "m", "dim": "2"})
@@ -81,7 +81,7 @@ def test_rows_without_names_are_those_of_the_table_that_a_part_was_taken_from(tm
     np.save(tmp_path / "f.npy", values)
     import_features(tmp_path / "f.npy", 2, "m", tmp_path / "features.h5", ["d", "b"], listed=["a", "b", "c", "d"])
     assert np.array_equal(read_features(tmp_path / "features.h5").cls[:], values[[3, 1]])
-    with pytest.raises(UsageError, match="has 4 rows, but the manifest has 3"):
+    with pytest.raises(UsageError, match="has 4 rows, but the data set has 3 images"):
         import_features(tmp_path / "f.npy", 2, "m", tmp_path / "features.h5", ["b", "a"], listed=["a", "b", "c"])
 
 

@@ -31,7 +31,7 @@ def test_a_sound_cache_verifies_and_other_images_do_not(run, images, checked, tm
     assert found["checked"] == 40 and found["worst_cosine"] > 0.9999
     assert checked(path, sample=0) == {"path": str(path), "checked": 0, "worst_cosine": 1}
     write_pictures(tmp_path / "pictures", 40, seed=1)
-    with pytest.raises(DuplexError, match=r"row 0 is not the feature of 00000.jpg"):
+    with pytest.raises(DuplexError, match=r"row 0 differs from the re-encoded 00000.jpg"):
         checked(path)
 
 
@@ -96,7 +96,7 @@ def test_rows_of_a_shard_are_compared_with_its_own_images(run, images, checked) 
     with h5py.File(path, "r+") as file:
         file["cls"][2] = file["cls"][3]
         update_checksums(file)
-    with pytest.raises(DuplexError, match=rf"row 2 is not the feature of {images[18]} \(cosine"):
+    with pytest.raises(DuplexError, match=rf"row 2 differs from the re-encoded {images[18]} \(cosine"):
         checked(path)
 
 
@@ -107,7 +107,7 @@ def test_a_changed_row_does_not_verify(run, checked, change) -> None:
         file["cls"][39] = change(file["cls"][39]) * np.float16(0.01)
         update_checksums(file)
     with pytest.raises(
-        DuplexError, match=r"row 39 is not the feature of 00039\.jpg.*--fresh` encodes all images again"
+        DuplexError, match=r"row 39 differs from the re-encoded 00039\.jpg.*--fresh` to encode all images again"
     ):
         checked(path)
 

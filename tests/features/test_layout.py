@@ -32,12 +32,12 @@ def store(name: str, change: Callable[[Any], Any], **options: Any) -> Callable[[
 
 
 DAMAGE: dict[str, tuple[Callable[[h5py.File], object], str]] = {
-    "float32": (store("cls", np.float32), r"'cls' has shape \(12, 128\) and type float32, which do not fit"),
-    "few statuses": (store("status", lambda x: x[:5]), r"'status' has shape \(5,\) and type uint8, which do not"),
+    "float32": (store("cls", np.float32), r"'cls' has shape \(12, 128\) and type float32; expected 12 rows"),
+    "few statuses": (store("status", lambda x: x[:5]), r"'status' has shape \(5,\) and type uint8; expected 12 rows"),
     "three dimensions": (store("cls", lambda x: x[:, :, None]), r"'cls' has shape \(12, 128, 1\) and type float16"),
     "no statuses": (lambda file: file.pop("status"), "its entry 'status' is missing"),
     "no identity": (lambda file: file.pop("identity"), "its entry 'identity' is missing"),
-    "chunks": (store("cls", np.array, chunks=(4, 128), compression="gzip"), "'cls' is not stored as one block"),
+    "chunks": (store("cls", np.array, chunks=(4, 128), compression="gzip"), "'cls' is compressed, chunked"),
     "two columns of checksums": (store("checksums", lambda x: x.repeat(2, axis=1)), "'checksums' has 2 columns"),
 }
 

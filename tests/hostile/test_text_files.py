@@ -35,7 +35,7 @@ def test_what_is_not_plain_yaml_is_refused(project: Path, command: Command, name
 @pytest.mark.parametrize(
     ("row", "says"),
     [
-        ("../secret.jpg,red,star,train", "leaves the images' folder"),
+        ("../secret.jpg,red,star,train", "contains `..`"),
         ("/etc/passwd,red,star,train", "is absolute"),
         ("a.jpg,red,star", "has 3 cells"),
         ("a.jpg,,star,val", "state is empty"),
@@ -105,9 +105,7 @@ def test_archives_are_verified_by_their_hash(tmp_path: Path) -> None:
         known = (root / ".archives/a.zip.sha256").read_text().split()[0]
         shutil.rmtree(root / "images")
         (root / ".archives/a.zip").write_bytes(zipped(tmp_path, "another"))
-        with pytest.raises(
-            DuplexError, match=rf"instead of {known}, recorded when.* delete it to download it again or, if this"
-        ):
+        with pytest.raises(DuplexError, match=rf"instead of {known[:12]}…\); delete it to download it again or, if it"):
             download_archive(archive, root, log.append)
         assert not (root / "images").exists()
         (root / ".archives/a.zip").unlink()

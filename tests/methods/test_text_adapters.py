@@ -136,7 +136,7 @@ def test_experts_follow_the_formula_in_both_towers() -> None:
         expected = torch.stack([written(block[-1], image, [lambda x, y: 0, beside]) for image in x])
         assert (found - expected).abs().max() <= 1e-12
         x = found
-    with pytest.raises(UsageError, match="experts, but the encoder has no transformer blocks"):
+    with pytest.raises(UsageError, match="'experts' needs an encoder with transformer blocks"):
         finetuning_task("experts").finetuned_blocks()
 
 

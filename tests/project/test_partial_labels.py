@@ -78,7 +78,7 @@ def test_counts_and_checks_leave_them_out_of_pairs(tmp_path):
     counts, full = (count_dataset(each.labels, each.manifest) for each in (data, whole))
     assert counts.splits == full.splits and counts.shares["test"]["unseen"] == full.shares["test"]["unseen"]
     assert [str(issue) for issue in check_labels_of(data)] == [str(issue) for issue in check_labels_of(whole)]
-    with pytest.raises(UsageError, match="lack a state or an object, but a re-split needs both"):
+    with pytest.raises(UsageError, match=r"needs the state and object of every image; add what '.*' lacks"):
         resplit(data, 1)
 
 
@@ -100,10 +100,10 @@ def table_source(folder: Path, table: pd.DataFrame) -> SourceOptions:
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"split": "val", "state": ""}, "line 2: state is empty; fill it in"),
-        ({"split": "test", "object": ""}, "line 2: object is empty; fill it in"),
-        ({"state": "", "object": ""}, "line 2: state is empty; fill it in"),
-        ({"state": "green", "object": ""}, "no image of the state 'green' has both labels"),
+        ({"split": "val", "state": ""}, "line 2: the state is empty; fill it in"),
+        ({"split": "test", "object": ""}, "line 2: the object is empty; fill it in"),
+        ({"state": "", "object": ""}, "line 2: the state is empty; fill it in"),
+        ({"state": "green", "object": ""}, "every image of the state 'green' lacks its object"),
     ],
 )
 def test_other_gaps_are_refused_in_one_line(tmp_path, changes, says):
@@ -117,7 +117,7 @@ def test_other_gaps_are_refused_in_one_line(tmp_path, changes, says):
 
 def test_a_table_without_splits_has_no_gaps(tmp_path):
     table = with_gaps(TABLE).drop(columns="split")
-    with pytest.raises(DuplexError, match="only a training image may lack"):
+    with pytest.raises(DuplexError, match="only training images may lack"):
         load_source(table_source(tmp_path, table))
 
 

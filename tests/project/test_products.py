@@ -154,7 +154,7 @@ def test_runs_of_another_data_set_are_refused(params: Params) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda r: r["run"].update(products=["csp"]), "run.products: csp combines no runs; list it under run.methods"),
+        (lambda r: r["run"].update(products=["csp"]), "csp is not of kind product; move it to run.methods"),
         (lambda r: r["run"].update(methods=["csp", "closed_form", "tuned"]), "tuned combines runs; list it"),
         (lambda r: r["run"].update(methods=["csp"]), "both needs closed_form; add closed_form to run.methods"),
         (lambda r: r["methods"]["both"].update(of=["csp", "tuned"]), "both.of: tuned is itself a product"),

@@ -205,7 +205,7 @@ def test_unreadable_files_do_not_stop_a_stream(trained, recognizer, tmp_path):
     ("images", "message"),
     [
         (np.zeros((2, 7), np.float32), r"features have the shape \(2, 7\); expected \[images, 128\] for"),
-        (np.full(128, np.nan, np.float32), "only zeros in 1 of 1 rows"),
+        (np.full(128, np.nan, np.float32), "has 1 of 1 rows with only zeros"),
         (np.zeros((0, 4, 3), np.uint8), "is not an image"),
         (Image.new("F", (8, 8)), "the Image cannot be used: unsupported pixel type"),
         (np.ones((8, 8, 3), np.float32), r"\(8, 8, 3\); .*to give an image as an array, use uint8"),

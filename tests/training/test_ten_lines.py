@@ -200,7 +200,7 @@ def only_seen(split: str) -> dict[str, Any]:
         ),
         ({"table": {"state": ["red"] * 33}}, "no column 'object'"),
         ({"table": with_value("split", 4, "dev")}, "row 4: the split 'dev' is not one of"),
-        ({"table": with_value("state", 2, None)}, "row 2: state is (None|nan)"),
+        ({"table": with_value("state", 2, None)}, "row 2: the column 'state' holds (None|nan)"),
         ({"table": with_value("state", 2, "...")}, "contains no word"),
         ({"encoder": "tiny"}, "the width 8, but those of tiny have the width 128"),
         ({"encoder": "tiny", "table": with_value("state", 0, "zyzzyva")}, "does not know the words zyzzyva"),
