@@ -38,6 +38,7 @@ class AdeOptions(WordOptions):
     scale: Positive = 50.0  # 1 / T of cosines
     regulariser: NonNegative = 1.0  # weight w of L_reg
     product: NonNegative = 1.0  # weight a of cos_s cos_o in the score
+    train_words: bool = False  # whether word vectors are trained, as in the published code
 
 
 class ConceptAttention(nn.Module):
@@ -70,7 +71,7 @@ class Ade(WordMethod[AdeOptions]):
     required_inputs = ("cls", "patch", "words")
 
     def __init__(self, context: MethodContext, options: AdeOptions) -> None:
-        super().__init__(context, options, trained_words=False)
+        super().__init__(context, options, trained_words=options.train_words)
         width, token_width = options.width, context.inputs["patch"][1]
         self.attend_c = ConceptAttention(context.dim, token_width, width)
         self.attend_s = ConceptAttention(context.dim, token_width, width)

@@ -40,13 +40,14 @@ class ScenOptions(WordOptions):
     temperature: Positive = 0.07  # T of L_ts and L_to
     scale: Positive = 20.0  # 1 / T of cosines with compositions
     contrast: NonNegative = 1.0  # weight of L_ts + L_to
+    train_words: bool = False  # whether word vectors are trained, as in the published code
 
 
 class Scen(EmbeddingHead[ScenOptions]):
     """SCEN: the score is the cosine of a composition's embedding with the image's fused state and object embeddings."""
 
     def __init__(self, context: MethodContext, options: ScenOptions) -> None:
-        super().__init__(context, options, trained_words=False, scale=options.scale)
+        super().__init__(context, options, trained_words=options.train_words, scale=options.scale)
         width = options.width
         self.encode_s = Mlp(context.dim, width, width, options.layers, options.dropout)
         self.encode_o = Mlp(context.dim, width, width, options.layers, options.dropout)
