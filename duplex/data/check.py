@@ -120,8 +120,7 @@ def content_issues(
     keys: image -> key; copies have equal keys, and missing or unreadable images are left out.
     nouns: word in messages for what copies share, in singular and plural.
     """
-    content = pd.Series(keys, dtype=object)
-    known = manifest.assign(content=manifest["image"].map(content))
+    known = manifest.assign(content=manifest["image"].map(pd.Series(keys, dtype=object)))
     labels = {row.image: f"{row.state} {row.object}" for row in manifest.itertuples()}
     firsts: dict[str, str] = {}  # key -> the first image with it
     alike, contradicted = [], []

@@ -27,26 +27,8 @@ from huggingface_hub import hf_hub_url
 from PIL import Image
 from torch import Tensor
 
-from duplex.encoders.base import (
-    RANDOM,
-    CatalogEntry,
-    Config,
-    EncoderFamily,
-    EncoderSource,
-    MissingWeights,
-    check_reachable,
-    config_hash,
-    download_error,
-    fetch_from_hub,
-    first_line,
-    hub_file_on_disk,
-    is_random,
-    random_seed,
-    read_config,
-    refuse_other_weights,
-    require_keys,
-    stable_json,
-)
+from duplex.encoders import base
+from duplex.encoders.base import RANDOM, Config, EncoderFamily, EncoderSource, MissingWeights, first_line, random_seed
 from duplex.encoders.image_blocks import patch_tokens
 from duplex.encoders.text import ClipTextTower
 from duplex.errors import DuplexError, UsageError, install_command
@@ -173,13 +155,13 @@ def is_torchscript(path: Path) -> bool:
 
 
 def _folder_source(folder: Path) -> EncoderSource:
-    config = read_config(folder / CONFIG, ("model_cfg", "preprocess_cfg"))
+    config = base.read_config(folder / CONFIG, ("model_cfg", "preprocess_cfg"))
     weights = _weights_in(folder)
     if weights is None:
         raise DuplexError(f"the folder {folder} holds no weights; put open_clip_model.safetensors beside {CONFIG}")
     architecture = config["model_cfg"]
-    require_keys(folder / CONFIG, architecture, ("embed_dim", "vision_cfg", "text_cfg"))
-    name = LOCAL + config_hash(architecture, 12)  # independent of the folder's place
+    base.require_keys(folder / CONFIG, architecture, ("embed_dim", "vision_cfg", "text_cfg"))
+    name = LOCAL + base.config_hash(architecture, 12)  # independent of the folder's place
     preprocess = complete_preprocess(config["preprocess_cfg"], architecture)
     return EncoderSource(name, architecture, preprocess, weights, folder)
 
@@ -201,7 +183,7 @@ def _file_source(name: str, architecture: Config, path: Path) -> EncoderSource:
             candidate = preprocess_of(name, architecture, tag)
         except UsageError:
             continue
-        agreed[stable_json(candidate)] = candidate
+        agreed[base.stable_json(candidate)] = candidate
     if len(agreed) != 1:
         raise UsageError(
             f"{path} does not state its preprocessing; {convert} --tag TAG` (TAG: weights with the same preprocessing)"
@@ -238,8 +220,7 @@ def convert_weights(archive: Path, folder: Path, name: str, tag: str | None = No
         raise DuplexError(f"{archive} cannot be read as weights ({first_line(error)}); download it again") from error
     tensors = {key: value.detach().contiguous().clone() for key, value in state.items() if key not in NOT_WEIGHTS}
     write_tensors(folder / WEIGHTS[0], tensors)
-    config = json.dumps({"model_cfg": architecture, "preprocess_cfg": preprocess}, indent=2) + "\n"
-    write_text(folder / CONFIG, config)
+    write_text(folder / CONFIG, json.dumps({"model_cfg": architecture, "preprocess_cfg": preprocess}, indent=2) + "\n")
     source = ClipFamily().find(f"{LOCAL}{folder}")
     try:
         build_model(source)
@@ -282,7 +263,7 @@ def weights_on_disk(published: dict[str, Any]) -> Path | None:
     if url and (file := DOWNLOADS.expanduser() / url.rsplit("/", 1)[-1]).is_file():
         return file
     owner, names = _repository(published)
-    return hub_file_on_disk(owner, names) if owner else None
+    return base.hub_file_on_disk(owner, names) if owner else None
 
 
 def fetch_weights(published: dict[str, Any], what: str) -> Path:
@@ -293,19 +274,19 @@ def fetch_weights(published: dict[str, Any], what: str) -> Path:
     if file := weights_on_disk(published):
         return file
     owner, names = _repository(published)
-    return fetch_from_hub(owner, names, what) if owner else _fetch_url(published, what)
+    return base.fetch_from_hub(owner, names, what) if owner else _fetch_url(published, what)
 
 
 def _fetch_url(published: dict[str, Any], what: str) -> Path:
     folder = DOWNLOADS.expanduser()
-    check_reachable(published["url"], what)
+    base.check_reachable(published["url"], what)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
             file = Path(open_clip.download_pretrained(published, prefer_hf_hub=False, cache_dir=scratch))
             return file.replace(folder / file.name)
     except Exception as error:  # as for the hub
-        raise download_error(what, error) from error
+        raise base.download_error(what, error) from error
 
 
 def _repository(published: dict[str, Any]) -> tuple[str, tuple[str, ...]]:
@@ -320,14 +301,14 @@ class ClipFamily(EncoderFamily):
 
     def find(self, name: str, weights: str | None = None) -> EncoderSource:
         if name.startswith((LOCAL, HUB)):
-            refuse_other_weights(name, weights)
+            base.refuse_other_weights(name, weights)
         if name.startswith(LOCAL):
             return _folder_source(Path(name.removeprefix(LOCAL)).expanduser())
         if name.startswith(HUB):
             owner = name.removeprefix(HUB)
-            config = read_config(fetch_from_hub(owner, (CONFIG,), name), ("model_cfg", "preprocess_cfg"))
+            config = base.read_config(base.fetch_from_hub(owner, (CONFIG,), name), ("model_cfg", "preprocess_cfg"))
             preprocess = complete_preprocess(config["preprocess_cfg"], config["model_cfg"])
-            return EncoderSource(name, config["model_cfg"], preprocess, fetch_from_hub(owner, WEIGHTS, name))
+            return EncoderSource(name, config["model_cfg"], preprocess, base.fetch_from_hub(owner, WEIGHTS, name))
         architecture = open_clip.get_model_config(name)
         if architecture is None:
             raise UsageError(f"unknown encoder {name!r}; `duplex encoders list` shows the names")
@@ -346,12 +327,12 @@ class ClipFamily(EncoderFamily):
 
     def missing_weights(self, name: str, weights: str | None) -> MissingWeights | None:
         if name.startswith(HUB):
-            refuse_other_weights(name, weights)
+            base.refuse_other_weights(name, weights)
             owner = name.removeprefix(HUB)
-            on_disk = hub_file_on_disk(owner, (CONFIG,)) and hub_file_on_disk(owner, WEIGHTS)
+            on_disk = base.hub_file_on_disk(owner, (CONFIG,)) and base.hub_file_on_disk(owner, WEIGHTS)
             return None if on_disk else MissingWeights(f"https://huggingface.co/{owner}", None)
         architecture = None if name.startswith(LOCAL) else open_clip.get_model_config(name)
-        if architecture is None or weights is None or is_random(weights) or Path(weights).expanduser().is_file():
+        if architecture is None or weights is None or base.is_random(weights) or Path(weights).expanduser().is_file():
             self.find(name, weights)  # raises if anything is wrong with the name or the weights
             return None
         preprocess_of(name, architecture, weights)
@@ -364,12 +345,12 @@ class ClipFamily(EncoderFamily):
         owner, names = _repository(published)
         return MissingWeights(hf_hub_url(owner, names[0]) if owner else str(published.get("url", "")), size)
 
-    def catalog(self) -> list[CatalogEntry]:
+    def catalog(self) -> list[base.CatalogEntry]:
         entries = []
         for name in open_clip.list_models():
             tags = tuple(open_clip.list_pretrained_tags_by_model(name))
             on_disk = tuple(tag for tag in tags if weights_on_disk(open_clip.get_pretrained_cfg(name, tag)))
-            entries.append(CatalogEntry(name, int(open_clip.get_model_config(name)["embed_dim"]), tags, on_disk))
+            entries.append(base.CatalogEntry(name, int(open_clip.get_model_config(name)["embed_dim"]), tags, on_disk))
         return entries
 
 

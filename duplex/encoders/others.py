@@ -22,16 +22,8 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint as recompute
 
-from duplex.encoders.base import (
-    EncoderFamily,
-    EncoderSource,
-    MissingWeights,
-    fetch_from_hub,
-    hub_file_on_disk,
-    random_seed,
-    read_config,
-    refuse_other_weights,
-)
+from duplex.encoders import base
+from duplex.encoders.base import EncoderFamily, EncoderSource, MissingWeights, hub_file_on_disk, random_seed
 from duplex.encoders.image_blocks import patch_tokens
 from duplex.encoders.open_clip import EncoderBase, complete_preprocess, initialised_by, read_weights, timm
 from duplex.encoders.prompt_tree import Prompts, PromptTree, check_length, pad_prompts, tree_blocks
@@ -52,7 +44,7 @@ class BlipFamily(EncoderFamily):
     usage = f"blip:OWNER/NAME or blip:FOLDER (needs {install_command('blip')})"
 
     def find(self, name: str, weights: str | None = None) -> EncoderSource:
-        refuse_other_weights(name, weights)
+        base.refuse_other_weights(name, weights)
         if find_spec("transformers") is None:  # before its weights are downloaded
             raise DuplexError(f"BLIP needs the transformers library; run {install_command('blip')}")
         place = name.removeprefix(BLIP_PREFIX)
@@ -60,10 +52,10 @@ class BlipFamily(EncoderFamily):
         is_local = folder.is_dir()
         if not is_local:
             for file in BLIP_FILES:
-                folder = fetch_from_hub(place, (file,), name).parent
-            fetch_from_hub(place, TOKENIZER_FILES, name)
-        config = read_config(folder / "config.json")
-        image_config = read_config(folder / "preprocessor_config.json")
+                folder = base.fetch_from_hub(place, (file,), name).parent
+            base.fetch_from_hub(place, TOKENIZER_FILES, name)
+        config = base.read_config(folder / "config.json")
+        image_config = base.read_config(folder / "preprocessor_config.json")
         try:
             options = {"mean": image_config["image_mean"], "std": image_config["image_std"], "interpolation": "bicubic"}
             size = {"image_size": config["vision_config"]["image_size"]}
@@ -79,7 +71,7 @@ class BlipFamily(EncoderFamily):
         return BlipEncoder(source, towers=towers, device=device, precision=precision)
 
     def missing_weights(self, name: str, weights: str | None) -> MissingWeights | None:
-        refuse_other_weights(name, weights)
+        base.refuse_other_weights(name, weights)
         place = name.removeprefix(BLIP_PREFIX)
         needed = [*((file,) for file in BLIP_FILES), TOKENIZER_FILES]
         if Path(place).expanduser().is_dir() or all(hub_file_on_disk(place, names) for names in needed):
@@ -129,8 +121,7 @@ class BlipTextTower:
         return [int(token) for token in self._tokenizer.encode(text, add_special_tokens=False)]
 
     def embedding(self, ids: Sequence[int] | Tensor) -> Tensor:
-        index = torch.as_tensor(ids, dtype=torch.long, device=self._table.device)
-        rows: Tensor = self._table.detach()[index]
+        rows: Tensor = self._table.detach()[torch.as_tensor(ids, dtype=torch.long, device=self._table.device)]
         return rows.float()
 
     def encode(self, tree: PromptTree, lexicon: Tensor, *, checkpoint: bool = False) -> Tensor:
@@ -164,8 +155,7 @@ class BlipTextTower:
 def _build_blip(source: EncoderSource) -> Any:
     import transformers
 
-    config = transformers.BlipConfig(**source.architecture["blip"])
-    model: Any = transformers.BlipForImageTextRetrieval(config)
+    model: Any = transformers.BlipForImageTextRetrieval(transformers.BlipConfig(**source.architecture["blip"]))
     missing = model.load_state_dict(read_weights(source.weights), strict=False).missing_keys
     missing = [name for name in missing if not name.endswith("position_ids")]
     if missing:
@@ -188,7 +178,7 @@ class TimmFamily(EncoderFamily):
             shape: Any = timm.create_model(model, pretrained=False, num_classes=0)
         architecture = {"timm_model_name": model, "embed_dim": int(shape.num_features), "vision_cfg": size}
         if path is None:
-            path = fetch_from_hub(config.hf_hub_id, TIMM_FILES, f"{name} + {weights}")
+            path = base.fetch_from_hub(config.hf_hub_id, TIMM_FILES, f"{name} + {weights}")
         preprocess = complete_preprocess(options, architecture)
         return EncoderSource(name, architecture, preprocess, path, seed=random_seed(weights))
 

@@ -19,19 +19,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint as recompute
 
+from duplex.encoders import prompt_tree
 from duplex.encoders.image_blocks import LastBlocks, TowerBlocks
-from duplex.encoders.prompt_tree import (
-    PAD,
-    AttentionPlan,
-    Ints,
-    Prompts,
-    PromptTree,
-    TreeLayout,
-    attend,
-    check_length,
-    pad_prompts,
-    tree_blocks,
-)
+from duplex.encoders.prompt_tree import PAD, Ints, Prompts, PromptTree, TreeLayout, check_length, pad_prompts
 from duplex.errors import DuplexError, require
 from duplex.system.threads import dtype_of, float32_arithmetic
 
@@ -53,8 +43,7 @@ class Vocabulary:
     def __init__(self, table: Tensor, tokenizer: Any = None) -> None:
         self.table = table.detach()
         self._tokenizer = tokenizer
-        untrained = self.table.isnan().any(1).nonzero().flatten()
-        self._untrained = frozenset(untrained.tolist())
+        self._untrained = frozenset(self.table.isnan().any(1).nonzero().flatten().tolist())
 
     @cached_property
     def tokenizer(self) -> Any:
@@ -150,8 +139,7 @@ class ClipTextTower:
         self.width = int(self.positions.shape[1])
         self.dim = self.width
         if self.projection is not None:
-            is_matrix = isinstance(self.projection, Tensor)
-            self.dim = self.projection.shape[1] if is_matrix else self.projection.out_features
+            self.dim = self.projection.shape[1] if isinstance(self.projection, Tensor) else self.projection.out_features
         self.context_length = int(text.context_length)  # tokens of a text, without CoCa's class token
         self.logit_scale = float(model.logit_scale.detach()) if hasattr(model, "logit_scale") else 0.0
         self.pools_end = self.cls is None and self.pool in ("argmax", "eos")  # features: hidden states of end tokens
@@ -268,7 +256,7 @@ class ClipTextTower:
     def encode_blocks(self, sequences: Prompts, lexicon: Tensor, block: int = 4096) -> Tensor:
         rows = pad_prompts(sequences)
         features = lexicon.new_empty((len(rows), self.dim), dtype=self.positions.dtype)
-        for prompts, tree in tree_blocks(rows, block):
+        for prompts, tree in prompt_tree.tree_blocks(rows, block):
             features[torch.from_numpy(prompts).to(features.device)] = self.encode(tree, lexicon)
         return features
 
@@ -282,10 +270,10 @@ class ClipTextTower:
                 x = self._layer(block, x, plan)
         return F.embedding(layout.ends, self.finish(x))
 
-    def _layer(self, block: Any, x: Tensor, plan: AttentionPlan) -> Tensor:
+    def _layer(self, block: Any, x: Tensor, plan: prompt_tree.AttentionPlan) -> Tensor:
         dtype, attention = self.dtype, block.attn
         states = F.linear(block.ln_1(x).to(dtype), attention.in_proj_weight, attention.in_proj_bias)
-        o = attention.out_proj(attend(states, plan))
+        o = attention.out_proj(prompt_tree.attend(states, plan))
         if plan.query_states is not None:  # unlike indexing, the gradient is summed in a fixed order on every device
             x = F.embedding(plan.query_states, x)
             if self.is_trained:
@@ -297,8 +285,7 @@ class ClipTextTower:
 
 def _is_standard(block: Any) -> bool:
     names = {name for name, _ in block.named_children()}
-    attends = isinstance(block.attn, nn.MultiheadAttention) and block.attn.in_proj_bias is not None
-    return names == CHILDREN and attends
+    return names == CHILDREN and isinstance(block.attn, nn.MultiheadAttention) and block.attn.in_proj_bias is not None
 
 
 def _converted_blocks(blocks: nn.ModuleList, narrow: torch.dtype, wide: torch.dtype) -> nn.ModuleList:

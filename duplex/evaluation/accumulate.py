@@ -348,8 +348,7 @@ class TopCompetitors:
 
         bias: is added to the scores of unseen columns.
         """
-        label = self.label + np.where(self.is_seen, 0.0, bias)
-        scores = np.stack([label, self.seen[:, 0], self.unseen[:, 0] + bias])
+        scores = np.stack([self.label + np.where(self.is_seen, 0.0, bias), self.seen[:, 0], self.unseen[:, 0] + bias])
         columns = np.stack([self.target, self.seen_column, self.unseen_column])
         top = scores.max(axis=0)
         leads = (scores == top) & (top > -np.inf)

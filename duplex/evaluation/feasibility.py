@@ -57,8 +57,7 @@ def auc_points_by_pair(components: AucComponents, pair: Ints, pairs: int) -> Flo
 def random_halvings(pairs: int) -> Bools:
     """100 random halves of `pairs` pairs, as masks [100, pairs]; every call returns the same halves."""
     rng = np.random.default_rng(0)
-    ranks = np.array([rng.permutation(pairs) for _ in range(HALVINGS)])
-    return ranks < pairs // 2
+    return np.array([rng.permutation(pairs) for _ in range(HALVINGS)]) < pairs // 2
 
 
 def crossfit_gain(wins: Floats, images: Ints, seen_images: int) -> CrossFitGain:

@@ -205,5 +205,4 @@ class AnsweredImages:
 
     def matrix(self, part: Callable[[Ints], Ints], size: int) -> Ints:
         """Confusion matrix [size, size]: images by label (row) and answer (column); `part`: compositions -> classes."""
-        cells = part(self.target) * size + part(self.answer)
-        return np.bincount(cells, minlength=size * size).reshape(size, size)
+        return np.bincount(part(self.target) * size + part(self.answer), minlength=size * size).reshape(size, size)

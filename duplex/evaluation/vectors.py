@@ -136,8 +136,7 @@ def _largest(similar: Floats, k: int) -> Ints:
     last = np.partition(similar, -k, axis=1)[:, -k, None]
     above, equal = similar > last, similar == last
     room = k - above.sum(axis=1, keepdims=True)
-    chosen = above | (equal & (np.cumsum(equal, axis=1) <= room))
-    columns = np.nonzero(chosen)[1].reshape(len(similar), k)
+    columns = np.nonzero(above | (equal & (np.cumsum(equal, axis=1) <= room)))[1].reshape(len(similar), k)
     order = np.argsort(-np.take_along_axis(similar, columns, axis=1), axis=1, kind="stable")
     return np.take_along_axis(columns, order, axis=1)
 

@@ -25,17 +25,8 @@ from torch.utils.data import DataLoader, Dataset
 from duplex.data.images import BadImageFile, MachineFault, decode_image, machine_fault, read_image_bytes
 from duplex.encoders.image_blocks import capture_block_input
 from duplex.errors import DuplexError
-from duplex.features.file import (
-    ALL_ZERO,
-    CONTENTS,
-    ENCODED,
-    FIRST_BAD,
-    NOT_FINITE,
-    PIXELS,
-    SHA256,
-    Statuses,
-    status_of_reason,
-)
+from duplex.features import file as cache_file
+from duplex.features.file import ALL_ZERO, CONTENTS, ENCODED, FIRST_BAD, NOT_FINITE, PIXELS, SHA256, Statuses
 
 if TYPE_CHECKING:
     from duplex.encoders.base import Encoder
@@ -96,8 +87,7 @@ class LaunchedBatch:
         kept = {PIXELS: pixels} if outputs.pixels else {}  # black for an image that cannot be read
         pixels = pixels.to(device, non_blocking=asynchronous)
         decoded = decoded.to(device, non_blocking=asynchronous)
-        encoded = encode_outputs(encoder, pixels, outputs)
-        halves = {name: value.half() for name, value in encoded.items()}
+        halves = {name: value.half() for name, value in encode_outputs(encoder, pixels, outputs).items()}
         finite = torch.stack([half.isfinite().flatten(1).all(1) for half in halves.values()]).all(0)
         readable = decoded < FIRST_BAD
         statuses = decoded.masked_fill(readable & ~halves["cls"].any(1), ALL_ZERO)
@@ -204,7 +194,7 @@ class ImageRows(Dataset[tuple[Tensor, int, Tensor]]):
             except (ValueError, ZeroDivisionError, MemoryError) as error:
                 raise machine_fault(data, error) or BadImageFile("cannot be resized") from error
         except BadImageFile as bad:
-            return self.black, status_of_reason(bad.reason), content
+            return self.black, cache_file.status_of_reason(bad.reason), content
 
 
 def decoding_workers(wanted: int | Literal["auto"]) -> int:

@@ -31,15 +31,8 @@ import numpy as np
 
 from duplex.data.contents import change_error, file_digests
 from duplex.errors import DuplexError, UsageError, require
-from duplex.features.encode import (
-    ImageRows,
-    WantedOutputs,
-    decode_batches,
-    decoding_workers,
-    encode_batches,
-    explain_memory_errors,
-    split_rows,
-)
+from duplex.features import encode
+from duplex.features.encode import ImageRows, WantedOutputs, decode_batches, decoding_workers, encode_batches
 from duplex.features.file import (
     CONTENTS,
     COPIED,
@@ -267,15 +260,14 @@ def _find_encoded(cache: PartialCache, job: ExtractionJob, contents: Contents | 
 def _encode_pending(cache: PartialCache, job: ExtractionJob) -> None:
     # Batches always hold the same images, so encoded images in a batch with a pending image are encoded again. Rows
     # that were copied are in no batch: a few new images among many are encoded alone.
-    batches = split_rows(np.flatnonzero(cache.statuses != COPIED).tolist(), job.batch_size)
+    batches = encode.split_rows(np.flatnonzero(cache.statuses != COPIED).tolist(), job.batch_size)
     pending = [rows for rows in batches if (cache.statuses[rows] == PENDING).any()]
     workers, pinned = min(job.num_workers, len(pending)), job.encoder.device.type == "cuda"
-    decoded = decode_batches(job.rows, pending, workers, pinned=pinned)
-    encoded = encode_batches(job.encoder, decoded, job.outputs)
+    encoded = encode_batches(job.encoder, decode_batches(job.rows, pending, workers, pinned=pinned), job.outputs)
     bar = ProgressBar("images", sum(map(len, pending)))
     began = committed = time.monotonic()
     count = 0
-    with explain_memory_errors(job.batch_size), bar:
+    with encode.explain_memory_errors(job.batch_size), bar:
         try:
             for rows, (_, statuses, values) in zip(pending, encoded, strict=True):
                 cache.write(rows, statuses, **values)
@@ -331,8 +323,7 @@ def plan_shard(total: int, batch_size: int, shard: tuple[int, int] | None, out: 
     if n > batches:
         raise UsageError(f"{total} images make {batches} batches, too few for {n} shards; use at most {batches} shards")
     start = batches * k // n * batch_size
-    stop = min(total, batches * (k + 1) // n * batch_size)
-    return Span(start, stop, total), shard_path(out, k, n)
+    return Span(start, min(total, batches * (k + 1) // n * batch_size), total), shard_path(out, k, n)
 
 
 def shard_path(out: Path, k: int, n: int) -> Path:
@@ -447,8 +438,7 @@ def copy_equal_rows(cache: PartialCache, contents: Contents, sources: Iterable[P
 
 
 def _copy(cache: PartialCache, contents: Contents, places: list[int], source: Path, rows: list[int]) -> None:
-    size = sum(row_bytes(name, cache.shapes[name]) for name in cache.names)
-    step = min(LARGEST_CHOICE, max(1, CHUNK // size))
+    step = min(LARGEST_CHOICE, max(1, CHUNK // sum(row_bytes(name, cache.shapes[name]) for name in cache.names)))
     with open_cache(source) as file:
         for start in range(0, len(places), step):
             some = np.array(places[start : start + step])

@@ -558,8 +558,7 @@ def _allocate(file: Any, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]
     plist.set_layout(h5py.h5d.CONTIGUOUS)
     plist.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
     plist.set_obj_track_times(False)
-    space = h5py.h5s.create_simple(shape)
-    h5py.h5d.create(file.id, name.encode(), h5py.h5t.py_create(dtype), space, plist)
+    h5py.h5d.create(file.id, name.encode(), h5py.h5t.py_create(dtype), h5py.h5s.create_simple(shape), plist)
 
 
 def size_text(count: int) -> str:

@@ -11,21 +11,9 @@ import numpy as np
 from numpy.linalg import norm
 
 from duplex.errors import DuplexError
+from duplex.features import file as cache_file
 from duplex.features.encode import ImageRows
-from duplex.features.file import (
-    BAD_FEATURES,
-    ENCODED,
-    FIRST_BAD,
-    PENDING,
-    PIXELS,
-    check_identity,
-    extract_command,
-    open_cache,
-    read_identity,
-    read_row_span,
-    status_reason,
-    verify_checksums,
-)
+from duplex.features.file import BAD_FEATURES, ENCODED, FIRST_BAD, PENDING, PIXELS, extract_command, status_reason
 
 if TYPE_CHECKING:
     from duplex.encoders.base import Encoder
@@ -36,9 +24,9 @@ SMALL = 1e-12  # divisor for vectors of zeros
 
 def inspect(path: Path) -> dict[str, Any]:
     """Describe a cache for JSON: settings, shapes, and numbers of all rows, pending rows, and bad rows by reason."""
-    with open_cache(path) as file:
-        identity = read_identity(file)
-        span = read_row_span(file)
+    with cache_file.open_cache(path) as file:
+        identity = cache_file.read_identity(file)
+        span = cache_file.read_row_span(file)
         statuses = file["status"][...]
         shapes = {
             name: list(file[name].shape[1:]) if name in file else None for name in ("patch", "block_inputs", PIXELS)
@@ -73,11 +61,13 @@ def verify(
     Returns:
         A dict with the number of images `checked` and the `worst_cosine`.
     """
-    with open_cache(path) as file:
-        check_identity(read_identity(file), {**encoder.identity.to_dict(), "manifest": manifest_sha256}, path)
-        span, statuses = read_row_span(file), file["status"][...]
+    with cache_file.open_cache(path) as file:
+        cache_file.check_identity(
+            cache_file.read_identity(file), {**encoder.identity.to_dict(), "manifest": manifest_sha256}, path
+        )
+        span, statuses = cache_file.read_row_span(file), file["status"][...]
         rows = np.sort(np.random.default_rng(seed).permutation(span.rows)[:sample])
-        verify_checksums(file)
+        cache_file.verify_checksums(file)
         stored = file["cls"][rows].astype(np.float32)
     decoder = ImageRows(images[span.start : span.stop], root, encoder.image_transform)
     remedy = f"restore the image as it was, or run `{extract_command(path)} --fresh` to encode all images again"

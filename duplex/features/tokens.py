@@ -19,16 +19,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from duplex.errors import DuplexError
-from duplex.features.file import (
-    PIXELS,
-    DamagedCache,
-    open_cache,
-    read_rows,
-    refuse_wrong,
-    repair_hint,
-    row_checksums,
-    stored_checksums,
-)
+from duplex.features import file as cache_file
+from duplex.features.file import PIXELS, DamagedCache, open_cache, read_rows, refuse_wrong, repair_hint, row_checksums
 from duplex.labels import SPLITS, Ints, LabelSpace
 
 if TYPE_CHECKING:
@@ -70,7 +62,7 @@ class MappedRows:
         self._mapped = mapped
         self._offset = file[name].id.get_offset()
         self._rows = np.ndarray(file[name].shape, file[name].dtype, buffer=mapped, offset=self._offset)
-        self._checksums = stored_checksums(file, name)
+        self._checksums = cache_file.stored_checksums(file, name)
         self._unread = np.ones(len(self._rows), dtype=bool)
 
     @property
@@ -115,8 +107,7 @@ class DiskTokens:
     def open(cls, path: Path, name: str = "patch") -> DiskTokens:
         """Open the tokens of all images in a feature cache; `name` says which, such as `patch` or `block_inputs`."""
         with open_cache(path) as file:
-            mapped = mmap.mmap(file.id.get_vfd_handle(), 0, access=mmap.ACCESS_READ)
-            stored = MappedRows(file, name, mapped)
+            stored = MappedRows(file, name, mmap.mmap(file.id.get_vfd_handle(), 0, access=mmap.ACCESS_READ))
         return cls(path, stored, np.arange(stored.shape[0]))
 
     def __len__(self) -> int:
@@ -152,8 +143,7 @@ class DiskTokens:
 
         Blocks of adjacent images are put into a random order, and images are shuffled within every `WINDOW` blocks.
         """
-        size = max(1, BLOCK // (int(np.prod(self.shape[1:])) * 2))
-        blocks = torch.arange(len(self)).split(size)
+        blocks = torch.arange(len(self)).split(max(1, BLOCK // (int(np.prod(self.shape[1:])) * 2)))
         drawn = torch.randperm(len(blocks), generator=generator).tolist()
         mixed = []
         for start in range(0, len(drawn), WINDOW):

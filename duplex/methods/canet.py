@@ -81,8 +81,7 @@ class Canet(WordMethod[CanetOptions]):
         states, objects = self.words.states, self.words.objects
         rows = []
         for m, n in zip(candidates.states.split(CHUNK), candidates.objects.split(CHUNK), strict=True):
-            both = torch.cat([states.index_select(0, m), objects.index_select(0, n)], dim=-1)
-            rows.append(unit(self.compose(both)))
+            rows.append(unit(self.compose(torch.cat([states.index_select(0, m), objects.index_select(0, n)], dim=-1))))
         return torch.cat(rows)
 
     def cosines(self, z: Tensor) -> tuple[Tensor, Tensor]:

@@ -122,8 +122,7 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
         used = "linear" in options.inference or context.finetuned_blocks is not None
         self.heads = LinearHeads(labels, context.dim) if used and self.paths is None and options.losses else None
         seen, dim = len(labels.pairs["train"]), context.dim
-        shapes = {"counts": (seen,), "sums": (seen, dim), "moment": (dim, dim), "chosen": (3,)}
-        for name, shape in shapes.items():
+        for name, shape in {"counts": (seen,), "sums": (seen, dim), "moment": (dim, dim), "chosen": (3,)}.items():
             self.register_buffer(name, torch.zeros(shape, dtype=torch.float64))
         weights = options.weights or tuple(INITIAL_WEIGHTS[term] for term in options.inference)
         self.register_buffer("weights", torch.tensor(weights, dtype=torch.float64))
@@ -141,8 +140,7 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
 
     def start(self, train: Batch) -> None:
         labels = self.labels
-        features = unit(train.cls)
-        statistics = ClassStatistics.of(features, train.compositions, len(labels.states), len(labels.objects))
+        statistics = ClassStatistics.of(unit(train.cls), train.compositions, len(labels.states), len(labels.objects))
         place = torch.searchsorted(self._seen, statistics.pairs)
         counts = torch.zeros_like(self.counts).index_copy_(0, place, statistics.counts)
         sums = torch.zeros_like(self.sums).index_copy_(0, place, statistics.sums)
@@ -161,8 +159,7 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
     def fitted(self) -> ClosedForm:
         """The classifier that `start` fitted, in float32."""
         if self._fitted is None:
-            model = self._fit(self._settings(self.chosen.tolist()))
-            self._fitted = model.to(torch.float32, self.counts.device)
+            self._fitted = self._fit(self._settings(self.chosen.tolist())).to(torch.float32, self.counts.device)
         return self._fitted
 
     def _factor_posteriors(self) -> tuple[LinearDiscriminant, LinearDiscriminant] | None:

@@ -52,8 +52,7 @@ class ClusPro(ThreePaths[ClusProOptions]):
 
     def __init__(self, context: MethodContext, options: ClusProOptions) -> None:
         super().__init__(context, options)
-        sizes = {"states": len(context.labels.states), "objects": len(context.labels.objects)}
-        for name, count in sizes.items():
+        for name, count in {"states": len(context.labels.states), "objects": len(context.labels.objects)}.items():
             self.register_buffer(name, normalize(torch.randn(count, options.clusters, context.dim), dim=-1))
         self._pending: dict[str, Tensor] = {}  # prototypes moved by `losses`, to be written by `after_batch`
 

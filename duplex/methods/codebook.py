@@ -101,8 +101,7 @@ class Codebook(nn.Module):
         numbers, place, slot = copy_to_device(self._stored.device, compositions, *self._find_stored(compositions))
         if self.unseen == "random":
             if self._random is None:
-                generator = torch.Generator().manual_seed(int(self.seed))
-                drawn = torch.randn(self.labels.size, self.dim, generator=generator)
+                drawn = torch.randn(self.labels.size, self.dim, generator=torch.Generator().manual_seed(int(self.seed)))
                 self._random = normalize(drawn, dim=-1).to(self._stored)
             rows = self._random.index_select(0, numbers)
         else:
@@ -152,8 +151,7 @@ class Codebook(nn.Module):
 
     def _logits_by_sums(self, candidates: Ints | None) -> Logits:
         if candidates is None:  # stored prototypes in the order of memory, so that they are not copied
-            order = np.argsort(self._slots)
-            (place,) = copy_to_device(self._stored.device, self._known[order])
+            (place,) = copy_to_device(self._stored.device, self._known[np.argsort(self._slots)])
             inverse, stored = self.inverse_lengths(), self._stored[: self.stored_count]
 
             def combine(by_s: Tensor, by_o: Tensor) -> Tensor:

@@ -165,5 +165,4 @@ def copy_to_device(device: torch.device, *arrays: Ints) -> tuple[Tensor, ...]:
     whole = torch.from_numpy(np.concatenate(arrays))
     if torch.cuda.is_available():
         whole = whole.pin_memory()
-    copied = whole.to(device, non_blocking=True)
-    return tuple(torch.split(copied, [len(array) for array in arrays]))
+    return tuple(torch.split(whole.to(device, non_blocking=True), [len(array) for array in arrays]))

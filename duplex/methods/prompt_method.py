@@ -132,5 +132,4 @@ class PromptMethod(PathSumMethod[PromptOptions]):
 
 def _largest(logits: Tensor, groups: Tensor, size: int) -> Tensor:
     # a group without a logit gets the probability 0
-    none = logits.new_full((len(logits), size), EXCLUDED)
-    return none.scatter_reduce(1, groups.expand_as(logits), logits, "amax")
+    return logits.new_full((len(logits), size), EXCLUDED).scatter_reduce(1, groups.expand_as(logits), logits, "amax")

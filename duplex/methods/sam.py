@@ -92,8 +92,7 @@ class Sam(TextMethod[SamOptions]):
     def losses(self, batch: Batch, shared: Prototypes) -> dict[str, Tensor]:
         tokens, alpha = self.tokens(batch.inputs), self.options.distil
         aligned, read = self.both_logits(tokens, self.condensed(tokens), shared)
-        names = ("semantic_query", "state_query", "object_query")
-        by_query = self.three_path_losses(read, batch.compositions, names)
+        by_query = self.three_path_losses(read, batch.compositions, ("semantic_query", "state_query", "object_query"))
         divergence = [
             kl_div(p.detach().log_softmax(-1), q.log_softmax(-1), reduction="batchmean", log_target=True)
             for p, q in zip(aligned, read, strict=True)

@@ -97,8 +97,7 @@ class Troika(ThreePaths[TroikaOptions]):
             return super().score(inputs, candidates, prepared)
 
         def chunk_scores(cls: Tensor, tokens: Tensor) -> Tensor:
-            logits = self.pulled_logits(self.paths.adapt(cls), prepared, tokens)
-            return self.joined_score(logits, prepared, candidates)
+            return self.joined_score(self.pulled_logits(self.paths.adapt(cls), prepared, tokens), prepared, candidates)
 
         dim, patches = self.context.dim, self.context.inputs["patch"][0]
         width = sum(map(len, prepared)) * (dim * (self.options.inner + 2) + patches)

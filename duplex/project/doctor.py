@@ -62,14 +62,12 @@ def examine(params_file: Path = Path("params.yaml")) -> list[DoctorFinding]:
 
 def free_bytes(path: Path) -> int:
     """Free bytes on the disk of `path`, which need not exist."""
-    existing = next(place for place in (path, *path.absolute().parents) if place.exists())
-    return shutil.disk_usage(existing).free
+    return shutil.disk_usage(next(place for place in (path, *path.absolute().parents) if place.exists())).free
 
 
 def outputs_to_cache(params: Params, dataset: str) -> WantedOutputs:
     """What the data set's feature cache stores for each image besides the CLS feature."""
-    tokens = params.extraction.tokens == "patch"
-    return WantedOutputs(tokens, params.block_inputs(dataset), params.pixels(dataset))
+    return WantedOutputs(params.extraction.tokens == "patch", params.block_inputs(dataset), params.pixels(dataset))
 
 
 def weights_for_timing(entry: EncoderParams) -> EncoderParams:

@@ -23,31 +23,12 @@ from duplex.labels import Ints
 from duplex.project.runs import LoadedRun, best_run, featured_run, load_featured_run, run_shown_in_maps
 from duplex.project.stamps import RUN_STAGES, data_difference, run_difference
 from duplex.recognition.answers import answers_with_labels
-from duplex.report.aggregate import (
-    NO_RUN,
-    STREAM,
-    DatasetResults,
-    Results,
-    Tree,
-    aggregate,
-    headline_numbers,
-    read_run,
-    read_table,
-    stored_numbers,
-)
+from duplex.report import aggregate, images
+from duplex.report.aggregate import DatasetResults, Results, Tree
 from duplex.report.answers import example_and_error_parts
 from duplex.report.blocks import Block, Figure, Note, ReportPart, write_report
 from duplex.report.claims import counts_of
 from duplex.report.figures import COLUMNS, EARLY, STEPS, Prototypes, Scene, compute_tsne_maps, map_count, map_figures
-from duplex.report.images import (
-    RetrievedTexts,
-    image_features,
-    missing_images_note,
-    prototype_blocks,
-    retrieve_texts,
-    swap_parts,
-    thumbnails_under,
-)
 from duplex.report.own import OwnData, write_page
 from duplex.report.tables import build_report, run_table
 from duplex.system.files import replace_file, write_json, write_text
@@ -67,11 +48,11 @@ def report_stage(params: Params, paths: ArtifactPaths = ArtifactPaths(), *, writ
     runs, not_evaluated = read_all_metrics(params, paths)
     warn_of_outdated(params, paths)
     if not runs:
-        print(f"duplex: {NO_RUN}", file=sys.stderr)
+        print(f"duplex: {aggregate.NO_RUN}", file=sys.stderr)
     summary = average_runs(params, runs, paths)
     write_json(paths.summary, summary)
     if write_metrics:
-        write_json(paths.metrics, headline_numbers(summary))
+        write_json(paths.metrics, aggregate.headline_numbers(summary))
     if shown := tuple(name for name in params.run.datasets if any(name == dataset for dataset, _ in runs)):
         params = params.model_copy(update={"run": params.run.model_copy(update={"datasets": shown})})
     results = replace(read_results(params, summary, paths), not_evaluated=not_evaluated)
@@ -81,8 +62,7 @@ def report_stage(params: Params, paths: ArtifactPaths = ArtifactPaths(), *, writ
     for dataset in track(params.run.datasets, "report", len(params.run.datasets)):
         parts[dataset], more = image_parts(params, dataset, paths)
         numbers |= more
-    report = build_report(results, parts)
-    page = write_report(report, paths.report, paths.plots / "figures", numbers)
+    page = write_report(build_report(results, parts), paths.report, paths.plots / "figures", numbers)
     for name, table in (("curves", curve_table(results)), ("training", auc_by_epoch_table(results))):
         with replace_file(paths.plots / f"{name}.csv") as scratch:
             table.to_csv(scratch, index=False, lineterminator="\n", float_format="%.4f")
@@ -107,10 +87,10 @@ def average_runs(params: Params, runs: Mapping[tuple[str, str], Sequence[Tree]],
 
     A method with `shown_as: NAME` is entered under NAME; with `world: open`, its settings are named `settings_open`.
     """
-    summary: Tree = aggregate(runs)
+    summary: Tree = aggregate.aggregate(runs)
     changed = configured_options(params)
     for dataset, method in runs:
-        source, counts = params.dataset(dataset), counts_of(stored_numbers(paths.statistics(dataset)))
+        source, counts = params.dataset(dataset), counts_of(aggregate.stored_numbers(paths.statistics(dataset)))
         encoder = " ".join(filter(None, (source.encoder.name, source.encoder.weights)))
         data = {"encoder": encoder if source.features is None else f"features of {source.features}", "counts": counts}
         for name in params.run.methods:
@@ -148,13 +128,13 @@ def read_metrics_of(params: Params, dataset: str, paths: ArtifactPaths) -> tuple
     missing = []
     for name, seed in product(params.run.methods, params.run.seeds):
         entry = params.entry(name)
-        record = stored_numbers(paths.run(dataset, name, seed).metrics)
+        record = aggregate.stored_numbers(paths.run(dataset, name, seed).metrics)
         if record is None:
             missing.append(f"{name} seed {seed}")
             continue
         shown, worlds = entry.shown_as or name, entry.worlds if entry.shown_as else ()
         names = [name for world in worlds for name in (world, VALIDATION_OF[world])]
-        for row, numbers in ((shown, record), (f"{shown}{STREAM}", record.get("stream", {}))):
+        for row, numbers in ((shown, record), (f"{shown}{aggregate.STREAM}", record.get("stream", {}))):
             if numbers:
                 seeds = by_method.setdefault(row, {})
                 seeds[seed] = seeds.get(seed, {}) | {key: numbers[key] for key in (names or numbers) if key in numbers}
@@ -163,20 +143,20 @@ def read_metrics_of(params: Params, dataset: str, paths: ArtifactPaths) -> tuple
 
 def read_results(params: Params, summary: Tree, paths: ArtifactPaths) -> Results:
     """Read all results that the report shows; `summary` has the runs' means over seeds (from `average_runs`)."""
-    ablations = stored_numbers(paths.ablations) or {}
+    ablations = aggregate.stored_numbers(paths.ablations) or {}
     datasets = [
         DatasetResults(
             name=dataset,
             summary=summary.get(dataset, {}),
             runs={
-                method: {seed: read_run(paths.run(dataset, method, seed)) for seed in params.run.seeds}
+                method: {seed: aggregate.read_run(paths.run(dataset, method, seed)) for seed in params.run.seeds}
                 for method in params.run.methods
             },
             shown_as={name: shown for name in params.run.methods if (shown := params.entry(name).shown_as) is not None},
             ablations=ablations.get(dataset, {}),
-            statistics=stored_numbers(paths.statistics(dataset)),
+            statistics=aggregate.stored_numbers(paths.statistics(dataset)),
             statistics_file=paths.statistics(dataset).as_posix(),
-            extraction=stored_numbers(paths.extraction(dataset)),
+            extraction=aggregate.stored_numbers(paths.extraction(dataset)),
             extraction_file=paths.extraction(dataset).as_posix(),
             identity=_identity(paths.features(dataset)),
         )
@@ -238,32 +218,32 @@ def image_parts(params: Params, dataset: str, paths: ArtifactPaths) -> tuple[lis
     if not manifest.exists():
         note = Note(f"{manifest} does not exist.", f"dvc repro prepare@{dataset}")
         return [ReportPart("Examples", [note])], {}
-    missing = missing_images_note(root, read_manifest(manifest)["image"].tolist(), dataset)
+    missing = images.missing_images_note(root, read_manifest(manifest)["image"].tolist(), dataset)
     retrieved, texts, numbers = _retrieved(params, dataset, chosen, paths, missing)
-    predictions = read_table(files.predictions)
+    predictions = aggregate.read_table(files.predictions)
     parts = [ReportPart("Examples", [Note(f"{files.predictions} does not exist.", "dvc repro")])]
     if predictions is not None:
         featured = params.report.featured
         absent = "" if featured in (None, chosen[0]) else f" report.featured is {featured}, which has no finished run."
         notes = [Note(f"Everything below is from {chosen[0]}, seed {chosen[1]}.{absent}"), *missing]
-        source = files.predictions.as_posix()
-        parts = example_and_error_parts(predictions, source, thumbnails_under(root), notes, texts)
+        thumbnails = images.thumbnails_under(root)
+        parts = example_and_error_parts(predictions, files.predictions.as_posix(), thumbnails, notes, texts)
     return [*parts, *retrieved, _maps(dataset, paths.maps(dataset))], numbers
 
 
 def _retrieved(
     params: Params, dataset: str, chosen: tuple[str, int], paths: ArtifactPaths, missing: list[Block]
-) -> tuple[list[ReportPart], RetrievedTexts, dict[str, object]]:
+) -> tuple[list[ReportPart], images.RetrievedTexts, dict[str, object]]:
     name = f"retrieval-{dataset}.json"
     try:
         context = load_featured_run(params, dataset, *chosen, paths).retrieval_context()
     except DuplexError as error:
         note = Note(f"Not available: {error}")
-        return [ReportPart("Images nearest to prototypes", [note])], RetrievedTexts(), {}
+        return [ReportPart("Images nearest to prototypes", [note])], images.RetrievedTexts(), {}
     file = (paths.report / name).as_posix()
-    prototypes, precisions = prototype_blocks(context, file)
-    swaps, swapped = swap_parts(context, file)
-    texts = retrieve_texts(context, file)
+    prototypes, precisions = images.prototype_blocks(context, file)
+    swaps, swapped = images.swap_parts(context, file)
+    texts = images.retrieve_texts(context, file)
     parts = [
         ReportPart("Images nearest to prototypes", [*missing, *prototypes]),
         ReportPart("Swapped states and objects", [*missing, *swaps]),
@@ -272,7 +252,7 @@ def _retrieved(
 
 
 def _maps(dataset: str, path: Path) -> ReportPart:
-    table = read_table(path)
+    table = aggregate.read_table(path)
     if table is None:
         return ReportPart("Maps", [Note("The maps have not been drawn.", f"dvc repro maps@{dataset}")])
     figures: list[Figure] = []
@@ -301,7 +281,7 @@ def scene_of(run: LoadedRun, kind: str, seed: int) -> Scene:
         untrained = initialised_method(kind, run.method.options, run.method.context, run.inputs, seed, cpu).eval()
         start = untrained.inspectable().visual
     raw = normalize(test.cls, dim=-1).numpy()
-    trained = image_features(method, test).z
+    trained = images.image_features(method, test).z
     return Scene(
         labels=run.inputs.labels,
         compositions=test.compositions.numpy(),

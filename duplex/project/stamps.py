@@ -152,8 +152,7 @@ def stamp(
         if stage == "evaluate":
             inputs["checkpoint.safetensors"] = _checksum(paths.run(dataset, method, seed).checkpoint)
         elif members := params.entry(method).members:
-            every = params.method(method, dataset).to_dict().get("seeds") == "all"
-            seeds = params.run.seeds if every else (seed,)
+            seeds = params.run.seeds if params.method(method, dataset).to_dict().get("seeds") == "all" else (seed,)
             files = {f"{name}-{n}": paths.run(dataset, name, n).checkpoint for name in members for n in seeds}
             inputs["members"] = {name: _checksum(path) for name, path in files.items()}
     return {**made, "inputs": inputs}

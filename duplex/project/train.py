@@ -50,8 +50,7 @@ def train_stage(
             spec = with_member_paths(spec, spec.options, params, dataset, seed, paths, out.root)
         inputs = load(params, dataset, paths, spec.request)
         if isinstance(spec.options, CombinedRunsOptions):
-            members = load_members(spec.options, out.root, inputs.context(), inputs.encoder)
-            inputs = replace(inputs, members=members)
+            inputs = replace(inputs, members=load_members(spec.options, out.root, inputs.context(), inputs.encoder))
         with sole_writer(out.checkpoint, "training"):
             stamp = stamps.stamp(params, dataset, "train", method, seed, paths)
             is_gpu = device.type == "cuda"

@@ -383,8 +383,7 @@ class OnnxScores(nn.Module):
         self.tensors = dict(tensors)
 
     def forward(self, features: Tensor) -> Tensor:
-        terms = [term for _, term in portable.score_terms(self.tensors, features)]
-        return torch.stack(terms).sum(0)
+        return torch.stack([term for _, term in portable.score_terms(self.tensors, features)]).sum(0)
 
 
 class OnnxImageTower(nn.Module):
@@ -432,13 +431,11 @@ class PixelModel(nn.Module):
         frozen, features = self.tower.both(pixels)
         scores = self.scores(features).double()
         logits = score_formula.answer_logits(self.scores.tensors, scores, self._temperature, torch)
-        return logits.softmax(-1).float(), self._distances(frozen)
-
-    def _distances(self, frozen: Tensor) -> Tensor:  # as of `NoveltyDetector`; ONNX has no cdist
         if self._near is None:
-            return frozen.new_zeros(len(frozen))
-        whitened = unit(frozen) @ self._near.whitening
-        return (whitened[:, None] - self._near.means).square().sum(-1).amin(1).sqrt()
+            return logits.softmax(-1).float(), frozen.new_zeros(len(frozen))
+        whitened = unit(frozen) @ self._near.whitening  # distances as of `NoveltyDetector`; ONNX has no cdist
+        distances = (whitened[:, None] - self._near.means).square().sum(-1).amin(1).sqrt()
+        return logits.softmax(-1).float(), distances
 
 
 def write_scores(folder: Path, tensors: Mapping[str, Tensor], dim: int) -> None:

@@ -82,8 +82,7 @@ def recognizer_workers(
     try:
         for _ in range(count):
             workers.append(WorkerProcess(partial(WorkerRecognizer, load, world, max_pixels, threads)))
-        loading = [worker.submit() for worker in workers]
-        for worker, future in zip(workers, loading, strict=True):
+        for worker, future in zip(workers, [worker.submit() for worker in workers], strict=True):
             try:
                 future.result()
             except BrokenProcessPool as error:
@@ -341,8 +340,7 @@ def application(
         if batcher.full:
             raise HTTPException(429, "too many images are waiting; try again later")
         try:
-            answering = _answer_form(request, query, limits, batcher, neighbours)
-            answers = await asyncio.wait_for(answering, limits.seconds)
+            answers = await asyncio.wait_for(_answer_form(request, query, limits, batcher, neighbours), limits.seconds)
         except TimeoutError:
             message = f"no answer within {limits.seconds:g} s; send fewer images per request, or try again later"
             raise HTTPException(408, message, headers={"Connection": "close"}) from None

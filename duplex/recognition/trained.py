@@ -40,15 +40,7 @@ from duplex.methods.registry import find_method
 from duplex.options import FinetuneOptions
 from duplex.recognition.answers import Candidates, portable_term_function, sum_scorer
 from duplex.system.files import expanded_path, sha256
-from duplex.training.checkpoint import (
-    WORD_VECTORS,
-    ModelHeader,
-    load_checkpoint,
-    read_checkpoint_header,
-    read_header,
-    read_novelty,
-    read_tensors,
-)
+from duplex.training import checkpoint
 from duplex.training.scoring import PREFIX, Calibration, NoveltyDetector, feasible_compositions
 
 
@@ -145,14 +137,14 @@ class TrainedRun(TrainedModel):
 
     def __init__(self, path: Path, device: torch.device, words: Path | None = None) -> None:
         """Load a checkpoint; `words` is the GloVe-format file that training read, if it read one."""
-        checkpoint = read_checkpoint_header(path)
-        record = checkpoint.record
+        header = checkpoint.read_checkpoint_header(path)
+        record = header.record
         if record.encoder.get("encoder") == IMPORTED:
             raise UsageError(f"{path} was trained on features of an unknown encoder; choose a run with a known encoder")
         self.record = record
         self.where = str(path.parent)
         self.kind = record.kind
-        self.fingerprint = checkpoint.fingerprint
+        self.fingerprint = header.fingerprint
         self.labels = record.labels
         self.calibration = record.calibration or {}
         self.confidence = record.confidence
@@ -165,24 +157,23 @@ class TrainedRun(TrainedModel):
         shapes: dict[str, tuple[int, ...]] = {"cls": (self.backbone.dim,)}
         if "patch" in self.needs:
             shapes["patch"] = self.backbone.tower("image").patch_shape
-        vectors = self.words if "words" in self.needs else None
-        context = MethodContext(self.labels, shapes, tower, vectors)
+        context = MethodContext(self.labels, shapes, tower, self.words if "words" in self.needs else None)
         if record.finetune is not None:
             blocks = partial(finetuned_blocks_factory, record.encoder, device=str(device))
             image_tower = self.backbone.tower("image")
             shapes["block_inputs"] = block_input_shape(image_tower, cached_blocks(image_tower, record.encoder))
             make_blocks, members = blocks(record.finetune), lambda options: blocks(options)()
             context = replace(context, finetuned_blocks=make_blocks, member_blocks=members)
-        self.method: Method[Any] = load_checkpoint(checkpoint, context, record.encoder).to(device)
+        self.method: Method[Any] = checkpoint.load_checkpoint(header, context, record.encoder).to(device)
         self.finetuned = self.method.blocks if isinstance(self.method, WithFinetuning) else None
-        self.novelty = read_novelty(checkpoint, device)
+        self.novelty = checkpoint.read_novelty(header, device)
 
     @cached_property
     def words(self) -> PrimitiveVectors:
         """Word vectors of states and objects as in training: from the same file, or from the text tower."""
         file, labels = self._words_file, self.labels
         digest = None if file is None else sha256(file)
-        if digest != self.record.encoder.get(WORD_VECTORS):
+        if digest != self.record.encoder.get(checkpoint.WORD_VECTORS):
             fix = "set evaluation.word_vectors in params.yaml (in Python: `word_vectors`) to the file used in training"
             raise UsageError(f"{self.where} was trained with word vectors other than those in use; {fix}")
         if file is None:
@@ -209,7 +200,7 @@ class TrainedRun(TrainedModel):
 class ExportedModel(TrainedModel):
     """A trained model in a folder of `duplex export`: tensors that score one world's candidates."""
 
-    def __init__(self, header: ModelHeader, tensors: Mapping[str, Tensor], device: torch.device):
+    def __init__(self, header: checkpoint.ModelHeader, tensors: Mapping[str, Tensor], device: torch.device):
         fields = header.fields
         self.where = str(header.path.parent)
         self.kind = fields["kind"]
@@ -304,8 +295,8 @@ def open_trained(where: str | Path, device: torch.device, words: Path | None = N
 
 
 def _open_export(folder: Path, device: torch.device) -> ExportedModel:
-    header = read_header(folder / MODEL, "export")
-    tensors = read_tensors(header)
+    header = checkpoint.read_header(folder / MODEL, "export")
+    tensors = checkpoint.read_tensors(header)
     try:
         model = ExportedModel(header, tensors, device)
         check_tensors(tensors, model.labels, model.backbone.dim)

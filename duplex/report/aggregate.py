@@ -252,8 +252,7 @@ def mean_curve(seeds: Sequence[Margins], points: int = POINTS, rounds: int = ROU
     points: of the curve; rounds: of the bootstrap, each of which resamples the same images for all seeds.
     """
     curves = [Curve.of(margins) for margins in seeds]
-    top = max(float(curve.seen_accuracies[0]) for curve in curves)
-    grid = np.linspace(0.0, top, points)
+    grid = np.linspace(0.0, max(float(curve.seen_accuracies[0]) for curve in curves), points)
     centre = np.mean([unseen_at(c.seen_accuracies, c.unseen_accuracies, grid) for c in curves], axis=0)
     if len({(c.seen_until.size, c.unseen_from.size) for c in curves}) > 1:
         return MeanCurve(100 * grid, 100 * centre, 100 * centre, 100 * centre)

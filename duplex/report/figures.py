@@ -254,8 +254,7 @@ def draw_map(rows: pd.DataFrame, hue_by: str, alt: str) -> str:
         'xmlns="http://www.w3.org/2000/svg">'
     ]
     for images in (True, False):
-        part = rows[(rows["kind"] == "image") == images]
-        for label, group in part.groupby("label", sort=True):
+        for label, group in rows[(rows["kind"] == "image") == images].groupby("label", sort=True):
             seen = "seen" if int(group["seen"].iloc[0]) else "unseen"
             points = zip(group["kind"], group["px"], group["py"], strict=True)
             if images:  # all dots of a class are one path of round caps

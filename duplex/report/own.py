@@ -139,8 +139,7 @@ def own_report(data: OwnData) -> Report:
     thumbnails = thumbnails_under(data.root) if present else None
     answers = answers_of(answered, data.manifest)
     train = complete_rows(data.readable[data.readable["split"] == "train"])
-    names = labels.names(labels.index(train["state"].tolist(), train["object"].tolist()))
-    training = pd.Series(names, train["image"])
+    training = pd.Series(labels.names(labels.index(train["state"].tolist(), train["object"].tolist())), train["image"])
     curve = SampleSizeCurve.of(data.examples, labels)
     sections: list[tuple[str, str, Sequence[ReportPart | None]]] = [
         ("accuracy", "Accuracy", accuracy_parts(answered, answers, training)),

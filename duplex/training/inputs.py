@@ -281,8 +281,7 @@ def open_data(params: Params, dataset: str, paths: ArtifactPaths) -> Data:
     entry = params.dataset(dataset)
     place = paths.manifest(dataset)
     manifest, labels = read_manifest(place), LabelSpace.load(paths.labels(dataset))
-    digest = sha256(place)
-    features = CachedFeatures(paths.features(dataset), place, digest, entry.source.recorded_root)
+    features = CachedFeatures(paths.features(dataset), place, sha256(place), entry.source.recorded_root)
     return Data(manifest, labels, features, entry.encoder, params.device, params.evaluation.word_vectors)
 
 

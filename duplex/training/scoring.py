@@ -60,8 +60,7 @@ class SplitScorer:
     def blocks(self, inputs: Inputs) -> Iterator[tuple[slice, Tensor]]:
         """Yield blocks of scores that fit into memory: a slice of b images and their float32 scores [b, candidates]."""
         for rows, part in _cut(inputs, BLOCK_SCORES // len(self.candidates)):
-            scores = self.scorer(part)
-            yield rows, checked_scores(self.name, scores, rows.stop - rows.start, len(self.candidates))
+            yield rows, checked_scores(self.name, self.scorer(part), rows.stop - rows.start, len(self.candidates))
 
 
 def checked_scores(method: str, scores: Tensor, images: int, columns: int) -> Tensor:
@@ -298,8 +297,7 @@ def calibrate(
     if world == "open" and rule != "none" and not (rule == "auto" and count_unseen_pairs(val, labels) < FEWEST_PAIRS):
         values = feasibility_by_words(labels, words)
     if values is None:
-        result = score_split(task, val, labels, reader=reader)
-        margins = Margins.of(result.accumulator.competitors())
+        margins = Margins.of(score_split(task, val, labels, reader=reader).accumulator.competitors())
         return Calibration(best_bias(margins)), margins
     steps = thresholds(values, labels.seen, points)
     accumulator = score_split(task, val, labels, bucket=buckets(values, steps)).accumulator
@@ -321,8 +319,7 @@ def calibrate(
 
 def count_unseen_pairs(val: Examples, labels: LabelSpace) -> int:
     """Number of unseen pairs that have validation images."""
-    compositions = np.unique(val.compositions.cpu().numpy())
-    return int((~labels.is_seen(compositions)).sum())
+    return int((~labels.is_seen(np.unique(val.compositions.cpu().numpy()))).sum())
 
 
 def feasibility_by_words(labels: LabelSpace, words: PrimitiveVectors | None) -> Floats | None:
@@ -375,8 +372,7 @@ def fit_confidence(method: Method[Any], val: Examples, labels: LabelSpace, score
         raise DuplexError(
             f"{method.class_name}.probabilities() gives NaN or infinity for validation images; return finite numbers"
         )
-    target = np.searchsorted(candidates, chosen.compositions_np)
-    return fit_probabilities(log_p, target, labels.is_seen(candidates))
+    return fit_probabilities(log_p, np.searchsorted(candidates, chosen.compositions_np), labels.is_seen(candidates))
 
 
 PREFIX = "novelty."
