@@ -113,7 +113,7 @@ class Options:
         """Make options from `record`, a mapping read from a file; raises OptionError for unknown or missing keys."""
         known = {field.name: field for field in fields(cls)}
         if not isinstance(record, Mapping):
-            raise OptionError(f"expected a table of keys and values (it is {record!r})")
+            raise OptionError(f"the options are {record!r}; expected a table of keys and values")
         for key in record:
             if key not in known:
                 raise OptionError(f"unknown key; known: {', '.join(known) or 'none'}", str(key))

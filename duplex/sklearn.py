@@ -246,5 +246,5 @@ def _with_listed(names: Array, listed: Array) -> Array:
 
 def _union(names: Array, more: Array) -> Array:
     if (names.dtype.kind in "biuf") != (more.dtype.kind in "biuf"):  # numpy would turn numbers into text
-        raise OptionError("labels are numbers in one place and text in another; make them all text or all numbers", "y")
+        raise OptionError("labels are numbers in one argument or call and text in another; make all of them text", "y")
     return np.union1d(names, more)

@@ -108,7 +108,7 @@ def test_recognition_encodes_prompts_with_the_adapters_of_the_text_tower(project
     columns, test = inputs.labels.candidates("closed", "train"), inputs.examples["test"]
     wanted = fresh.scorer(columns)({name: values[:8] for name, values in test.inputs.items()})
     torch.testing.assert_close(scores, wanted, rtol=0, atol=1e-4)
-    with pytest.raises(UsageError, match=r"cannot be exported with text adapters; choose a run without finetune\.text"):
+    with pytest.raises(UsageError, match=r"has text adapters and cannot be exported; use a run without finetune\.text"):
         exported_tensors(trained, "closed")
     with pytest.raises(UsageError, match="cannot score added pairs"):
         Recognizer(trained, [("red", "cube")]).scores(project.pictures()[:1], "closed")

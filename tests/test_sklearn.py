@@ -174,7 +174,7 @@ def test_features_without_differences_leave_the_numbers_of_images_to_decide():
     [
         ({"y": drawn()[1][:5]}, r"y: the shape is \(5, 2\); expected \(80, 2\)"),
         ({"y": drawn()[1][:, 0]}, r"y: the shape is \(80,\); expected \(80, 2\)"),
-        ({"y": np.array([["red", "star"]] * 80)}, "y: labels are numbers in one place and text in another"),
+        ({"y": np.array([["red", "star"]] * 80)}, "y: labels are numbers in one argument or call and text"),
         ({"sample_weight": [1, 2]}, r"sample_weight"),
     ],
 )

@@ -204,7 +204,7 @@ def test_feasibility_uses_the_word_vectors_of_a_file(folder, params, paths):
     train_stage(changed, "own", "clip", 0, paths)
     other = stages.evaluate_stage(changed, "own", "clip", 0, paths)["open"]["threshold"]
     assert other != own
-    with pytest.raises(DuplexError, match=r"calibration.word_vectors is .*words.txt"):
+    with pytest.raises(DuplexError, match=r"calibration.word_vectors was .*words.txt"):
         stages.evaluate_stage(params, "own", "clip", 0, paths)
     model = paths.run("own", "clip", 0).root
     wanted = Recognizer.load(model, device="cpu", word_vectors=str(words)).candidates("open")
@@ -212,7 +212,7 @@ def test_feasibility_uses_the_word_vectors_of_a_file(folder, params, paths):
         Recognizer.load(model, device="cpu", word_vectors="absent.txt")
     assert wanted.feasible.sum() == json.loads(paths.run("own", "clip", 0).metrics.read_text())["open"]["feasible"]
     assert len(Recognizer.load(model, device="cpu").candidates("closed").pairs) > 0, "no word is compared there"
-    with pytest.raises(UsageError, match="trained with word vectors other than"):
+    with pytest.raises(UsageError, match="trained with other word vectors"):
         Recognizer.load(model, device="cpu").candidates("open")
 
 
@@ -226,7 +226,7 @@ def test_interrupted_training_does_not_continue_with_other_word_vectors(folder, 
             train_stage(with_evaluation(params, word_vectors=first), "own", "compcos", 0, paths)
         capsys.readouterr()
         found = train_stage(with_evaluation(params, word_vectors=other), "own", "compcos", 0, paths).history
-        assert "has other settings, data or code" in capsys.readouterr().err
+        assert "settings, data, code or hardware changed since" in capsys.readouterr().err
         again = train_stage(with_evaluation(params, word_vectors=other), "own", "compcos", 0, paths).history
         assert found == again
 

@@ -83,7 +83,7 @@ def open_scores(path: Path) -> Iterator[ScoreFile]:
     with store:
         names = sorted(store)
         if lacking := [repr(name) for name in REQUIRED if name not in names]:
-            raise UsageError(f"{path} has no {', '.join(lacking)}; it holds {names or 'nothing'}")
+            raise UsageError(f"{path} lacks {' and '.join(lacking)}; add or rename arrays (found: {names or 'none'})")
         for name in names:
             if name not in REQUIRED + OPTIONAL:
                 known = ", ".join(REQUIRED + OPTIONAL)
@@ -96,7 +96,7 @@ def _report_read_errors(path: Path, name: str) -> Iterator[None]:
     try:
         yield
     except READ_ERRORS as error:
-        raise UsageError(f"{path}: {name!r} cannot be read: {error}") from error
+        raise UsageError(f"{path}: {name!r} cannot be read ({error}); save it again, as a plain array") from error
 
 
 def _find(path: Path, store: Any, name: str) -> Any:
@@ -124,8 +124,8 @@ def _checked(path: Path, store: Any) -> ScoreFile:
     scores = _find(path, store, "scores")
     if len(scores.shape) != 2 or scores.dtype.kind not in "fiub" or 0 in scores.shape:
         raise UsageError(
-            f"{path}: 'scores' has shape {scores.shape} and type {scores.dtype}; expected numbers of shape "
-            "[images, columns], with at least one of each"
+            f"{path}: 'scores' has shape {scores.shape} and type {scores.dtype}; expected a non-empty "
+            "array of numbers of shape [images, columns]"
         )
     images, columns = scores.shape
     target = checked_label_columns(_read(path, store, "target", images), f"{path}: 'target'")

@@ -80,7 +80,7 @@ def _read(path: Path, wanted: set[str]) -> dict[str, Floats]:
                 if word in wanted and (vector := _numbers(rest, f"{path}, line {number}")) is not None:
                     table.setdefault(word, vector)
     except OSError as error:
-        raise DuplexError(f"{path} cannot be read: {error.strerror}; give a readable file of word vectors") from error
+        raise DuplexError(f"{path} cannot be read: {error.strerror}; fix this, or change `word_vectors`") from error
     lengths = {vector.size for vector in table.values()}
     if len(lengths) > 1:
         raise DuplexError(f"{path} has vectors of different lengths, {sorted(lengths)}; use vectors of one length")

@@ -167,7 +167,7 @@ def extract(
     """
     require(tokens, TOKENS, "tokens")
     if not root.is_dir():
-        raise UsageError(f"the images' folder {root} does not exist; set the data set's root in params.yaml")
+        raise UsageError(f"the image folder {root} does not exist; correct `root` (a project sets it in params.yaml)")
     if out.is_dir():
         raise UsageError(f"{out} is a folder; give --out the path of a file, such as {out / 'features.h5'}")
     span, path = plan_shard(len(images), batch_size, shard, out)
@@ -288,9 +288,9 @@ def check_share_of_bad(bad: Sequence[BadImage], total: int, max_bad: float) -> N
         return
     listed = ", ".join(f"{image.image} ({image.reason})" for image in bad[:LISTED_BAD])
     raise DuplexError(
-        f"{len(bad)} of {total} images cannot be read, more than max_bad = {max_bad:g} allows: {listed}"
-        f"{', …' if len(bad) > LISTED_BAD else ''}; repair or leave out these images or, in a project, raise "
-        "extraction.max_bad in params.yaml"
+        f"{len(bad)} of {total} images cannot be read, a larger share than max_bad = {max_bad:g}: {listed}"
+        f"{', …' if len(bad) > LISTED_BAD else ''}; repair or remove these images, or raise max_bad (in a project: "
+        "extraction.max_bad in params.yaml)"
     )
 
 
@@ -336,9 +336,9 @@ def find_shards(out: Path) -> list[Path]:
     shards = {path: match for path in out.parent.glob("*") if (match := pattern.fullmatch(path.name))}
     counts = {int(match[2]) for match in shards.values()}
     if not counts:
-        raise DuplexError(f"there is no shard of {out}; `{extract_command(out, '0/N')}` writes the first")
+        raise DuplexError(f"{out} has no shards; run `{extract_command(out, 'k/N')}` for each k from 0 to N - 1")
     if len(counts) > 1:
-        raise DuplexError(f"the shards k/N of {out} differ in N, {sorted(counts)}; keep only those of one N")
+        raise DuplexError(f"{out} has sets of {' and '.join(map(str, sorted(counts)))} shards; delete all but one set")
     n = counts.pop()
     paths = [shard_path(out, k, n) for k in range(n)]
     for k, path in enumerate(paths):
@@ -354,11 +354,12 @@ def join_shards(out: Path) -> int:
     identity: Identity = {}
     shapes: dict[str, tuple[int, ...]] = {}
     end, total = 0, 0
+    again = f"run `{extract_command(out, f'k/{len(paths)}')}` for each k from 0 to {len(paths) - 1}"
     for path in paths:
         with open_cache(path) as file:
             here, span = read_identity(file), read_row_span(file)
             if identity and (key := first_difference(identity, here)):
-                raise DuplexError(f"{path} was made with another {key} than {paths[0]}; extract it again with --fresh")
+                raise DuplexError(f"{path} and {paths[0]} differ in their {key}; {again}")
             if (file["status"][...] == PENDING).any():
                 raise DuplexError(f"{path} has rows that were never encoded; extract this shard again")
             if span.start != end:
@@ -370,7 +371,7 @@ def join_shards(out: Path) -> int:
             end, total = span.stop, span.total
             shapes = {name: file[name].shape[1:] for name in DATASETS if name in file}
     if end != total:
-        raise DuplexError(f"{paths[-1]} ends at row {end}, but the manifest has {total} rows; extract all shards again")
+        raise DuplexError(f"{paths[-1]} ends at row {end} of {total}, so it is not the last shard; {again}")
     tokens = {name: shape for name, shape in shapes.items() if name not in REQUIRED}
     step = max(1, CHUNK // sum(row_bytes(name, shape) for name, shape in shapes.items()))  # rows
     whole = Span(0, total, total)
@@ -433,7 +434,7 @@ def copy_equal_rows(cache: PartialCache, contents: Contents, sources: Iterable[P
         try:
             _copy(cache, contents, places, source, [known[keys[row]] for row in places])
         except DuplexError as error:
-            print(f"{str(error).partition(';')[0]}; the rest of this file is not reused", file=sys.stderr)
+            print(f"{str(error).partition(';')[0]}; images not yet copied from this file are encoded", file=sys.stderr)
         cache.commit()
 
 
@@ -478,7 +479,7 @@ class SharedFeatures:
         """Path of a cache with all images, and each image's row (-1: missing file); `DuplexError` if there is none."""
         if found := self.find():
             return found
-        raise DuplexError(f"{self.folder} no longer has the features of all images; encode them again")
+        raise DuplexError(f"{self.folder} no longer has the features of all images; `load_dataset` encodes them again")
 
 
 def encode_shared(

@@ -209,8 +209,8 @@ def check_identity(stored: Mapping[str, str], expect: Mapping[str, str | None], 
     others = sorted(set(expect) - set(DISPLAY_NAMES) - set(LIBRARIES))
     for key in ("manifest", "dim") if imported else (*DISPLAY_NAMES, *others):
         if key in expect and _differs(key, stored, expect):
-            shorten = str if key == ROOT else _shorten
-            values = f"{shorten(stored.get(key))}, not {shorten(expect[key])}"
+            shorten = str if key == ROOT else shortened
+            values = f"it has {shorten(stored.get(key))}, but {shorten(expect[key])} is needed"
             name = DISPLAY_NAMES.get(key, key)
             raise DuplexError(f"{path} was made with another {name} ({values}); {repair_hint(path)}")
 
@@ -267,7 +267,7 @@ def _differs(key: str, stored: Mapping[str, str | None], expect: Mapping[str, st
     return a != b and not (key == ROOT and (a is None or b is None))
 
 
-def _shorten(value: str | None) -> str:
+def shortened(value: str | None) -> str:
     if value is None:
         return "none"
     return value if len(value) <= 40 else f"{value[:12]}…"
@@ -292,7 +292,7 @@ def refuse_foreign(path: Path) -> None:
         if head is None or (head and not (head.startswith(HDF5_SIGNATURE) and signature in head)):
             raise DuplexError(
                 f"{file} exists and is not a feature cache, so it is not overwritten; "
-                "choose another place with --out, or move it"
+                "give another path (--out), or move this file"
             )
 
 

@@ -293,7 +293,7 @@ class CrossAttention(nn.Module):
     def __init__(self, dim: int, inside: int, heads: int, *, zero_output: bool) -> None:
         super().__init__()
         if dim % heads:
-            raise UsageError(f"heads is {heads}; expected a divisor of the feature's width {dim}")
+            raise UsageError(f"heads is {heads}; expected a divisor of {dim}, the width of the features")
         self.heads = heads
         self.query = nn.Linear(dim, dim)
         self.key = nn.Linear(inside, dim)

@@ -188,7 +188,7 @@ class WithFinetuning(Method[Options]):
         self.method, self.blocks = method, blocks
         if blocks.options.tokens and "patch" not in type(method).needs(method.options):
             raise UsageError(
-                f"finetune.tokens changes nothing, as {method.class_name} reads no patch tokens; leave the setting out"
+                f"the method ({method.class_name}) reads no patch tokens, so finetune.tokens changes nothing; remove it"
             )
         self.text = None if blocks.options.text is None else add_text_adapters(method.context.text, blocks.options)
 
@@ -223,7 +223,7 @@ class WithFinetuning(Method[Options]):
 
     def after_step(self) -> None:
         if self.text is not None and all(parameter.grad is None for parameter in self.text.parameters()):
-            raise UsageError(f"{self.class_name} uses no prompts, so finetune.text would train nothing; remove it")
+            raise UsageError(f"method {self.class_name} uses no prompts, so finetune.text trains nothing; remove it")
         self.method.after_step()
 
     @torch.no_grad()

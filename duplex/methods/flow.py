@@ -76,7 +76,7 @@ class Flow(Method[FlowOptions]):
         has_factors = isinstance(paths, Paths) and paths.factors is not None
         if not has_factors or not set(LOSSES) <= {*getattr(own, "losses", LOSSES)}:
             given = dict(options.base)
-            raise UsageError(f"flow's base {given} does not train three paths; set base to {{kind: prompts}}")
+            raise UsageError(f"flow's base {given} lacks trained pair, state or object paths; use {{kind: prompts}}")
         for name in HOOKS:
             setattr(self, name, getattr(self.base, name))
         dim = context.dim

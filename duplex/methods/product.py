@@ -49,7 +49,8 @@ class ProductMethod(Method[ProductOptions]):
         super().__init__(context, options)
         if not context.members:
             raise UsageError(
-                f"a product combines finished runs ({', '.join(options.of)}); list it in run.products, not run.methods"
+                f"a product of runs ({', '.join(options.of)}) cannot be trained; list its name under run.products "
+                "in params.yaml, not run.methods"
             )
         self._members = context.members  # no submodules: their tensors are in their own checkpoints
         for member in self._members:

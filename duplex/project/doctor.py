@@ -261,4 +261,5 @@ def _run(command: list[str], folder: Path) -> None:
     if done.returncode:
         lines = (done.stderr or done.stdout).strip().splitlines()
         reason = lines[-1] if lines else f"exit code {done.returncode}"
-        raise DuplexError(f"`{' '.join(command[-3:])}` failed in {folder}: {reason}; correct this and empty the folder")
+        failed = f"`{' '.join(command[-3:])}` failed in {folder} ({reason})"
+        raise DuplexError(f"{failed}; fix the cause, empty that folder, and run the same command again")

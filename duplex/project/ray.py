@@ -97,9 +97,10 @@ def _shard_report(ray: Any, future: Any) -> ExtractionReport:
         raise
     except ray.exceptions.RayActorError as error:
         if getattr(error, "actor_init_failed", False):
-            raise DuplexError(f"a worker could not start: {last_line(error)}; fix this and try again") from error
+            raise DuplexError(f"a worker could not start ({last_line(error)}); fix the cause and try again") from error
         raise DuplexError(
-            f"a worker died more than {RETRIES} times; encoded images are kept; run the same command again"
+            f"worker processes died more than {RETRIES} times on one shard, perhaps for lack of memory; free memory "
+            "and run the same command again (encoded images are kept)"
         ) from error
 
 
@@ -108,7 +109,7 @@ def connect() -> Any:
     try:
         import ray
     except ImportError as error:
-        raise UsageError(f"the package ray for --engine ray is not installed; run {install_command('ray')}") from error
+        raise UsageError(f"--engine ray needs the package ray; run `{install_command('ray')}`") from error
     if not ray.is_initialized():
         ray.init(log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False)
     return ray
@@ -158,4 +159,5 @@ def run_on_actors(
 
 
 def last_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[-1].strip()
+    line = str(error).strip().splitlines()[-1].strip()
+    return line.partition(": ")[2] if line.startswith("duplex.errors.") else line

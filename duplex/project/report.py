@@ -111,8 +111,8 @@ def warn_of_outdated(params: Params, paths: ArtifactPaths) -> None:
             metrics = paths.run(dataset, method, seed).metrics
             if metrics.is_file() and (found := run_difference(params, dataset, method, seed, paths, RUN_STAGES)):
                 print(
-                    f"duplex: {metrics} does not match {method} in params.yaml: {found}; the report shows the old "
-                    "numbers, and `dvc repro` computes new ones",
+                    f"duplex: {metrics} does not match the method {method} in params.yaml: {found}; the report shows "
+                    "the old numbers, and `dvc repro` computes new ones",
                     file=sys.stderr,
                 )
                 break

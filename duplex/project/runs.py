@@ -190,7 +190,7 @@ def load_featured_run(
         check_inputs(path, record, inputs.labels, inputs.encoder)
     except DuplexError as error:
         command = f"duplex train --dataset {dataset} --method {method} --seed {seed}"
-        raise DuplexError(f"{error}; `{command}` trains this run again") from error
+        raise DuplexError(f"{str(error).partition('; ')[0]}; undo this change, or run `{command}`") from error
     trained = load_checkpoint(checkpoint, inputs.context(), inputs.encoder)  # refuses a file replaced since
     return LoadedRun(trained, inputs, params.dataset(dataset).source.root)
 
@@ -211,5 +211,5 @@ def find_pair(labels: LabelSpace, text: str) -> int:
         if wanted == prompt_name(f"{state} {thing}"):
             return number
     raise UsageError(
-        f"{text!r} is not a state and an object; use words from the data set's labels.json, such as {labels.name(0)!r}"
+        f"{text!r} is not a state and an object of this data set; use those in labels.json, such as {labels.name(0)!r}"
     )

@@ -70,14 +70,14 @@ def require_images(dataset: str, root: Path, images: Sequence[str]) -> None:
     tree = ImageTree(root) if root.is_dir() else None
     present = [] if tree is None else [tree.has(image) for image in images]  # a missing image gets a status
     if not any(present):
-        raise UsageError(f"{root} has no images of {dataset}; {images_remedy(dataset, root)}")
+        raise UsageError(f"{root} has no images of the data set {dataset!r}; {images_remedy(dataset, root)}")
 
 
 def images_remedy(dataset: str, root: Path) -> str:
     """What to do if a data set's images are missing from the folder `root`, as the end of an error message."""
     benchmark = next((name for name in (dataset, root.name) if name in BENCHMARKS), None)
     download = "copy them there" if benchmark is None else f"run `duplex data download {benchmark}`"
-    return f"{download}, or correct the root of {dataset} in params.yaml"
+    return f"{download}, or correct `root` of {dataset} in params.yaml or datasets/{dataset}.yaml"
 
 
 def extract(
@@ -104,8 +104,8 @@ def _encode_images(
     images, settings = extraction_inputs(params, dataset, paths)
     if entry.name == IMPORTED:
         raise UsageError(
-            f"the encoder of {dataset} is unknown, so its images cannot be encoded; give the file of their features as "
-            f"`features` in params.yaml or datasets/{dataset}.yaml"
+            f"the data set {dataset!r} has no known encoder, so its images cannot be encoded; set `features` in "
+            f"params.yaml or datasets/{dataset}.yaml to the file of imported features"
         )
     encoder = _load_image_encoder(params, entry)
     reuse = [paths.features(name) for name in params.datasets] if is_whole else []

@@ -205,7 +205,7 @@ def _first_difference(place: str, made: Mapping[str, Any], wanted: Mapping[str, 
         if place == "inputs.members.":
             return "a run that it combines was trained again"
         known = CHANGES.get("code" if key == "code" else here)
-        return known or f"{here} is {before!r} instead of {after!r}"
+        return known or f"{here} was {before!r} and is now {after!r}"
     return ""
 
 
@@ -230,7 +230,7 @@ def require_current_run(params: Params, dataset: str, method: str, seed: int, pa
     if found := run_difference(params, dataset, method, seed, paths):
         folder = paths.run(dataset, method, seed).root
         raise DuplexError(
-            f"{folder} does not match {method} with seed {seed} in params.yaml: {found}; "
+            f"{folder} does not match the method {method!r} in params.yaml: {found}; "
             f"`duplex train --dataset {dataset} --method {method} --seed {seed}` trains it again"
         )
 

@@ -70,11 +70,11 @@ class LabelledSource:
             return read_features(ArtifactPaths().features(self.name), expect=expected)
         found = find_cached_features(user_cache(), files)
         if found is None:
-            raise UsageError(f"the images of {self.name} have not been encoded; `duplex fit` encodes them")
+            raise UsageError(f"the images in {self.root} have not been encoded; run `duplex fit` on them first")
         if found.bad.any():
             example = self.table["image"][found.bad].iloc[0]
             print(
-                f"duplex: {found.bad.sum():,} images were not encoded and are left out, such as {example}",
+                f"duplex: {found.bad.sum():,} new, changed or unreadable images are left out, such as {example}",
                 file=sys.stderr,
             )
         return found
@@ -93,7 +93,7 @@ def open_labelled(
         record = fit_cache_folder(named_path(place)) / SOURCE
         if not record.is_file():
             raise UsageError(
-                f"{record}, which says where the images are, does not exist; give their folder instead of {name}"
+                f"{record}, which says where the images are, does not exist; give their folder instead of {name!r}"
             )
         chosen = read_fit(place)["encoder"]
         options = {"encoder": chosen["name"], "weights": chosen.get("weights")}
@@ -255,7 +255,7 @@ def relabelled(source: LabelledSource, edited: Path) -> RelabelledTable:
     manifest, dataset = source.table, source.name
     table = read_table(edited, tuple(OLD.values()))
     if unknown := sorted(set(table["image"]) - set(manifest["image"])):
-        raise UsageError(f"{edited} lists {unknown[0]!r}, which is not an image of {dataset}; remove that row")
+        raise UsageError(f"{edited} lists {unknown[0]!r}, which is not an image of {dataset!r}; remove that row")
     if table["image"].duplicated().any():
         raise UsageError(f"{edited} lists {table['image'][table['image'].duplicated()].iloc[0]!r} twice; keep one row")
     corrected = table.set_index("image")
@@ -263,8 +263,8 @@ def relabelled(source: LabelledSource, edited: Path) -> RelabelledTable:
         moved = corrected["split"] != manifest.set_index("image")["split"].loc[corrected.index]
         if moved.any():
             raise UsageError(
-                f"{edited} has another split than {dataset} for {corrected.index[moved][0]!r}; restore the column "
-                "'split', since `duplex relabel` changes only labels"
+                f"{edited} and {dataset!r} give {corrected.index[moved][0]!r} different splits; restore the value in "
+                "the column 'split', since `duplex relabel` changes only labels"
             )
     outdated = _outdated(corrected, manifest.set_index("image").loc[corrected.index])
     corrected = corrected.drop(index=outdated)
@@ -278,7 +278,7 @@ def relabelled(source: LabelledSource, edited: Path) -> RelabelledTable:
             f"`duplex suspects {dataset}` makes a new list"
         )
     if not changed:
-        raise UsageError(f"{edited} changes no label of {dataset}; correct the columns 'state' and 'object'")
+        raise UsageError(f"{edited} changes no label of {dataset!r}; enter correct labels in 'state' and 'object'")
     new = [word for name in ("state", "object") for word in sorted(set(out[name]) - set(manifest[name]))]
     return RelabelledTable(out, changed, new, outdated)
 
@@ -308,13 +308,13 @@ def rank_unlabelled(recognizer: Recognizer, folder: Path, excluded: Container[st
         raise UsageError(f"{folder} holds {found}; give a folder of unlabelled images")
     needed = recognizer.trained.outputs
     if needed.pixels:
-        raise UsageError(f"{recognizer.trained.where} reads pixels, which are not cached here; choose another model")
+        raise UsageError(f"{recognizer.trained.where} was fine-tuned on pixels; `duplex next` needs one that was not")
     names = list(files.values())
     stored: dict[str, Any] = {"block_inputs": needed.block_inputs, "max_bad": 1.0}
     stored["tokens"] = "patch" if needed.patches else "none"
     features, bad = encode_shared(user_cache(), recognizer.encoder, folder, names, list(files), **stored)
     if bad:
-        problem = f"{len(bad):,} of {len(files):,} images cannot be used, such as {bad[0].image} ({bad[0].reason})"
+        problem = f"{len(bad):,} of {len(files):,} files cannot be used, such as {bad[0].image} ({bad[0].reason})"
         if len(bad) == len(files):
             raise UsageError(f"{problem}; give a folder of readable images")
         print(f"duplex: {problem}", file=sys.stderr)

@@ -102,11 +102,11 @@ def with_member_paths(
             stamps.require_current_run(params, dataset, method, number, paths)
         record = checkpoint.record
         if record.world == spec.trained_for and not set(spec.worlds) <= set(record.calibration or {}):
-            raise UsageError(f"{checkpoint.path} is only for the {record.world} world; set {spec.name}'s `world` to it")
+            raise UsageError(f"{checkpoint.path} is for one world only; set `world` of {spec.name} to {record.world}")
         if record.world != spec.trained_for:
             raise UsageError(
-                f"{checkpoint.path} was trained for the {record.world} world, but {spec.name} is for the "
-                f"{spec.trained_for} world; combine runs of the same world, or set its `world` to {record.world}"
+                f"{checkpoint.path} is for the {record.world} world, but {spec.name} for the {spec.trained_for} world; "
+                f"set `world` of {spec.name} to {record.world}, or combine only runs for the {spec.trained_for} world"
             )
         finetunes += [] if record.finetune is None else [record.finetune]
         members.append(

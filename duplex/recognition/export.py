@@ -286,7 +286,7 @@ def export(
     """
     refuse_existing_model(out, force=force)
     if is_random(trained.backbone.record.get("tag")):
-        raise UsageError(f"{trained.where} has an encoder with random weights; train with a pretrained encoder")
+        raise UsageError(f"{trained.where} has random encoder weights and is not exported; train with pretrained ones")
     tensors = exported_tensors(trained, world)
     fields = {
         "kind": trained.kind,
@@ -319,7 +319,7 @@ def exported_tensors(trained: TrainedModel, world: World) -> dict[str, Tensor]:
     """The tensors of an export: for scores, for probabilities, and to detect images unlike the training images."""
     tensors = trained.tensors(world)
     if tensors is None and trained.finetuned is not None and trained.finetuned.options.text is not None:
-        raise UsageError(f"{trained.where} cannot be exported with text adapters; choose a run without finetune.text")
+        raise UsageError(f"{trained.where} has text adapters and cannot be exported; use a run without finetune.text")
     if tensors is None:
         raise UsageError(f"methods of kind {trained.kind!r} cannot be exported; choose a run of another kind")
     candidates = trained.candidates(world)
@@ -335,7 +335,7 @@ def refuse_existing_model(out: Path, *, force: bool) -> None:
     refuse_existing(out, force=force)
     others = sorted({path.name for path in out.iterdir()} - NAMES) if out.is_dir() else []
     if others:
-        raise UsageError(f"{out} holds files that do not belong to a model, such as {others[0]}; choose another folder")
+        raise UsageError(f"{out / others[0]} belongs to no model, so {out} is not replaced; choose another folder")
 
 
 def copy_export(folder: Path, out: Path, *, force: bool) -> bool:
@@ -370,8 +370,8 @@ def upload(
         api.create_repo(name, exist_ok=True, **settings)
         api.upload_folder(repo_id=name, folder_path=folder, commit_message=commit_message, revision=branch)
     except Exception as error:  # of many kinds: network and hub
-        raise DuplexError(f"{name} could not be uploaded to {api.endpoint}: {first_line(error)}; log in and try again"
-        ) from error  # fmt: skip
+        failed = f"{name} could not be uploaded to {api.endpoint}: {first_line(error).partition(' for url')[0]}"
+        raise DuplexError(f"{failed}; log in with `hf auth login` or set HF_TOKEN, and try again") from error
     return f"{api.endpoint}/{name}"
 
 
@@ -485,7 +485,7 @@ def write_page(folder: Path, tensors: Mapping[str, Tensor], model: TrainedModel,
     _write_onnx(PixelModel(tower, tensors, model), blank, page / "model.onnx", "pixels", ["probabilities", "distance"])
     if (size := (page / "model.onnx").stat().st_size / 1e6) > LARGEST_PAGE:
         raise UsageError(
-            f"the page's model has {size:.0f} MB, more than the {LARGEST_PAGE} MB that a page may load; choose a run "
+            f"the page's model is {size:.0f} MB, more than the {LARGEST_PAGE} MB that a page may load; choose a run "
             "with a smaller encoder"
         )
     preprocess = json.loads(model.backbone.record["preprocessing"])
@@ -529,6 +529,6 @@ def _write_onnx(module: nn.Module, example: Tensor, path: Path, input_name: str,
             )
     except (RuntimeError, ValueError, TypeError) as error:
         flag = {TRAINED: "--onnx and --onnx-encoder", TOWER: "--onnx-encoder"}.get(path.name, "--page")
-        raise DuplexError(f"{path.name} cannot be written for this model: {error!s:.200}; leave out {flag}") from error
+        raise DuplexError(f"{path.name} cannot be written for this model ({first_line(error)}); omit {flag}") from error
     finally:
         logging.disable(before)

@@ -122,9 +122,9 @@ def choose_encoder(labels: LabelSpace, images: int, *, gpu: bool, cores: int) ->
         if is_reachable(missing.address):
             return entry, f"{why}, {(missing.size or 0) / 1e9:.1f} GB to download"
     raise UsageError(
-        "no encoder's weights are on disk, and none can be downloaded; download the weights "
-        f"{entry.weights!r} of {entry.name} while connected to the network, or give --encoder local-dir:FOLDER, "
-        "where FOLDER holds an open_clip model"
+        f"the weights of {', '.join(absent)} are not on this computer, and none can be downloaded; connect to the "
+        "network and run the same command again, or give --encoder local-dir:FOLDER, where FOLDER holds an open_clip "
+        "model"
     )
 
 
@@ -152,7 +152,7 @@ def checked_encoder(name: str, weights: str | None, labels: LabelSpace) -> tuple
 def require_known_words(name: str, texts: Sequence[str], advice: str = "choose another --encoder") -> None:
     """Raise `UsageError` if an encoder with a fixed vocabulary lacks a word of `texts`; `advice` ends the message."""
     if unknown := unknown_words(name, texts):
-        raise UsageError(f"the encoder {name} does not know the words {', '.join(unknown[:5])}; {advice}")
+        raise UsageError(f"the encoder {name!r} does not know the words {', '.join(map(repr, unknown[:5]))}; {advice}")
 
 
 def prompt_words(labels: LabelSpace) -> Sequence[str]:
@@ -224,7 +224,8 @@ def read_labelled_folder(
         data = from_rows(distinct.rows, description.split, source, lambda images: [keys[image] for image in images])
         notes += near_copy_notes(data, listed, copies)
     if missing := [text for issue in check_labels_of(data) if issue.fatal for text in issue.examples]:
-        remedy = "add images to the pairs, add pairs, or give a table with another split"
+        own = "give val and test images both of train's pairs and of other pairs, or leave out the column split"
+        remedy = "add images of each pair, or add pairs" if data.made_split else own
         raise UsageError(f"{source} cannot be fitted, as {' and '.join(missing)}; {remedy}")
     notes += [f"{text}: {count:,}" for text, count in data.notes.items()] + alike_labels(data)
     manifest = data.manifest.reset_index(drop=True)
@@ -313,8 +314,8 @@ def _contradicted(frame: pd.DataFrame, contents: pd.Series, source: Path) -> pd.
         copies = kinds[kinds["content"] == twice.iloc[0]].head(2).itertuples()
         named = " and ".join(f"{row.image} ({row.state} {row.object})" for row in copies)
         raise UsageError(
-            f"{source}: {twice.nunique():,} images occur with two labels, such as {named}, whose pixels are equal; "
-            "keep one label for each image"
+            f"{source}: {twice.nunique():,} images occur with two labels; for example, {named} have equal pixels; "
+            "keep only the correctly labelled copy of each image"
         )
     return mask
 
@@ -558,8 +559,8 @@ def fit_folder(
     say(f"encoder: {entry.name} ({reason})")
     if long := long_prompts(entry.name, entry.weights, data.labels):
         raise UsageError(
-            f"the prompts of {len(long):,} pairs, such as {long[0]!r}, are too long for {entry.name}; shorten "
-            "the names of their states or objects"
+            f"{len(long):,} pairs have prompts that are too long for {entry.name}; shorten the names of their states "
+            f"or objects, such as those of {long[0]!r}"
         )
     with reproducible(), sole_writer(fit_cache_folder(out) / "fit", "fit", "or choose another --out"):
         write_json(fit_cache_folder(out) / SOURCE, [str(place), image_folder and str(image_folder)])
@@ -608,7 +609,7 @@ def _fit(recipes: FolderRecipes, out: Path, force: bool) -> Path:
     facts = [("encoder", recipes.encoder.name), ("recipe", choice.recipe.name)]
     own = OwnData(out.name, data.labels, data.manifest, data.root, answers, examples, choice.table, facts)
     page = write_page(own, page_file(out))
-    say(f"{page} shows where the model is right and wrong, and what twice as many images would bring")
+    say(f"{page} shows where the model is right and wrong, and estimates its accuracy with twice as many images")
     return out
 
 

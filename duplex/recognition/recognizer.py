@@ -78,7 +78,7 @@ class Recognizer:
         adapt: Mapping[str, Any] | None = None,
     ) -> None:
         if new_share is not None and not 0 < new_share < 1:
-            raise UsageError(f"new_share is {new_share}; expected a number between 0 and 1")
+            raise UsageError(f"new_share (--new-share) is {new_share}; expected a number between 0 and 1, such as 0.1")
         self.trained = trained
         self.added = tuple(added)
         self.new_share = new_share
@@ -259,7 +259,7 @@ class Recognizer:
     def candidates(self, world: World | None = None) -> Candidates:
         """The compositions that answers in a `world` are chosen from, with the function that scores them."""
         if not self.worlds:
-            raise UsageError(f"{self.trained.where} has no calibration, without which it cannot answer; train it again")
+            raise UsageError(f"{self.trained.where} has no calibration, which answers need; repeat `duplex train`")
         world = self.worlds[0] if world is None else world
         require(world, WORLDS, "world")
         if world not in self._candidates:
@@ -274,9 +274,9 @@ class Recognizer:
 
     def _adapting(self, candidates: Candidates, world: World, adapt: Mapping[str, Any]) -> Candidates:
         if not isinstance(self.trained, TrainedRun):
-            raise UsageError(f"only runs can adapt to images, and {self.trained.where} is not one; give a run's folder")
+            raise UsageError(f"{self.trained.where} is no run, so it cannot adapt; give a run's folder, or omit adapt")
         if self.added:
-            raise UsageError("added pairs and adapting to images (--adapt) exclude each other; leave out one")
+            raise UsageError("added pairs cannot be combined with adapting to images (--adapt); omit one of the two")
         kind = base.find_stream_adapter(adapt["adapter"])
         compositions, train = self.labels.candidates(world, "train"), torch.zeros(0, dtype=torch.int64)
         none = base.Batch({"cls": torch.zeros(0, self.trained.backbone.dim)}, train)
@@ -331,7 +331,7 @@ class Recognizer:
         try:
             check_identity(features.identity, expect, features.path)
         except DuplexError as error:
-            raise UsageError(f"{error}, or choose a model with the cache's encoder") from error
+            raise UsageError(f"{error} if params.yaml has the model's encoder; or choose another model") from error
 
 
 def stream_scorer(adapter: base.StreamAdapter, batch: int) -> base.Scorer:
@@ -358,7 +358,8 @@ def encode(encoder: Encoder, pixels: Tensor, *, outputs: WantedOutputs, batch_mu
     ((_, statuses, values),) = encode_batches(encoder, batches, outputs)
     bad = np.flatnonzero(statuses[: len(pixels)] >= FIRST_BAD)
     if bad.size:
-        raise UsageError(f"an image (index {bad[0]} in its batch) cannot be used: {status_reason(statuses[bad[0]])}")
+        reason = status_reason(statuses[bad[0]]).replace("features", "features are")
+        raise UsageError(f"an image (index {bad[0]} in its batch) cannot be used: its {reason}; leave it out")
     return as_inputs({name: value[: len(pixels)] for name, value in values.items()}, encoder.device)
 
 
@@ -430,10 +431,12 @@ def open_image(image: ImageLike) -> Image.Image:
     except BadImageFile as error:
         if isinstance(image, (str, Path)) and Path(image).is_dir():
             raise UsageError(f"{image} is a folder; give a list of the image files in it") from error
-        name = image if isinstance(image, (str, Path)) else f"the {type(image).__name__}"
-        raise UsageError(f"{name} cannot be used: {error.reason}") from error
+        if error.reason == "missing":
+            raise UsageError(f"{image} does not exist; correct the path") from error
+        name = image if isinstance(image, (str, Path)) else f"the image (type {type(image).__name__})"
+        raise UsageError(f"{name} cannot be used: {error.reason}; replace it or leave it out") from error
     except (OSError, ValueError) as error:  # a PIL image that is closed, cut off or of a rare mode
-        raise UsageError(f"the {type(image).__name__} cannot be used: {error}") from error
+        raise UsageError(f"the image (type {type(image).__name__}) cannot be used: {error}; replace it") from error
     raise UsageError(f"{kind} is not an image; give a path, a PIL image, a uint8 array [H, W, 3], or encoder features")
 
 
@@ -447,7 +450,7 @@ def list_images(names: Iterable[str], stdin: TextIO, log: Callable[[str], None] 
     for name in names:
         paths.update(dict.fromkeys(_expand(name, stdin, skipped)))
     if not paths:
-        raise UsageError("no files are given; give at least one path")
+        raise UsageError("the given paths lead to no image; give at least one image, or a folder that contains some")
     if skipped:
         total = skipped.total()
         log(f"{total:,} {'file' if total == 1 else 'files'} skipped: {describe_skipped(skipped)}")

@@ -24,7 +24,7 @@ from duplex.errors import UsageError, as_usage_error, shown
 from duplex.evaluation.probabilities import Confidence
 from duplex.evaluation.vectors import read_word_vectors
 from duplex.features.encode import WantedOutputs
-from duplex.features.file import IMPORTED
+from duplex.features.file import IMPORTED, shortened
 from duplex.labels import LabelSpace, World
 from duplex.methods import portable
 from duplex.methods.base import Method, MethodContext, PrimitiveVectors
@@ -53,8 +53,9 @@ class LazyEncoder:
     towers: dict[str, Encoder] = field(default_factory=dict)  # "image" or "text" -> loaded encoder
 
     def __post_init__(self) -> None:
-        if not str(self.record["dim"]).isdecimal() or not 0 < int(self.record["dim"]) < 1 << 20:
-            raise UsageError(f"the model's encoder width {shown(self.record['dim'])} is invalid; train or export again")
+        width = self.record["dim"]
+        if not str(width).isdecimal() or not 0 < int(width) < 1 << 20:
+            raise UsageError(f"the encoder width {shown(width)} is invalid; make the model again or choose another")
 
     def tower(self, which: str) -> Encoder:
         """The encoder with its "image" or "text" tower; raises `UsageError` if it is not the encoder of training.
@@ -70,12 +71,12 @@ class LazyEncoder:
             for key in ("encoder", "architecture", "weights", "preprocessing"):
                 if self.record.get(key) != identity[key]:
                     raise UsageError(
-                        f"the model was trained with the {key} {self.record.get(key)!r}, but the encoder {name!r} on "
-                        f"this machine has {identity[key]!r}; restore the former encoder or train again"
+                        f"the encoder {name!r} differs from that of training ({key} {shortened(identity[key])}, "
+                        f"not {shortened(self.record.get(key))}); restore the former encoder or train again"
                     )
             if not self.towers and encoder_code_changed(self.record):
                 problem = f"the code of the encoder {name!r} has changed since the model was trained"
-                print(f"duplex: {problem}; answers may be wrong until you train it again", file=sys.stderr)
+                print(f"duplex: {problem}; predictions may be wrong until you train the model again", file=sys.stderr)
             self.towers |= dict.fromkeys(("image", "text") if both else (which,), encoder)
         return self.towers[which]
 
@@ -127,8 +128,8 @@ class TrainedModel(ABC):
     def calibration_of(self, world: str) -> Calibration:
         """The calibration for a world; raises `UsageError` if the model was not trained for it."""
         if world not in self.calibration:
-            known = ", ".join(self.calibration) or "none"
-            raise UsageError(f"{self.where} was not trained for the {world} world; choose one of its worlds: {known}")
+            known = " or ".join(f"the {each} world (--world {each})" for each in self.calibration) or "another model"
+            raise UsageError(f"{self.where} was not trained for the {world} world; choose {known}")
         return self.calibration[world]
 
 
@@ -174,8 +175,8 @@ class TrainedRun(TrainedModel):
         file, labels = self._words_file, self.labels
         digest = None if file is None else sha256(file)
         if digest != self.record.encoder.get(checkpoint.WORD_VECTORS):
-            fix = "set evaluation.word_vectors in params.yaml (in Python: `word_vectors`) to the file used in training"
-            raise UsageError(f"{self.where} was trained with word vectors other than those in use; {fix}")
+            fix = "set evaluation.word_vectors in params.yaml (in Python: `word_vectors`) as in training"
+            raise UsageError(f"{self.where} was trained with other word vectors; change to its project, or {fix}")
         if file is None:
             return PrimitiveVectors(*encode_words(labels, self.backbone.tower("text").text))
         vectors = read_word_vectors(file, [*labels.states, *labels.objects]).vectors
@@ -262,10 +263,10 @@ def check_tensors(tensors: Mapping[str, Tensor], labels: LabelSpace, dim: int) -
     try:
         scores = sum_scorer(portable_term_function(tensors))({"cls": features})
     except (RuntimeError, IndexError, KeyError) as error:
-        raise ValueError(f"its tensors do not fit each other: {str(error).splitlines()[0]}") from error
+        raise ValueError(f"its tensors have mismatched shapes or types: {str(error).splitlines()[0]}") from error
     if scores.shape != (1, size) or scores.isnan().any():
-        problem = "contain NaN" if scores.shape == (1, size) else f"have shape {tuple(scores.shape)}"
-        raise ValueError(f"its scores of one image {problem}; expected numbers of shape {(1, size)}")
+        problem = "contain NaN" if scores.shape == (1, size) else f"have shape {tuple(scores.shape)}, not {(1, size)}"
+        raise ValueError(f"its scores for one image {problem}")
 
 
 HUB = "hf-hub:"
@@ -302,7 +303,7 @@ def _open_export(folder: Path, device: torch.device) -> ExportedModel:
         check_tensors(tensors, model.labels, model.backbone.dim)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         reason = " ".join(str(error).split())
-        raise UsageError(f"{header.path} cannot score images ({reason}); export the run again") from error
+        raise UsageError(f"{header.path} cannot score images ({reason}); export or fit the model again") from error
     return model
 
 

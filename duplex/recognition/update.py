@@ -60,7 +60,7 @@ from duplex.training.checkpoint import ModelHeader, read_header, read_tensors
 from duplex.training.scoring import NoveltyDetector
 
 BATCH = 64
-STALE = {TRAINED: "--onnx", ONNX_EXAMPLE: "--onnx-encoder", PAGE: "--page"}  # hold or read the scores of before
+STALE = {TRAINED: "--onnx", ONNX_EXAMPLE: "--onnx-encoder", PAGE: "--page DIST"}  # hold or read the scores of before
 Say = Callable[[str], None]
 
 
@@ -119,8 +119,8 @@ def _update(model: Path, source: Path, out: Path, images: Path | None, say: Say)
     stale = [name for name in STALE if (model / name).exists()]
     write_update(header, out, updated, record, new)
     if stale:
-        more = f"`duplex export {out} FOLDER` with {', '.join(STALE[name] for name in stale)} writes new ones"
-        say(f"not copied, since the scores have changed: {', '.join(stale)}; {more}")
+        more = f"`duplex export {out} FOLDER {' '.join(STALE[name] for name in stale)}` writes new ones"
+        say(f"not copied to {out}, since the scores have changed: {', '.join(stale)}; {more}")
     return out
 
 

@@ -224,7 +224,7 @@ def read_run(files: RunPaths) -> RunRecord:
     )
 
 
-def read_table(path: Path, advice: str = "`dvc repro -f` writes it again") -> pd.DataFrame | None:
+def read_table(path: Path, advice: str = "`dvc repro -f` runs the pipeline again and writes it") -> pd.DataFrame | None:
     """Read a CSV file; None if it does not exist. Names stay text, even a state `NA`; `advice` ends error messages."""
     text = ("image", "label", "object", "map", "kind", "world", "top1", "top2", "top3")
     missing = {"margin": ["", "nan"], "val_auc": [""]}  # not every epoch is validated
@@ -233,7 +233,7 @@ def read_table(path: Path, advice: str = "`dvc repro -f` writes it again") -> pd
     except FileNotFoundError:
         return None
     except (ValueError, OverflowError) as error:
-        raise DuplexError(f"{path} is not a table ({error}); {advice}") from error
+        raise DuplexError(f"{path} is not a valid CSV file ({str(error).strip()}); {advice}") from error
 
 
 def margins_of(predictions: pd.DataFrame, world: str) -> Margins | None:

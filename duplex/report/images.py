@@ -137,7 +137,7 @@ class Hit:
 def prototype_hits(context: RetrievalContext, composition: int, top: int) -> dict[str, list[Hit]]:
     """For each kind of prototype of a composition, the `top` test images whose features are nearest to it."""
     if not context.can_retrieve:
-        raise UsageError("this method has no prototypes; choose one that has them, such as duplex, with --method")
+        raise UsageError("the run's method has no prototypes; choose one that has some, such as `--method duplex`")
     hits = {}
     for kind, prototype in context.prototypes(np.array([composition])).items():
         rows, cosines = nearest(prototype, context.features.in_space_of(kind), top)

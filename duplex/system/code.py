@@ -53,7 +53,7 @@ def code_files(*stages: str, modules: Iterable[str] = ()) -> Files:
     for part in (part for stage in stages for part in STAGES[stage]):
         found = _files_of([PACKAGE / part, PACKAGE / f"{part}.py"], PACKAGE.parent)
         if not found:
-            raise FileNotFoundError(f"{PACKAGE / part}, whose code is to be hashed, does not exist")
+            raise FileNotFoundError(f"the package is incomplete: {PACKAGE / part} is missing; reinstall duplex-czsl")
         files |= found
     return files
 

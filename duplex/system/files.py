@@ -38,7 +38,7 @@ def refuse_existing(path: Path, *, force: bool = False) -> None:
     """Raise `UsageError` if the output `path` exists and is not an empty folder, unless `force`."""
     if os.path.lexists(path) and not force and not (path.is_dir() and not any(path.iterdir())):
         raise UsageError(
-            f"{path} exists; move it, choose another place, or replace it with --force (in Python, force=True)"
+            f"the output {path} exists; move it, choose another path or replace it with --force (in Python, force=True)"
         )
 
 

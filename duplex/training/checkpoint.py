@@ -36,9 +36,9 @@ FORMAT = 8
 KEY = "duplex"
 Kind = Literal["checkpoint", "unfinished training", "export", "statistics"]
 REMEDIES: dict[Kind, str] = {
-    "checkpoint": "run `duplex train`",
+    "checkpoint": "run `duplex train` with the run's --dataset, --method and --seed",
     "unfinished training": "training starts from the beginning",
-    "export": "export the run again",
+    "export": "make it again with `duplex export` or `duplex fit`",
     "statistics": "run `duplex fit` again",
 }
 
@@ -81,10 +81,10 @@ def read_header(path: Path, kind: Kind) -> ModelHeader:
     version, holds = fields.get("format"), fields.get("holds")
     if version != FORMAT:
         raise DuplexError(
-            f"{path} has the format {version}, but this version of duplex reads {FORMAT}; {REMEDIES[kind]}"
+            f"{path} has the format {version}, but this version of duplex reads only format {FORMAT}; {REMEDIES[kind]}"
         )
     if holds != kind:
-        raise DuplexError(f"{path} is a file of the kind {holds!r}; give one of the kind {kind!r}, or its folder")
+        raise DuplexError(f"{path} is of kind {holds!r}, not {kind!r}; give its folder {path.parent}, or another file")
     fingerprint = fields.pop("checksum", None)
     if fingerprint != json_digest(fields):
         raise DuplexError(f"{path} is damaged: its header was changed; {REMEDIES[kind]}")
@@ -211,11 +211,11 @@ def check_inputs(place: object, record: TrainingRecord, labels: LabelSpace, enco
             )
     if record.encoder.get(WORD_VECTORS) != encoder.get(WORD_VECTORS):
         raise DuplexError(
-            f"{place} was trained with other word vectors than those of evaluation.word_vectors in params.yaml; "
-            "train again, or give the file that was used in training"
+            f"{place} was trained with other word vectors; set evaluation.word_vectors in params.yaml (in Python: "
+            "`word_vectors`) as in training, or train again"
         )
     if record.labels != labels:
-        raise DuplexError(f"{place} was trained on other labels than those of the data set; train again")
+        raise DuplexError(f"{place} was trained with other states, objects or pairs than the data set has; train again")
 
 
 def load_checkpoint(checkpoint: Path | ModelHeader, context: MethodContext, encoder: Mapping[str, str]) -> Method[Any]:
@@ -233,7 +233,8 @@ def load_checkpoint(checkpoint: Path | ModelHeader, context: MethodContext, enco
         current = plugin_code_hash(record.kind) if current == UNKNOWN_CODE else current
         if plugin != current:
             reason = "may have changed (it cannot be read)" if UNKNOWN_CODE in f"{plugin} {current}" else "has changed"
-            print(f"duplex: the code of {record.kind!r} {reason} since {path} was trained", file=sys.stderr)
+            problem = f"the code of {record.kind!r} {reason} since {path} was written"
+            print(f"duplex: {problem}; predictions may be wrong until you train it again", file=sys.stderr)
     tensors = {name: t for name, t in read_tensors(checkpoint).items() if not name.startswith(PREFIX)}
     if isinstance(record.options, CombinedRunsOptions):
         context = replace(context, members=load_members(record.options, path.parent, context, encoder))
@@ -255,7 +256,7 @@ def load_members(
         checkpoint = read_checkpoint_header(Path(os.path.normpath(folder / member["checkpoint"])))
         if checkpoint.fingerprint != member["fingerprint"]:
             raise DuplexError(
-                f"{checkpoint.path} was trained again after {folder} had combined it; train {folder} again"
+                f"{checkpoint.path} has changed since {folder} was combined from it; train {folder} again"
             )
         finetune, blocks = checkpoint.record.finetune, None
         if finetune is not None:

@@ -114,7 +114,7 @@ class Dataset:
         if encoder is None and weights is not None:
             raise UsageError("weights are given without an encoder; give their encoder as `encoder=`")
         if is_random(weights):
-            raise UsageError(f"random weights ({weights!r}) cannot have made these features; give the weights that did")
+            raise UsageError(f"weights={weights!r} is only for images; give the tag or file that made the features")
         values = checked_features(features)
         try:
             rows = label_table(table, len(values), pandas_index(features))
@@ -247,7 +247,7 @@ def _checked_device(device: str | torch.device) -> str:
 def _known_encoder(name: str, weights: str | None, labels: LabelSpace) -> EncoderParams:
     encoder_identity(name, weights)
     if unknown := unknown_words(name, map(prompt_name, (*labels.states, *labels.objects))):
-        raise UsageError(f"the encoder {name} does not know the words {', '.join(unknown[:5])}; choose another encoder")
+        raise UsageError(f"encoder {name!r} does not know the label words {', '.join(unknown[:5])}; choose another")
     return EncoderParams(name=name, weights=weights)
 
 
@@ -299,8 +299,8 @@ def fit(
     own = {key: value for key, value in chosen.items() if not isinstance(value, str)}
     name, entry = _entry(data, method)
     spec = _spec(data, name, entry, world, settings)
-    if spec.finetune is not None and isinstance(data._data.features, np.ndarray):
-        raise UsageError(f"{spec.name} cannot fine-tune blocks from features; load image files with `block_inputs=`")
+    if (tuned := spec.finetune) is not None and isinstance(data._data.features, np.ndarray):
+        raise UsageError(f"fine-tuning {spec.name!r} needs images; use load_dataset(..., block_inputs={tuned.blocks})")
     reads_text = find_method(spec.kind).needs(spec.options) & {"text", "words"}
     if settings.get("precision") in ("bf16", "fp16") and not reads_text:
         raise UsageError(f"precision is for the text tower, which {spec.name} does not use; leave out precision")
@@ -320,7 +320,7 @@ def require_both_groups(inputs: RunInputs, split: str, name: str) -> None:
     is_seen = inputs.labels.is_seen(inputs.examples[split].compositions.cpu().numpy())
     if is_seen.all() or not is_seen.any():
         group = "unseen" if is_seen.all() else "seen"
-        raise UsageError(f"{name} has no {split} images of {group} pairs, so AUC is undefined; add some to {split}")
+        raise UsageError(f"data set {name!r} has no {split} images of {group} pairs, so AUC is undefined; add some")
 
 
 def _entry(data: Dataset, method: str | type[Method[Any]]) -> tuple[str, MethodEntry]:
@@ -339,10 +339,10 @@ def _kind_of(method: type[Method[Any]]) -> str:
     """The text that names a method's class in checkpoints: the name of a registered kind, else `module:Class`."""
     target = f"{method.__module__}:{method.__qualname__}"
     if "<locals>" in target:
-        raise UsageError(f"{method.__name__} is defined inside a function; define it in a module or a notebook's cell")
+        raise UsageError(f"{method.__name__} is defined in a function, so saved runs cannot load it; move it outside")
     kind = next((name for name, source in installed_methods().items() if source.value == target), target)
     if find_method(kind) is not method:
-        raise UsageError(f"{kind!r} is already the name of another class; rename {method.__name__}")
+        raise UsageError(f"{kind!r} now names another class; pass that one, or define the old one under a new name")
     return kind
 
 
@@ -494,19 +494,19 @@ def evaluate(run: Run, data: Dataset, *, world: World = "closed", split: str = "
     require(world, WORLDS, "world")
     require(split, ("val", "test"), "split")
     record, training = run.record, run.training
-    calibration = calibration_for(record, world, f"the run {run.name}")
+    calibration = calibration_for(record, world, f"run {run.name!r}")
     needs = find_method(record.kind).needs(record.options)
     with reproducible(training.threads):
         inputs = data.inputs(InputRequest(needs, training.precision, record.finetune, training.memory))
         try:
-            check_inputs(f"the run {run.name}", record, inputs.labels, inputs.encoder)
+            check_inputs(f"run {run.name!r}", record, inputs.labels, inputs.encoder)
         except DuplexError as error:
             raise UsageError(str(error)) from None
         trained_on, here = record.training.get("manifest"), inputs.identity.get("manifest")
         if trained_on is not None and here != trained_on:
             print(
-                f"the table of images of {data.name} differs from that used to train the run {run.name}; the "
-                "numbers are too high if training used some of the images evaluated here",
+                f"the image table of {data.name!r} differs from the one that run {run.name!r} was trained on; "
+                f"results are too high if training used any of the {split} images: remove such images from {split}",
                 file=sys.stderr,
             )
         require_both_groups(inputs, split, data.name)

@@ -86,7 +86,8 @@ class RunInputs:
 
             table = read_word_vectors(self.glove, [*self.labels.states, *self.labels.objects])
             if table.missing:
-                print(f"{self.glove} has no vector for: {', '.join(table.missing)}", file=sys.stderr)
+                lack = f"has no vector for {', '.join(map(repr, table.missing))}"
+                print(f"{self.glove} {lack}; add vectors, or labels use only their other words", file=sys.stderr)
             states, objects = np.split(table.vectors, [len(self.labels.states)])
             return PrimitiveVectors(torch.from_numpy(states), torch.from_numpy(objects))
         return None if self.tower is None else PrimitiveVectors(*encode_words(self.labels, self.tower))
@@ -231,9 +232,7 @@ class Data:
             blocks = block_count(tower) if finetune.blocks == "all" else blocks
             select_blocks(tower, blocks)
         if opened.rows is not None and (finetune.augment or blocks > stored):
-            needed = (
-                f"the inputs of {blocks} blocks, but {stored} are stored; load the images with block_inputs={blocks}"
-            )
+            needed = f"inputs of {blocks} blocks, but block_inputs is {stored}; load images with block_inputs={blocks}"
             pixels = "pixels for augmentation, which only data sets of params.yaml have; leave out finetune.augment"
             raise UsageError(f"fine-tuning needs {pixels if finetune.augment else needed}")
         if PIXELS in opened.identity and (finetune.augment or blocks > stored):
@@ -323,13 +322,13 @@ def label_table(
     indexes = [each for each in (index, *map(pandas_index, columns)) if each is not None]
     if not all(each.equals(indexes[0]) for each in indexes):
         raise UsageError(
-            "features and the table's columns have different pandas indexes, but rows are matched by position; "
-            "bring all into one order and call reset_index(drop=True) on each"
+            "rows are matched by position, but the pandas indexes of `features` and the table's columns differ; put "
+            "their rows into the same order, then call `reset_index(drop=True)` on each"
         )
     try:
         frame = pd.DataFrame(table).reset_index(drop=True)
     except ValueError as error:
-        raise UsageError(f"the table needs one row per image: {error}") from None
+        raise UsageError(f"pandas cannot read the table ({error}); give each column one entry per image") from None
     frame.columns = frame.columns.map(str)
     known = known_columns(frame.columns.tolist(), "the table", NEEDED, ("image",))
     if len(frame) != rows:

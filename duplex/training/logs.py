@@ -182,7 +182,7 @@ class MlflowLog(NumberLog):
         self._mlflow: Any = import_module("mlflow")
         if not self._mlflow.tracking.is_tracking_uri_set():
             raise DuplexError(
-                "training.log: mlflow needs the variable MLFLOW_TRACKING_URI; set it to, say, http://127.0.0.1:5000"
+                "`log: mlflow` needs the environment variable MLFLOW_TRACKING_URI; set it to, say, http://127.0.0.1:5000"
             )
         dataset, *names = folder.parts[-3:]
         client = self._mlflow.MlflowClient()

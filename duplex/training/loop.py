@@ -166,7 +166,7 @@ class TrainingState:
         header = read_header(path, "unfinished training")
         fields = header.fields
         if fields["key"] != self.key:
-            raise DuplexError(f"{path} has other settings, data or code; training starts from the beginning")
+            raise DuplexError(f"settings, data, code or hardware changed since {path} was saved; training starts over")
         tensors = read_tensors(header)
         self.method.load_state_dict(_under("method.", tensors))
         moments: dict[int, dict[str, Tensor]] = {}
@@ -262,9 +262,9 @@ class EpochLosses:
                 value = next(values)
                 if not math.isfinite(value):
                     rate, precision = self._settings.learning_rate, self._settings.precision
-                    hint = "" if precision == "fp32" else f" or set precision to fp32 (it is {precision})"
+                    hint = "" if precision == "fp32" else f" or set training.precision to fp32 (it is {precision})"
                     raise DuplexError(
-                        f"loss {name} became {value} in epoch {self._epoch}, step {step}; "
+                        f"the loss {name!r} became {value} in epoch {self._epoch}, step {step}; "
                         f"lower training.learning_rate (it is {rate:g}){hint}"
                     )
                 self.last[name] = value
@@ -374,7 +374,7 @@ def train(
     """
     if not len(examples):
         raise DuplexError(
-            "no training image is readable; `duplex data check NAME` lists the images that cannot be read"
+            "no training image is readable; fix those that `duplex data check NAME` lists, then run `duplex extract`"
         )
     with threads(settings.threads), nullcontext() if hooks.log is None else closing(hooks.log):
         reset_peak_memory(examples.compositions.device)

@@ -157,14 +157,14 @@ class Run:
     def save(self, folder: str | Path, *, force: bool = False) -> Path:
         """Write checkpoint, history and timing into a folder that `Recognizer.load` can read; returns the folder.
 
-        Raises `UsageError` if the folder holds an exported model, which would hide the run, or one of these files.
+        Raises `UsageError` if the folder holds an exported model, which would be loaded instead, or one of these files.
 
         folder: made if it does not exist.
         force: replace an earlier run. Its metrics are removed if the checkpoint changes.
         """
         files = RunPaths(expanded_path(folder, "folder"))
         if (files.root / "model.safetensors").is_file():
-            raise UsageError(f"{files.root} holds an exported model, which would hide the run; choose another folder")
+            raise UsageError(f"{files.root} has an exported model, which would be loaded instead; use another folder")
         for file in (files.checkpoint, files.history, files.timing):
             refuse_existing(file, force=force)
         self.write(files)
@@ -324,8 +324,8 @@ def initialised_method(
     new = [*compress(labels.states, ~states), *compress(labels.objects, ~objects)]
     if new and not find_method(kind).scores_new_words(options):
         raise UsageError(
-            f"{kind} with these options learns words from images alone, but these have no training images: "
-            f"{', '.join(new)}; choose a method with prompts or word vectors"
+            f"{kind} with these options learns words from images alone, but there are no training images of "
+            f"{', '.join(map(repr, new))}; choose a method with prompts or word vectors, or add such images to train"
         )
     images = inputs.examples["train"].to(device)
     partial = int((images.compositions < 0).sum())
@@ -395,7 +395,7 @@ def calibration_for(record: TrainingRecord, world: World, place: object) -> Cali
     """The calibration that the run `place` chose for a world; raises `UsageError` if it has none for that world."""
     calibration = (record.calibration or {}).get(world)
     if calibration is None:
-        raise UsageError(f"{place} was not trained for the {world} world; train it again with `world` set to {world}")
+        raise UsageError(f'{place} was not trained for the {world} world; train it again with `world="{world}"`')
     return calibration
 
 

@@ -66,8 +66,8 @@ class SplitScorer:
 def checked_scores(method: str, scores: Tensor, images: int, columns: int) -> Tensor:
     """Return a method's scores without gradients; raises `DuplexError` unless they are floats [images, columns]."""
     if scores.shape != (images, columns) or scores.dtype not in (torch.float32, torch.float64):
-        found = f"shape {list(scores.shape)} and type {scores.dtype}"
-        raise DuplexError(f"{method} returned scores of {found}; expected shape {[images, columns]} and type float32")
+        found = f"{list(scores.shape)} and type {scores.dtype}; expected shape {[images, columns]}"
+        raise DuplexError(f"{method} returned scores of shape {found} (images, candidates) and type torch.float32")
     return scores.detach()
 
 
@@ -118,12 +118,14 @@ def score_split(
     """
     candidates = task.candidates
     if not len(examples):
-        raise DuplexError("no image of the split can be read; `duplex data check NAME` lists the data set's bad ones")
+        raise DuplexError(
+            "no image to evaluate is readable; fix those that `duplex data check NAME` lists, then run `duplex extract`"
+        )
     if k > len(candidates):
         raise UsageError(f"evaluation.k is {k}; expected at most {len(candidates)}, the number of candidates")
     compositions = examples.compositions.cpu().numpy()
     if not candidates.contains(compositions).all():
-        raise DuplexError("an image's label is not among its split's pairs; `duplex prepare` writes the pairs again")
+        raise DuplexError("labels.json does not list an image's pair for its split; run `duplex prepare -d NAME` again")
     seen = labels.seen if candidates.listed is None else labels.is_seen(candidates.listed)
     target, device = candidates.positions(compositions), examples.compositions.device
     accumulator = ScoreAccumulator(target, seen, k=k, bucket=bucket, feasible_mask=feasible_mask)

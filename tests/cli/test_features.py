@@ -61,9 +61,9 @@ def test_extract_prepares_what_is_missing_or_stale(
 
 def test_extract_names_the_download_where_there_are_no_images(folder: Path, command: Command) -> None:
     shutil.rmtree(folder / "pictures")
-    assert command("extract", "-d", "pics").refused("has no images of pics; copy them there")
+    assert command("extract", "-d", "pics").refused("has no images of the data set 'pics'; copy them there")
     (folder / "pictures").mkdir()
-    assert command("extract", "-d", "pics").refused("has no images of pics")
+    assert command("extract", "-d", "pics").refused("has no images of the data set 'pics'")
     params = (folder / "params.yaml").read_text().replace("pics:", "mit-states:").replace("[pics]", "[mit-states]")
     (folder / "params.yaml").write_text(params)
     (folder / "pictures").rmdir()

@@ -97,7 +97,7 @@ def test_two_files_are_compared_image_by_image(tmp_path: Path, arrays: dict[str,
 
 
 INVALID = {
-    "no scores": (lambda a: {"logits": a["scores"]}, "has no 'scores', 'target', 'seen'; it holds ['logits']"),
+    "no scores": (lambda a: {"logits": a["scores"]}, "lacks 'scores' and 'target' and 'seen'; add or"),
     "no images": (lambda a: a | {"scores": a["scores"][:0], "target": a["target"][:0]}, "'scores' has shape"),
     "text": (lambda a: a | {"scores": a["scores"].astype("S8")}, "'scores' has shape"),
     "short target": (lambda a: a | {"target": a["target"][1:]}, "'target' has the shape (199,)"),

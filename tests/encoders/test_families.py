@@ -116,7 +116,7 @@ class Mine(TinyFamily):
 """
 LINE = (
     "duplex: the code of the encoder 'mine' has changed since the model was trained; "
-    "answers may be wrong until you train it again\n"
+    "predictions may be wrong until you train the model again\n"
 )
 Change = Callable[[], object]
 
@@ -163,7 +163,7 @@ def test_caches_and_runs_of_other_code_are_refused_or_made_again(
     (other,) = set((tmp_path / "cache").glob("*/*.h5")) - {cache}
     with pytest.raises(UsageError, match="was trained with the encoder's code"):
         duplex.evaluate(run, data)
-    with pytest.raises(UsageError, match=r"made with another code of its encoder family.*or choose a model"):
+    with pytest.raises(UsageError, match=r"made with another code of its encoder family.*or choose another model"):
         recognizer(read_features(other))
 
 

@@ -35,7 +35,7 @@ def test_every_expected_value_must_be_equal(key: str, value: str | None) -> None
     with pytest.raises(DuplexError) as refused:
         check_identity(changed, stored, CACHE)
     name = DISPLAY_NAMES.get(key, key)
-    message = f"{CACHE} was made with another {name} ({value or 'none'}, not a); {repair_hint(CACHE)}"
+    message = f"{CACHE} was made with another {name} (it has {value or 'none'}, but a is needed); {repair_hint(CACHE)}"
     assert str(refused.value) == message
 
 
@@ -43,7 +43,7 @@ def test_an_identity_without_folder_of_images_fits_any_folder() -> None:
     for stored, expect in (({}, {ROOT: "mypics"}), ({ROOT: "mypics"}, {}), ({ROOT: "mypics"}, {ROOT: None})):
         check_identity(stored, expect, CACHE)
     assert first_difference({}, {ROOT: "mypics"}) is first_difference({ROOT: "mypics"}, {}) is None
-    with pytest.raises(DuplexError, match=r"with another folder of images \(mypics, not pics_v2\); `duplex extract"):
+    with pytest.raises(DuplexError, match=r"of images \(it has mypics, but pics_v2 is needed\); `duplex extract"):
         check_identity({ROOT: "mypics"}, {ROOT: "pics_v2"}, CACHE)
 
 
@@ -64,5 +64,5 @@ def test_of_imported_features_only_rows_and_width_are_compared() -> None:
 
 def test_a_key_expected_to_be_absent_is_refused_if_present() -> None:
     check_identity(ENCODER, {"block_inputs": None}, CACHE)
-    with pytest.raises(DuplexError, match=r"another number of block inputs \(2, not none\)"):
+    with pytest.raises(DuplexError, match=r"another number of block inputs \(it has 2, but none is needed\)"):
         check_identity({**ENCODER, "block_inputs": "2"}, {"block_inputs": None}, CACHE)

@@ -37,7 +37,7 @@ def score(change: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("wrong", [lambda scores: torch.zeros(len(scores), 9), lambda scores: scores.half()])
 def test_scores_of_another_shape_or_type_are_refused(wrong: Any) -> None:
-    with pytest.raises(DuplexError, match=r"Faulty returned scores of shape \[.*expected shape \[.* type float32"):
+    with pytest.raises(DuplexError, match=r"Faulty returned scores of shape \[.*expected shape \[.* torch.float32"):
         fit(type("Faulty", (Probe,), score(lambda scores, _: wrong(scores))))
 
 

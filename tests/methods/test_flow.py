@@ -89,7 +89,7 @@ def test_a_base_may_share_more_than_prototypes():
 
 def test_a_base_has_three_paths_and_belongs_to_what_a_run_depends_on():
     for base in ({"kind": "gipcol"}, {"kind": "prompts", **SOFT}):
-        with pytest.raises(UsageError, match=f"flow's base .*{base['kind']}.* does not train three paths"):
+        with pytest.raises(UsageError, match=f"flow's base .*{base['kind']}.* lacks trained pair"):
             build(Flow, base=base)
     for base, message in (({"width": 3}, "base needs a kind"), ({"kind": "prompts", "widht": 3}, "widht: unknown key")):
         with pytest.raises(OptionError, match=message):

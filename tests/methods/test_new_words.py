@@ -53,7 +53,7 @@ def test_kinds_say_whether_they_score_new_words(kind: str, options: dict[str, An
 @pytest.mark.parametrize("kind", ["linear", "kg_sp"])
 def test_kinds_that_cannot_are_refused_before_training(kind: str) -> None:
     context, options, unread = small_context(labels_with(NEW)), find_method(kind).Options(), cast(RunInputs, None)
-    with pytest.raises(UsageError, match=f"{kind} .* no training images: hollow; choose a method") as refused:
+    with pytest.raises(UsageError, match=f"{kind} .* no training images of 'hollow'; choose a method") as refused:
         initialised_method(kind, options, context, unread, 0, torch.device("cpu"))
     assert "\n" not in str(refused.value)
 

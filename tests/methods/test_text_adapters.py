@@ -205,7 +205,7 @@ def test_text_adapters_without_use_are_refused_in_one_line() -> None:
         make_method("compcos", options, replace(context, text=other))
     method = make_method("compcos", options, context)
     method.start(block_batch())
-    with pytest.raises(UsageError, match=r"CompCos uses no prompts, so finetune\.text would train nothing"):
+    with pytest.raises(UsageError, match=r"CompCos uses no prompts, so finetune\.text trains nothing"):
         optimiser_step(method.train(), block_batch(), torch.arange(48), SETTINGS, make_optimiser(method, SETTINGS))
     with pytest.raises(OptionError, match="adapter: full has no width"):
         FinetuneOptions(1, text="full", width=8)

@@ -69,10 +69,10 @@ def test_a_product_of_earlier_runs_is_not_evaluated(params: Params) -> None:
     changed = {**params.methods, "csp": params.methods["csp"].model_copy(update={"training": training})}
     params = params.model_copy(update={"methods": changed})
     for work in (lambda: stages.evaluate_stage(params, "own", "csp", 0), lambda: train_stage(params, "own", "both", 0)):
-        with pytest.raises(DuplexError, match=r"match csp with seed 0 .*learning_rate is .* instead of 0\.05"):
+        with pytest.raises(DuplexError, match=r"match the method 'csp' .*learning_rate was .* and is now 0\.05"):
             work()
     train_stage(params, "own", "csp", 0)
-    with pytest.raises(DuplexError, match=r"does not match both with seed 0.*: members.csp.training.learning_rate is"):
+    with pytest.raises(DuplexError, match=r"not match the method 'both' .*: members.csp.training.learning_rate was"):
         stages.evaluate_stage(params, "own", "both", 0)
     train_stage(params, "own", "both", 0)
     stages.evaluate_stage(params, "own", "both", 0)
@@ -132,12 +132,12 @@ def test_unfitting_runs_are_refused_in_one_line(params: Params, project: Path) -
     with pytest.raises(DuplexError, match=r"artifacts/own/closed_form/1/checkpoint.safetensors does not exist"):
         train_stage(params, "own", "both", 1)
     shutil.copy(run.checkpoint, (other := ArtifactPaths().run("own", "csp", 1)).checkpoint)
-    with pytest.raises(DuplexError, match=r"does not match csp with seed 1 in params\.yaml: its checkpoint"):
+    with pytest.raises(DuplexError, match=r"csp/1 does not match the method 'csp' in params\.yaml: its checkpoint"):
         train_stage(params, "own", "csp_seeds", 1)
     assert other.checkpoint.exists()
     with edited_params(project / "params.yaml") as record:
         record["methods"]["both"]["world"] = "open"
-    with pytest.raises(UsageError, match="was trained for the closed world, but both is for the open world"):
+    with pytest.raises(UsageError, match="is for the closed world, but both for the open world; set"):
         train_stage(load_params(), "own", "both", 0)
 
 

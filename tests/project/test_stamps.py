@@ -202,7 +202,7 @@ def compare() -> str:
 def test_stale_runs_are_no_default_model(project: Path, capfd: pytest.CaptureFixture[str]) -> None:
     edit("params.yaml", "\n  csp:\n", "\n  csp:\n    training: {epochs: 3}\n")
     assert best_run(params=load_params()).root.parent.name == "clip"
-    csp = "duplex: artifacts/own/csp/{} is skipped, as params.yaml differs: training.epochs is 1 instead of 3\n"
+    csp = "duplex: artifacts/own/csp/{} is skipped, as params.yaml differs: training.epochs was 1 and is now 3\n"
     assert capfd.readouterr().err == csp.format(0) + csp.format(1)
     edit("params.yaml", "epochs: 1\n", "epochs: 3\n")
     with pytest.raises(UsageError, match=r"no trained run .* matches params\.yaml; run `dvc repro`, or name one"):
@@ -223,7 +223,7 @@ def test_a_run_of_a_method_that_was_removed_is_no_default_model(
 def test_stale_runs_are_not_queried_or_evaluated(project: Path) -> None:
     assert runs.load_run_or_default(load_params(), "own", "csp", 0)
     edit("params.yaml", "epochs: 1\n", "epochs: 3\n")
-    match = r"does not match csp with seed 0 in params\.yaml: training.epochs is 1 instead of 3; `duplex train"
+    match = r"does not match the method 'csp' in params\.yaml: training.epochs was 1 and is now 3; `duplex train"
     with pytest.raises(DuplexError, match=match):
         runs.load_run_or_default(load_params(), "own", "csp", 0)
     with pytest.raises(DuplexError, match=match):
@@ -238,7 +238,7 @@ def test_a_run_is_not_evaluated_on_other_features_than_those_of_training(project
         shutil.copyfile(second, first)
     extract(params, "own", fresh=True)
     assert read_cache_digest(features) != contents
-    with pytest.raises(DuplexError, match=r"does not match csp with seed 0 in params\.yaml: its features have changed"):
+    with pytest.raises(DuplexError, match=r"not match the method 'csp' in params\.yaml: its features have changed"):
         stages.evaluate_stage(params, "own", "csp", 0)
 
 
@@ -254,7 +254,7 @@ def test_stale_results_are_reported(project: Path, capfd: pytest.CaptureFixture[
     assert "artifacts/summary.json does not match the runs in artifacts; `duplex report`" in done.stderr
     report.report_stage(with_evaluation(load_params(), bootstrap=21, terms=False), ArtifactPaths(), write_metrics=False)
     said = capfd.readouterr().err
-    assert "does not match clip in params.yaml: evaluation.bootstrap is 20 instead of 21" in said
+    assert "does not match clip in params.yaml: evaluation.bootstrap was 20 and is now 21" in said
 
 
 def test_results_of_a_changed_source_are_not_compared(project: Path, capfd: pytest.CaptureFixture[str]) -> None:

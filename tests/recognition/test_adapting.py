@@ -60,11 +60,11 @@ def test_unreadable_files_teach_nothing(project, tmp_path):
 
 def test_what_cannot_adapt_is_refused(project, tmp_path, features):
     adapting = Recognizer.load(project.run("clip"), device="cpu", adapt=adaptation())
-    with pytest.raises(UsageError, match="exclude each other"):
+    with pytest.raises(UsageError, match="cannot be combined with adapting"):
         adapting.with_compositions(["rusty kettle"]).scores(features.numpy())
     adapting.save_pretrained(tmp_path / "export")
     exported = Recognizer.load(tmp_path / "export", device="cpu", adapt=adaptation())
-    with pytest.raises(UsageError, match="can adapt to images"):
+    with pytest.raises(UsageError, match="is no run, so it cannot adapt"):
         exported.candidates()
     with pytest.raises(UsageError, match="warm start needs training images, but there are none"):
         Recognizer.load(project.run("clip"), device="cpu", adapt=adaptation(warm=True)).candidates()

@@ -162,5 +162,5 @@ def test_what_cannot_be_a_page_is_refused_in_one_line(trained, no_runtime, tmp_p
     monkeypatch.setattr(export_module, "LARGEST_PAGE", 1)
     model = Recognizer.load(trained.run(), device="cpu").trained
     tensors = export_module.exported_tensors(model, "closed")
-    with pytest.raises(UsageError, match="has 2 MB, more than the 1 MB that a page may load"):
+    with pytest.raises(UsageError, match="is 2 MB, more than the 1 MB that a page may load"):
         export_module.write_page(tmp_path, tensors, model, no_runtime)

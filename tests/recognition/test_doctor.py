@@ -47,7 +47,7 @@ def test_problems_come_with_remedies(trained, command, tmp_path):
         code, bare = findings(command)
         remedies = [finding["remedy"] for finding in bare["own"] if finding["remedy"]]
         assert code == 1 and "`dvc repro extract@own`" in remedies
-        assert any("or correct the root of " in remedy for remedy in remedies)
+        assert any("or correct `root` of " in remedy for remedy in remedies)
         cache = tmp_path / "artifacts" / "own" / "features.h5"
         cache.parent.mkdir(parents=True)
         cache.write_bytes(b"damaged")

@@ -277,8 +277,8 @@ def test_nothing_is_uploaded_without_push(trained, tmp_path):
 
 CHANGED: dict[str, tuple[Change, str]] = {
     "NaN": (lambda _, t: t["semantic"].__setitem__(0, float("nan")), "tensor 'semantic' contains NaN or infinity"),
-    "halves": (lambda _, t: t.update(semantic=t["semantic"].half()), "do not fit each other"),
-    "a row short": (lambda _, t: t.update(semantic=t["semantic"][1:].clone()), "its scores of one image have shape"),
+    "halves": (lambda _, t: t.update(semantic=t["semantic"].half()), "tensors have mismatched shapes or types"),
+    "a row short": (lambda _, t: t.update(semantic=t["semantic"][1:].clone()), "its scores for one image have shape"),
     "a state too large": (lambda _, t: t["state_of"].__setitem__(0, 10**6), "tensor 'state_of' has numbers outside"),
     "nothing feasible": (lambda _, t: t["feasible"].fill_(False), "excludes every candidate"),
     "bias": (lambda header, _: header["calibration"].update(bias=1e30), "less than or equal to 1000000"),

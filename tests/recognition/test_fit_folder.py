@@ -180,9 +180,9 @@ def test_suspects_need_features_and_the_place_of_a_models_images(fitted, drawn, 
     draw_pair(tmp_path / "shop", "red", "ring", range(12))
     shutil.copytree(drawn, tmp_path / "shop", dirs_exist_ok=True)
     assert len(rank_suspects(open_labelled(str(tmp_path / "shop")))) == len(open_labelled(str(drawn)).table)
-    assert "12 images were not encoded and are left out, such as red/ring/0000.png" in capsys.readouterr().err
+    assert "12 new, changed or unreadable images are left out, such as red/ring/0000.png" in capsys.readouterr().err
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    with pytest.raises(UsageError, match="the images of model have not been encoded; `duplex fit` encodes them"):
+    with pytest.raises(UsageError, match=r"the images in .* have not been encoded; run `duplex fit` on them first"):
         rank_suspects(open_labelled(str(fitted[0])))
     shutil.copytree(fitted[0], tmp_path / "moved")
     with pytest.raises(UsageError, match=r"moved\.cache/source\.json.*give their folder instead of"):
@@ -225,7 +225,7 @@ def test_the_logistic_regressions_are_left_out_if_a_word_has_no_training_image(d
 def test_a_folder_of_other_files_is_refused_before_any_work(tmp_path, drawn):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letter.txt").write_text("dear")
-    for force, said in (((), "mine exists; "), (("--force",), "files that do not belong to a model, such as letter")):
+    for force, said in (((), "mine exists; "), (("--force",), "letter.txt belongs to no model, so")):
         done = duplex("fit", drawn, "--encoder", "tiny", "--out", tmp_path / "mine", *force)
         assert done.returncode == 2 and said in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]

@@ -29,7 +29,7 @@ BAD: dict[str, Callable[[Path], object]] = {  # said -> what is drawn
     "has only one object, 'star'": lambda root: [draw_pair(root, state, "star", range(4)) for state in STATES],
     "has no image of a seen pair": lambda root: draw_folder(root, 1),
     "can be held out": lambda root: [draw_pair(root, *pair, range(4)) for pair in zip(STATES, OBJECTS, strict=True)],
-    "occur with two labels, such as": copy_with_another_label,
+    "occur with two labels; for example": copy_with_another_label,
     "holds no images": Path.mkdir,
 }
 
@@ -128,6 +128,6 @@ def test_equal_pixels_with_another_label_or_in_another_split_are_no_images_of_th
     for number in range(8):
         save_as_bmp(shop / "red" / "star" / f"{number:04d}.png", shop / "blue" / "heart" / f"{number}.bmp")
     with pytest.raises(
-        UsageError, match=r"8 images occur with two labels, such as .*, whose pixels are equal; keep one"
+        UsageError, match=r"8 images occur with two labels; for example, .* have equal pixels; keep only"
     ):
         read_labelled_folder(shop)

@@ -71,7 +71,7 @@ def test_listed_images_are_labelled_and_update_the_model(unlabelled, tmp_path, m
     (unlabelled / "broken.png").write_bytes(b"nothing")
     done = duplex("next", model, unlabelled, "--count", 5, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "1 of 19 images cannot be used, such as broken.png (not an image)" in done.stderr
+    assert "1 of 19 files cannot be used, such as broken.png (not an image)" in done.stderr
     table = tmp_path / "box-next.csv"
     listed = pd.read_csv(table, dtype=str, keep_default_na=False)
     assert [line.split()[0] for line in done.stdout.splitlines()] == listed["rank"].tolist() == list("12345")
@@ -93,7 +93,7 @@ def test_folders_without_new_images_are_refused_in_one_line(trained, tmp_path):
         rank_unlabelled(recognizer, tmp_path)
     (tmp_path / "broken.png").write_bytes(b"nothing")
     with pytest.raises(
-        UsageError, match=r"1 of 1 images cannot be used, such as broken\.png .*; give a folder of readable images"
+        UsageError, match=r"1 of 1 files cannot be used, such as broken\.png .*; give a folder of readable images"
     ):
         rank_unlabelled(recognizer, tmp_path)
     done = duplex("next", trained.run(), tmp_path / "none", cwd=trained.folder)

@@ -56,7 +56,7 @@ def test_blocks_that_cannot_be_fine_tuned_are_one_line(data, finetune, said):
 
 
 def test_blocks_need_their_inputs(data, drawn, tmp_path):
-    with pytest.raises(UsageError, match="inputs of 2 blocks, but 0 are stored; load the images with block_inputs=2"):
+    with pytest.raises(UsageError, match="inputs of 2 blocks, but block_inputs is 0; load images with block_inputs=2"):
         duplex.fit(duplex.load_dataset(drawn, encoder="tiny", cache=tmp_path), "dual", finetune=2)
     arrays = duplex.Dataset.from_arrays(data.features, data.manifest, encoder="tiny")
     with pytest.raises(UsageError, match="load image files with `block_inputs=`"):

@@ -140,7 +140,7 @@ def test_a_mistaken_argument_is_named(recognizer, tmp_path):
 
 @pytest.mark.parametrize("share", [0.0, 1.0, float("nan")])
 def test_a_share_of_new_pairs_lies_between_0_and_1(trained, share):
-    with pytest.raises(UsageError, match=f"new_share is {share}; expected a number between 0 and 1"):
+    with pytest.raises(UsageError, match=rf"\(--new-share\) is {share}; expected a number between 0 and 1"):
         Recognizer.load(trained.run(), device="cpu", new_share=share)
 
 
@@ -156,7 +156,7 @@ def test_the_open_world_excludes_infeasible_compositions(trained):
     wider = model.with_compositions([excluded]).candidates("open")
     assert wider.feasible[wider.pairs.index(excluded)] and len(wider) == len(candidates)
     assert wider.feasible.sum() == candidates.feasible.sum() + (not candidates.feasible.all())
-    with pytest.raises(UsageError, match="not trained for the closed world; choose one of its worlds: open"):
+    with pytest.raises(UsageError, match="not trained for the closed world; choose the open world"):
         model(trained.images()[0], world="closed")
 
 
@@ -207,7 +207,7 @@ def test_unreadable_files_do_not_stop_a_stream(trained, recognizer, tmp_path):
         (np.zeros((2, 7), np.float32), r"features have the shape \(2, 7\); expected \[images, 128\] for"),
         (np.full(128, np.nan, np.float32), "has 1 of 1 rows with only zeros"),
         (np.zeros((0, 4, 3), np.uint8), "is not an image"),
-        (Image.new("F", (8, 8)), "the Image cannot be used: unsupported pixel type"),
+        (Image.new("F", (8, 8)), r"the image \(type Image\) cannot be used: unsupported pixel type"),
         (np.ones((8, 8, 3), np.float32), r"\(8, 8, 3\); .*to give an image as an array, use uint8"),
     ],
 )
@@ -220,7 +220,7 @@ def test_arrays_that_are_not_images_are_reported(recognizer, images, message):
 def test_images_whose_features_are_unusable_are_refused(trained, recognizer, monkeypatch, factor, reason):
     encoded = recognizer.encoder.encode_images
     monkeypatch.setattr(recognizer.encoder, "encode_images", lambda pixels: factor * encoded(pixels))
-    with pytest.raises(UsageError, match=rf"index 0 in its batch\) cannot be used: features {reason}"):
+    with pytest.raises(UsageError, match=rf"index 0 in its batch\) cannot be used: its features are {reason}"):
         recognizer(trained.images()[0])
 
 

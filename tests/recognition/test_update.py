@@ -286,9 +286,9 @@ def test_an_update_that_another_would_replace_is_kept(model, drawn, further, tmp
 @pytest.mark.parametrize(
     ("names", "options"),
     [
-        (["trained.onnx", "see.py", "encoder.onnx"], "--onnx, --onnx-encoder"),
+        (["trained.onnx", "see.py", "encoder.onnx"], "--onnx --onnx-encoder"),
         (["trained.onnx"], "--onnx"),
-        (["page"], "--page"),
+        (["page"], "--page DIST"),
     ],
 )
 def test_onnx_files_with_the_scores_of_before_are_left_out(model, further, tmp_path, names, options):
@@ -298,8 +298,9 @@ def test_onnx_files_with_the_scores_of_before_are_left_out(model, further, tmp_p
     lines: list[str] = []
     update_model(place, further, place, say=lines.append)
     stale = [name for name in names if name != "encoder.onnx"]
-    command = f"`duplex export {place} FOLDER` with {options}"
-    assert f"not copied, since the scores have changed: {', '.join(stale)}; {command} writes new ones" in lines
+    command = f"`duplex export {place} FOLDER {options}`"
+    listed = ", ".join(stale)
+    assert f"not copied to {place}, since the scores have changed: {listed}; {command} writes new ones" in lines
     kept = {path.name for path in model.iterdir()} | set(names) - set(stale)
     assert {path.name for path in place.iterdir()} == kept
 
@@ -332,7 +333,7 @@ def test_an_export_does_not_replace_a_model(model, tmp_path):
     [
         ("run", "run `duplex fit` with all images instead"),
         ("unreadable", "cannot be used"),
-        ("words", "does not know the words rusty"),
+        ("words", "does not know the words 'rusty'"),
         ("partial", "1 rows of"),
     ],
 )

@@ -50,7 +50,7 @@ def test_retrieve_lists_images_of_both_prototypes(command, project):
         (
             ["retrieve", "red", "--dataset", "own"],
             2,
-            "'red' is not a state and an object; use words from the data set's labels.json, such as '",
+            "'red' is not a state and an object of this data set; use those in labels.json, such as '",
         ),
         (["retrieve", "red star", "--dataset", "none"], 2, "unknown data set 'none'"),
         (["retrieve", "red star", "--dataset", "own", "--method", "csp"], 1, "does not exist; run `duplex train`"),

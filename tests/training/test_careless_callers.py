@@ -138,7 +138,7 @@ def test_columns_and_features_with_different_indexes_are_refused():
         {"table": by_index(list(range(33))), "features": features.iloc[backwards]},
     ):
         with pytest.raises(
-            UsageError, match="have different pandas indexes, but rows are matched by position"
+            UsageError, match="matched by position, but the pandas indexes of `features` and the"
         ) as caught:
             small(**wrong)
         assert "\n" not in str(caught.value)

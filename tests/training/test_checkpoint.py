@@ -44,7 +44,7 @@ def test_a_loaded_method_gives_the_same_scores(saved):
 
 def test_other_labels_are_refused(saved):
     other = LabelSpace.from_pairs({"train": [("red", "circle"), ("blue", "star")]})
-    with pytest.raises(DuplexError, match="other labels"):
+    with pytest.raises(DuplexError, match="other states, objects or pairs"):
         load_checkpoint(saved[0], small_context(other, torch.float32), ENCODER)
 
 
@@ -57,7 +57,7 @@ def test_another_encoder_is_refused(saved, key):
 
 
 def test_other_word_vectors_are_refused(saved):
-    with pytest.raises(DuplexError, match="with other word vectors than"):
+    with pytest.raises(DuplexError, match="with other word vectors; set evaluation"):
         load_checkpoint(saved[0], small_context(dtype=torch.float32), {**ENCODER, "words": "0" * 64})
 
 

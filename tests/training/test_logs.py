@@ -103,7 +103,7 @@ def test_wandb_writes_a_run_without_a_network(tmp_path, monkeypatch):
 def test_mlflow_writes_a_run_without_a_server(tmp_path, monkeypatch):
     mlflow = pytest.importorskip("mlflow")
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    with pytest.raises(DuplexError, match="needs the variable MLFLOW_TRACKING_URI; set it to, say, http://"):
+    with pytest.raises(DuplexError, match="needs the environment variable MLFLOW_TRACKING_URI; set it to, say"):
         open_log("mlflow", tmp_path)
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "runs").as_uri())

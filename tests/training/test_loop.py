@@ -102,7 +102,7 @@ def test_the_state_of_another_run_is_ignored(tmp_path, capsys):
     run(resume=ResumePoint(path=partial, key="lambda 0.9"))
     other, _ = run(Options(width=5, momentum=0.5), resume=ResumePoint(path=partial, key="lambda 0.5"))
     assert same(other, run(Options(width=5, momentum=0.5))[0])
-    assert "has other settings, data or code; training starts from the beginning" in capsys.readouterr().err
+    assert "was saved; training starts over" in capsys.readouterr().err
 
 
 class CountingTower:
@@ -146,7 +146,7 @@ def test_a_step_updates_prompts_by_the_summed_gradients():
 def test_divergence_is_reported_with_step_term_and_advice():
     broken = examples()
     broken.cls[3] = float("nan")
-    with pytest.raises(DuplexError, match=r"loss \w+ became nan in epoch 1, step \d+; lower training.learning_rate"):
+    with pytest.raises(DuplexError, match=r"loss '\w+' became nan in epoch 1, step \d+; lower training.learning_rate"):
         train(small_method(DUPLEX), broken, SETTINGS, 0, lambda _: 0.5)
 
 

@@ -69,7 +69,7 @@ def test_a_changed_header_is_refused(path):
 def test_a_file_of_another_version_is_refused(path, old):
     save_file(load_file(path), path, {KEY: json.dumps(with_checksum({"format": old}))})
     with pytest.raises(
-        DuplexError, match=f"has the format {old}, but this version of duplex reads {FORMAT}; run `duplex train`"
+        DuplexError, match=f"has the format {old}, but this version of duplex reads only format {FORMAT}; run"
     ):
         read_header(path, "checkpoint")
 
@@ -84,5 +84,5 @@ def test_other_files_are_refused(path, tmp_path):
             read_header(tmp_path / name, "checkpoint")
     with pytest.raises(DuplexError, match="none does not exist"):
         read_header(tmp_path / "none", "checkpoint")
-    with pytest.raises(DuplexError, match="is a file of the kind 'checkpoint'; give one of the kind 'export'"):
+    with pytest.raises(DuplexError, match="is of kind 'checkpoint', not 'export'; give its folder"):
         read_header(path, "export")

@@ -17,7 +17,7 @@ from tests.training.test_ten_lines import arrays, project, small  # noqa: F401  
 
 def test_a_run_is_not_saved_beside_an_exported_model(tmp_path):
     (tmp_path / "model.safetensors").write_bytes(b"mine")
-    with pytest.raises(UsageError, match="holds an exported model, which would hide the run; choose another folder"):
+    with pytest.raises(UsageError, match="has an exported model, which would be loaded instead; use another folder"):
         duplex.fit(small(), "kg_sp", epochs=1).save(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
 
@@ -72,4 +72,4 @@ def test_a_run_measured_on_another_split_of_its_images_is_reported(capsys):
     assert "another table" not in capsys.readouterr().err
     duplex.evaluate(run, small(table={**table, "split": split}))
     said = capsys.readouterr().err
-    assert "the table of images of arrays differs from that used to train the run kg_sp" in said
+    assert "the image table of 'arrays' differs from the one that run 'kg_sp' was trained on" in said

@@ -75,9 +75,9 @@ def test_labels_that_are_no_candidates_and_empty_splits_are_refused():
     outside = np.setdiff1d(np.arange(labels.size), columns)
     task = SplitScorer.of(small_method(Options(width=5)), columns)
     for own in outside[[0, -1]]:
-        with pytest.raises(DuplexError, match="is not among its split's pairs"):
+        with pytest.raises(DuplexError, match="does not list an image's pair for its split"):
             score_split(task, eight("val", [own]), labels)
-    with pytest.raises(DuplexError, match="no image of the split can be read"):
+    with pytest.raises(DuplexError, match="no image to evaluate is readable"):
         score_split(task, Examples(np.arange(0), {"cls": features(0, 0)}, torch.zeros(0, dtype=torch.long)), labels)
 
 

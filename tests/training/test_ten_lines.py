@@ -196,14 +196,14 @@ def only_seen(split: str) -> dict[str, Any]:
         ({"features": np.zeros(33)}, "expected a float array"),
         (
             {"features": np.where(np.arange(264).reshape(33, 8) == 20, np.nan, 1.0)},
-            "NaN, .* in 1 of 33 .* row 2",
+            "1 of 33 rows with only zeros, NaN, .* row 2",
         ),
         ({"table": {"state": ["red"] * 33}}, "no column 'object'"),
         ({"table": with_value("split", 4, "dev")}, "row 4: the split 'dev' is not one of"),
         ({"table": with_value("state", 2, None)}, "row 2: the column 'state' holds (None|nan)"),
         ({"table": with_value("state", 2, "...")}, "contains no word"),
         ({"encoder": "tiny"}, "the width 8, but those of tiny have the width 128"),
-        ({"encoder": "tiny", "table": with_value("state", 0, "zyzzyva")}, "does not know the words zyzzyva"),
+        ({"encoder": "tiny", "table": with_value("state", 0, "zyzzyva")}, "does not know the label words zyzzyva"),
     ],
 )
 def test_wrong_arrays_are_one_line(changes, message):
@@ -252,7 +252,7 @@ def test_undefined_and_unpaired_results_are_one_line(tmp_path):
     result = duplex.evaluate(run, data)
     with pytest.raises(UsageError, match="arrays of width 8', but 'arrays of width 4"):
         duplex.evaluate(run, narrow)
-    with pytest.raises(UsageError, match="other labels"):
+    with pytest.raises(UsageError, match="other states, objects or pairs"):
         duplex.evaluate(run, seen_only)
     with pytest.raises(UsageError, match="not trained for the open world"):
         duplex.evaluate(run, data, world="open")
