@@ -259,7 +259,7 @@ def test_a_split_without_unseen_pairs_or_seen_images_is_refused() -> None:
     numbers = rows["image"].str.extract(r"/(\d)\.jpg")[0].astype(int)
     all_seen = rows.assign(split=numbers.map({0: "train", 1: "train", 2: "val", 3: "test"}))
     only_unseen = rows.assign(split=rows["state"].map({"s0": "train", "s1": "val", "s2": "test"}))
-    for manifest, lacking in ((all_seen, "unseen"), (only_unseen, "seen")):
+    for manifest, lacking in ((all_seen, "not in training"), (only_unseen, "in training")):
         data = from_rows(manifest, SplitOptions(), "here")
-        with pytest.raises(UsageError, match=f"needs val images of {lacking} pairs, but there are none"):
+        with pytest.raises(UsageError, match=f"needs val images of pairs {lacking}, but there are none"):
             resplit(data, 1)

@@ -254,7 +254,7 @@ def test_stale_results_are_reported(project: Path, capfd: pytest.CaptureFixture[
     assert "artifacts/summary.json does not match the runs in artifacts; `duplex report`" in done.stderr
     report.report_stage(with_evaluation(load_params(), bootstrap=21, terms=False), ArtifactPaths(), write_metrics=False)
     said = capfd.readouterr().err
-    assert "does not match clip in params.yaml: evaluation.bootstrap was 20 and is now 21" in said
+    assert "does not match the method clip in params.yaml: evaluation.bootstrap was 20 and is now 21" in said
 
 
 def test_results_of_a_changed_source_are_not_compared(project: Path, capfd: pytest.CaptureFixture[str]) -> None:
