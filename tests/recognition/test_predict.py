@@ -156,7 +156,7 @@ def with_encoder(key: str, value: str) -> Callable[[dict, dict], None]:
     [
         (lambda tensors, _: tensors["codebook.rows"][0].add_(1), "is damaged"),
         (with_encoder("name", "local-dir:/nowhere"), "/nowhere"),
-        (with_encoder("weights", "0" * 64), "was trained with the weights '0000"),
+        (with_encoder("weights", "0" * 64), "differs from that of training (weights "),
     ],
 )
 def test_a_model_that_cannot_be_used_is_reported(project, tmp_path, change, message):
