@@ -147,13 +147,9 @@ class Elsewhere(Tensor):
     @staticmethod
     def __new__(cls, inner: Tensor) -> Elsewhere:
         wrapped: Elsewhere = Tensor._make_wrapper_subclass(
-            cls,
-            inner.size(),
-            strides=inner.stride(),
-            storage_offset=inner.storage_offset(),
-            dtype=inner.dtype,
-            device=torch.device(Pretended.name),
-        )
+            cls, inner.size(), strides=inner.stride(), storage_offset=inner.storage_offset(), dtype=inner.dtype,
+            device=torch.device(Pretended.name)
+        )  # fmt: skip
         wrapped.inner = inner
         return wrapped
 

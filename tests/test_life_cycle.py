@@ -42,18 +42,8 @@ from tests.pretended import Pretended
 KINDS, LABELS, PATCH = sorted(set(installed_methods()) - {"product"}), small_labels(), (4, 7)  # a product needs runs
 FAST = {"lde", "closed_form", "prompts", "duplex", "kg_sp", "compcos", "cge", "troika"}  # one of each family of code
 READ_THE_WORLD = {
-    "closed_form",
-    "cge",
-    "cge_visual",
-    "co_cge",
-    "compcos",
-    "duplex",
-    "gipcol",
-    "lde",
-    "prompts",
-    "scen",
-    "troika",
-}
+    "closed_form", "cge", "cge_visual", "co_cge", "compcos", "duplex", "gipcol", "lde", "prompts", "scen", "troika",
+}  # fmt: skip
 SETTINGS = TrainingOptions(learning_rate=0.01, batch_size=8, epochs=2)
 MOST_OPERATIONS = 750  # of a step of any kind over two layers of text
 WORLDS: tuple[World, World] = ("closed", "open")
@@ -73,8 +63,7 @@ def small_options(kind: str, changes: dict[str, Any]) -> Options:
 @cache
 def context(device: str) -> MethodContext:
     tower = small_tower.__wrapped__(dtype=torch.float32, device=device)
-    words = PrimitiveVectors(*encode_words(LABELS, tower))
-    return MethodContext(LABELS, {"cls": (DIM,), "patch": PATCH}, tower, words)
+    return MethodContext(LABELS, {"cls": (DIM,), "patch": PATCH}, tower, PrimitiveVectors(*encode_words(LABELS, tower)))
 
 
 @dataclass(frozen=True)

@@ -119,8 +119,7 @@ def test_a_method_of_another_distribution_is_trained_evaluated_and_reported(site
     assert current.returncode == 0 and "has changed" not in current.stderr
     plugin.write_text(text)
 
-    later = {**row, "scale": 10.0}
-    changed(project, ["clip", "probe"], {"probe": later})
+    changed(project, ["clip", "probe"], {"probe": {**row, "scale": 10.0}})
     third = stages_run(start(site, project, "-m", "dvc", "repro", "--dry"))
     assert {name for name in third if name.startswith("train")} <= {"train@own-probe-0"}
 

@@ -23,18 +23,10 @@ def test_tensors_of_two_devices_do_not_mix(pretended: Pretended) -> None:
 
 @pytest.mark.parametrize(
     "work",
-    [
-        lambda x: x.sum().item(),
-        lambda x: x.tolist(),
-        lambda x: x.cpu(),
-        lambda x: x.nonzero(),
-        lambda x: x[x > 0],
-        lambda x: x[torch.tensor([0, 1])],
-        lambda x: bool((x > 0).any()),
-        lambda x: x.copy_(torch.zeros(3)),
-        lambda x: torch.zeros(3).copy_(x),
-    ],
-)
+    [lambda x: x.sum().item(), lambda x: x.tolist(), lambda x: x.cpu(), lambda x: x.nonzero(), lambda x: x[x > 0],
+     lambda x: x[torch.tensor([0, 1])], lambda x: bool((x > 0).any()), lambda x: x.copy_(torch.zeros(3)),
+     lambda x: torch.zeros(3).copy_(x)],
+)  # fmt: skip
 def test_each_wait_of_the_host_is_counted_once(pretended: Pretended, work: Any) -> None:
     x = torch.ones(3, device=NAME)
     pretended.reset()

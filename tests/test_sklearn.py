@@ -84,8 +84,7 @@ def test_the_tools_of_model_selection_take_it(shapes):
     assert search.best_params_["compositionclassifier__ridge"] == 0.1, "with a larger one all means are equal"
     assert search.best_score_ >= scores.mean() - 1e-12
     assert search.predict(X[:5]).shape == (5, 2)
-    predicted = cross_val_predict(model, X, y, cv=folds)
-    assert (predicted == y).all(axis=1).mean() == pytest.approx(scores.mean(), abs=0.05)
+    assert (cross_val_predict(model, X, y, cv=folds) == y).all(axis=1).mean() == pytest.approx(scores.mean(), abs=0.05)
 
 
 @settings(max_examples=20, deadline=None)
@@ -165,8 +164,7 @@ def test_features_without_differences_leave_the_numbers_of_images_to_decide():
     X, y = drawn()
     pairs, counts = np.unique(y, axis=0, return_counts=True)
     for constant in (0 * X, np.ones_like(X)):
-        predicted = CompositionClassifier().fit(constant, y).predict(constant)
-        assert (predicted == pairs[counts.argmax()]).all()
+        assert (CompositionClassifier().fit(constant, y).predict(constant) == pairs[counts.argmax()]).all()
 
 
 @pytest.mark.parametrize(

@@ -241,7 +241,7 @@ def test_a_method_without_a_world_to_evaluate_is_refused(params, paths):
 def test_imported_features_are_not_encoded(params, paths):
     own = params.dataset("own")
     theirs = own.model_copy(update={"encoder": own.encoder.model_copy(update={"name": IMPORTED})})
-    with pytest.raises(UsageError, match="set `features` in params.yaml"):
+    with pytest.raises(UsageError, match="set `features` in params"):
         extract(params.model_copy(update={"datasets": {"own": theirs}}), "own", paths)
 
 

@@ -35,13 +35,10 @@ def test_the_prior_alone_can_hide_a_model_that_is_right_on_new_pairs():
     target = labels.index(["red", "red"], ["star", "moon"])
     compositions = np.arange(labels.size)
     candidates = SimpleNamespace(
-        state_of=labels.state_of(compositions),
-        object_of=labels.object_of(compositions),
-        seen=labels.is_seen(compositions),
-        feasible=np.ones(labels.size, bool),
-        confidence=Confidence(),
-        probabilities=lambda scores: scores.softmax(1),
-    )
+        state_of=labels.state_of(compositions), object_of=labels.object_of(compositions),
+        seen=labels.is_seen(compositions), feasible=np.ones(labels.size, bool), confidence=Confidence(),
+        probabilities=lambda scores: scores.softmax(1)
+    )  # fmt: skip
     scores = torch.zeros(2, labels.size)
     scores[torch.arange(2), torch.from_numpy(target)] = 1.0  # less than what the prior takes from new pairs
     recognizer: Any = SimpleNamespace(

@@ -28,8 +28,7 @@ def test_a_trial_runs_every_part(tmp_path: Path) -> None:
     assert "A quick trial" in page
     for name in gpu.TIMES:
         assert f"## {name.capitalize()}" in page
-    text = (tmp_path / "results/gpu_text.csv").read_text()
-    assert [line.split('"')[1] for line in text.splitlines()[1:]] == [
+    assert [line.split('"')[1] for line in (tmp_path / "results/gpu_text.csv").read_text().splitlines()[1:]] == [
         f"ut-zappos, {p}" for p in ("fp32", "tf32", "bf16")
     ]
 

@@ -23,8 +23,7 @@ def test_a_flipped_image_gets_another_pair_of_its_split(share):
 def test_shares_among_the_first_of_a_list():
     perfect = np.minimum(np.arange(101) / 5, 1)  # five flipped among a hundred, all of them first
     assert (at(perfect, 0.05), at(perfect, 0.02)) == (1.0, 0.4)
-    found = table(np.stack([perfect] * SEEDS))
-    assert found == {"first_5%": [100.0, 100.0, 100.0], "first_20%": [100.0, 100.0, 100.0]}
+    assert table(np.stack([perfect] * SEEDS)) == {"first_5%": [100.0, 100.0, 100.0], "first_20%": [100.0, 100.0, 100.0]}
     assert ceilings(0.2) == {"first_5%": 25.0, "first_20%": 100.0}
 
 

@@ -14,13 +14,9 @@ from duplex.data.tables import labels_of, write_manifest
 from tests.subprocesses import ENVIRONMENT, ROOT
 
 ROWS = [
-    ("red", "big star", "train"),
-    ("dark blue", "moon", "train"),
-    ("red", "moon", "val"),
-    ("red", "big star", "val"),
-    ("dark blue", "big star", "test"),
-    ("red", "big star", "test"),
-]
+    ("red", "big star", "train"), ("dark blue", "moon", "train"), ("red", "moon", "val"), ("red", "big star", "val"),
+    ("dark blue", "big star", "test"), ("red", "big star", "test"),
+]  # fmt: skip
 
 
 @pytest.fixture

@@ -116,8 +116,7 @@ def test_files_that_cannot_be_compared_are_refused(margins, change, message):
 
 
 def test_margins_that_differ_in_the_ninth_digit_are_no_ties(margins):
-    close = np.where(is_seen(), 12.3456789, 12.3456780)
-    save("duplex", predictions(close))
+    save("duplex", predictions(np.where(is_seen(), 12.3456789, 12.3456780)))
     save("duplex_static", predictions(np.full(IMAGES, 12.3456789)))
     assert json.loads(run("--json"))["difference"]["auc"]["value"] == pytest.approx(50)
 

@@ -22,14 +22,11 @@ def completions(line: str) -> list[str]:
 
 @pytest.mark.parametrize(
     ("line", "expected"),
-    [
-        ("duplex train --dataset sh", {"shapes"}),
-        ("duplex data remove mit-states-", {"mit-states-resnet18", "mit-states-blip"}),
-        ("duplex sweep --methods clip,du", {"clip,dual", "clip,duplex"}),
-        ("duplex compare --methods cs", {"csp", "cso"}),
-        ("duplex fit photos --encoder tin", {"tiny"}),
-    ],
-)
+    [("duplex train --dataset sh", {"shapes"}),
+     ("duplex data remove mit-states-", {"mit-states-resnet18", "mit-states-blip"}),
+     ("duplex sweep --methods clip,du", {"clip,dual", "clip,duplex"}), ("duplex compare --methods cs", {"csp", "cso"}),
+     ("duplex fit photos --encoder tin", {"tiny"})],
+)  # fmt: skip
 def test_names_are_completed(line, expected, monkeypatch):
     monkeypatch.chdir(ROOT)
     found = set(completions(line))

@@ -108,16 +108,12 @@ def test_an_interrupted_download_is_continued_and_the_result_loads(project, comm
 
 @pytest.mark.parametrize(
     ("words", "code", "message"),
-    [
-        (["stats", "nope"], 2, "no data set 'nope'"),
-        (["stats", "cgqa"], 2, "there is no folder"),
-        (["download", "imagenet"], 2, "unknown benchmark"),
-        (["download", "vaw-czsl"], 2, "get it by hand from https://drive.google.com"),
-        (["add", "x", "nowhere"], 2, "nowhere"),
-        (["add", "x", ".", "--val-unseen", "0.9"], 2, "a sum below 1"),
-        (["remove", "shapes"], 2, "; delete datasets.shapes in params.yaml by hand"),
-    ],
-)
+    [(["stats", "nope"], 2, "no data set 'nope'"), (["stats", "cgqa"], 2, "there is no folder"),
+     (["download", "imagenet"], 2, "unknown benchmark"),
+     (["download", "vaw-czsl"], 2, "get it by hand from https://drive.google.com"),
+     (["add", "x", "nowhere"], 2, "nowhere"), (["add", "x", ".", "--val-unseen", "0.9"], 2, "a sum below 1"),
+     (["remove", "shapes"], 2, "; delete datasets.shapes in params.yaml by hand")],
+)  # fmt: skip
 def test_mistakes_are_one_line_and_leave_params_unchanged(project, command, words, code, message) -> None:
     before = (project / "params.yaml").read_bytes()
     result = command("data", *words)

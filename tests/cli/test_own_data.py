@@ -128,8 +128,7 @@ def test_names_that_dvc_yaml_or_the_disk_would_refuse(project: Path, command: Co
 
 
 def test_split_adds_data_sets_that_load_and_changes_nothing_else(project: Path, command: Command) -> None:
-    path = make_table(project / "mine", ".csv", split=True)
-    command("data", "add", "mine", path, "--encoder", "tiny", "--no-run")
+    command("data", "add", "mine", make_table(project / "mine", ".csv", split=True), "--encoder", "tiny", "--no-run")
     result = command("data", "split", "mine", "--splits", "2")
     assert (result.code, result.out) == (0, "")
     lines = result.err.splitlines()
@@ -148,8 +147,7 @@ def test_split_adds_data_sets_that_load_and_changes_nothing_else(project: Path, 
 
 
 def test_split_holds_out_whole_words(project: Path, command: Command) -> None:
-    path = make_table(project / "mine", ".csv", split=True)
-    command("data", "add", "mine", path, "--encoder", "tiny", "--no-run")
+    command("data", "add", "mine", make_table(project / "mine", ".csv", split=True), "--encoder", "tiny", "--no-run")
     words = ["--unseen-states", "0.25", "--unseen-objects", "0.25", "--splits", "1"]
     for _ in range(2):
         result = command("data", "split", "mine", *words)
@@ -208,8 +206,7 @@ def test_remove_deletes_inventory_and_maps_and_keeps_results(project: Path, comm
         (project / "artifacts" / file).touch()
     make_folder(project / "mine", "nested")
     command("data", "add", "mine", "mine", "--encoder", "tiny")
-    result = command("data", "remove", "mine")
-    assert "kept: artifacts/mine (--results deletes it)" in result.err
+    assert "kept: artifacts/mine (--results deletes it)" in command("data", "remove", "mine").err
     assert not any((project / "artifacts" / path).exists() for path in ("inventory/mine", "maps/mine.csv"))
     assert (project / "artifacts/mine/features.h5").exists()
     command("data", "add", "mine", "mine", "--encoder", "tiny")

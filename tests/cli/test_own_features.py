@@ -49,8 +49,7 @@ def test_a_method_without_text_is_trained_at_once(project: Path, command: Comman
     assert "1 rows of features belong to no image" in result.out
     for words in (["prepare"], ["extract"], ["train", "--method", "kg_sp"], ["evaluate", "--method", "kg_sp"]):
         assert command(*words, "--dataset", "mine").code == 0
-    cache = read_features(ArtifactPaths().features("mine"))
-    assert np.allclose(cache.cls, features(table), atol=1e-2)
+    assert np.allclose(read_features(ArtifactPaths().features("mine")).cls, features(table), atol=1e-2)
     trained = command("train", "--dataset", "mine", "--method", "cso")
     assert trained.refused("cso on mine needs the text tower", "datasets.mine.encoder", "or choose a method such as")
     assert command("train", "--dataset", "mine", "--method", "compcos").refused("needs word vectors")
@@ -68,8 +67,7 @@ def test_the_plan_names_a_missing_input_before_anything_is_loaded(project: Path,
 
 def test_a_named_encoder_lends_its_text_tower(project: Path, command: Command, table: pd.DataFrame):
     np.save(project / "X.npy", np.random.default_rng(0).normal(size=(len(table), 128)).astype(np.float32))
-    result = command("data", "add", "mine", "table.csv", "--features", "X.npy", "--encoder", "tiny")
-    assert result.code == 0
+    assert command("data", "add", "mine", "table.csv", "--features", "X.npy", "--encoder", "tiny").code == 0
     assert load_params().run.datasets == ("shapes", "mine")
     for words in (["prepare"], ["extract"], ["train", "--method", "clip"]):
         assert command(*words, "--dataset", "mine").code == 0
@@ -94,8 +92,7 @@ def test_features_replaced_after_extract_are_refused(project: Path, command: Com
         assert command(*stages).code == 0
     np.save(project / "X.npy", features(table) + 1)
     for stage in ("train", "evaluate"):
-        result = command(stage, *words)
-        assert result.refused("its file of features has changed", "`duplex prepare --dataset mine`")
+        assert command(stage, *words).refused("its file of features has changed", "`duplex prepare --dataset mine`")
     assert "its file of features has changed" in command("doctor").out
     extracted = command("extract", "--dataset", "mine")
     assert extracted.code == 0

@@ -160,8 +160,7 @@ def test_invalid_options_are_refused(tmp_path: Path, arrays: dict[str, Any]) -> 
     refused("give it once to compare two files", path, path, "--k", 1, "--k", 2)
     refused("choose a smaller --k", path, "--protocol", "sampled", "--k", 21)
     refused("choose a smaller --k", path, "--k", 10**9)
-    other = save(tmp_path / "b.npz", arrays | {"target": arrays["target"][::-1]})
-    refused("differ in 'target'", path, other)
+    refused("differ in 'target'", path, save(tmp_path / "b.npz", arrays | {"target": arrays["target"][::-1]}))
 
 
 def test_files_with_other_candidates_or_another_k_are_not_compared(tmp_path: Path, arrays: dict[str, Any]) -> None:

@@ -41,8 +41,7 @@ def test_a_correct_data_set_has_no_issues(tmp_path: Path) -> None:
 
 
 def test_check_finds_missing_unreadable_duplicate_unlisted_and_leaking_images(tmp_path: Path) -> None:
-    path = make_table(tmp_path, ".csv", split=True)
-    dataset = load_source(SourceOptions("table", tmp_path, path))
+    dataset = load_source(SourceOptions("table", tmp_path, make_table(tmp_path, ".csv", split=True)))
     images = dataset.manifest["image"]
     by_split = {split: rows["image"].tolist() for split, rows in dataset.manifest.groupby("split")}
     missing, empty, cut, text, twin = by_split["train"][:5]
@@ -99,8 +98,7 @@ def test_labels_with_equal_prompts_are_a_problem(tmp_path: Path) -> None:
 @pytest.mark.parametrize("suffix", [".jpg", ".png", ".webp", ".gif", ".bmp"])
 def test_truncated_images_are_reported(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"x{suffix}"
-    noise = np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8)
-    Image.fromarray(noise).save(path)
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8)).save(path)
     whole = path.read_bytes()
     assert image_fault(path) == ""
     for size in (0, 1, 20, len(whole) // 2, len(whole) * 9 // 10):
@@ -139,13 +137,9 @@ def test_statistics_row_and_shares() -> None:
     manifest = frame(rows)
     counted = count_dataset(labels_of(manifest), manifest)
     assert counted.to_dict() == {
-        "states": 10,
-        "objects": 2,
-        "train": {"seen": 10, "images": 100},
-        "val": {"seen": 1, "unseen": 1, "images": 2},
-        "test": {"seen": 1, "unseen": 1, "images": 2},
-        "shares": {"head": 0.7, "medium": 0.2, "tail": 0.1},
-    }
+        "states": 10, "objects": 2, "train": {"seen": 10, "images": 100}, "val": {"seen": 1, "unseen": 1, "images": 2},
+        "test": {"seen": 1, "unseen": 1, "images": 2}, "shares": {"head": 0.7, "medium": 0.2, "tail": 0.1},
+    }  # fmt: skip
     assert counted.shares and counted.shares["test"] == {"head": 0, "medium": 0, "tail": 0.5, "unseen": 0.5}
     text = statistics_text("mine", counted)
     assert "70.0%" in text and " ".join(text.splitlines()[1].split()) == "mine 10 2 20 10 100 1 1 2 1 1 2"

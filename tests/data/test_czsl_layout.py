@@ -18,11 +18,9 @@ from duplex.options import SourceOptions
 from tests.data.makers import QUIRKS, Row, make_standard, rows, write_lists
 
 SMALL: list[Row] = [
-    ("a.jpg", "red", "car", "train"),
-    ("b.jpg", "old", "dog", "train"),
-    ("c.jpg", "red", "dog", "val"),
+    ("a.jpg", "red", "car", "train"), ("b.jpg", "old", "dog", "train"), ("c.jpg", "red", "dog", "val"),
     ("d.jpg", "old", "car", "test"),
-]
+]  # fmt: skip
 ANY_FILE = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
@@ -223,18 +221,11 @@ BODY = "".join(f"{s} {o}\n" for s, o in GOOD)
 
 @pytest.mark.parametrize(
     "data",
-    [
-        BODY.encode(),
-        BODY.replace("\n", "\r\n").encode(),
-        BODY.replace("\n", "\r").encode(),
-        BODY.encode("utf-8-sig"),
-        BODY.encode("utf-16"),
-        BODY.strip().encode(),
-        BODY.replace("\n", "\n\n \t\n").encode(),
-        BODY.replace(" ", " \t ").encode(),
-    ],
+    [BODY.encode(), BODY.replace("\n", "\r\n").encode(), BODY.replace("\n", "\r").encode(), BODY.encode("utf-8-sig"),
+     BODY.encode("utf-16"), BODY.strip().encode(), BODY.replace("\n", "\n\n \t\n").encode(),
+     BODY.replace(" ", " \t ").encode()],
     ids=["plain", "crlf", "cr", "bom", "utf-16", "no last line end", "blank lines", "wide gaps"],
-)
+)  # fmt: skip
 def test_every_way_to_save_the_same_list(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "list.txt").write_bytes(data)
     assert read_pair_list(tmp_path / "list.txt") == GOOD
@@ -242,16 +233,10 @@ def test_every_way_to_save_the_same_list(tmp_path: Path, data: bytes) -> None:
 
 @pytest.mark.parametrize(
     ("data", "says"),
-    [
-        (b"", "lists no pairs"),
-        (b"red car\nred\n", "line 2"),
-        ("grün auto\n".encode("latin-1"), "not UTF-8"),
-        (b"red c\0r\n", "zero byte"),
-        (b"red c\x07r\n", "contains an unprintable"),
-        (b"red ...\n", "no word for a prompt"),
-        ("red car\u2028blue".encode(), "contains an unprintable"),
-    ],
-)
+    [(b"", "lists no pairs"), (b"red car\nred\n", "line 2"), ("grün auto\n".encode("latin-1"), "not UTF-8"),
+     (b"red c\0r\n", "zero byte"), (b"red c\x07r\n", "contains an unprintable"), (b"red ...\n", "no word for a prompt"),
+     ("red car\u2028blue".encode(), "contains an unprintable")],
+)  # fmt: skip
 def test_bad_lists_are_errors(tmp_path: Path, data: bytes, says: str) -> None:
     (tmp_path / "list.txt").write_bytes(data)
     with pytest.raises(DuplexError, match=says) as caught:

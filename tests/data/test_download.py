@@ -34,8 +34,7 @@ def _few_retries(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_transfer_that_breaks_repeatedly_is_resumed(server: Server, tmp_path: Path) -> None:
     server.cut = 300_000
-    path = fetch(server.url(), tmp_path / "file.zip")
-    assert path.read_bytes() == BODY
+    assert fetch(server.url(), tmp_path / "file.zip").read_bytes() == BODY
     starts = [int(asked.removeprefix("bytes=").rstrip("-")) for asked in server.asked[1:] if asked]
     assert len(starts) == len(server.asked) - 1 >= 3
     assert all(300_000 - fetching.CHUNK < b - a <= 300_000 for a, b in itertools.pairwise([0, *starts]))

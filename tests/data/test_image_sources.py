@@ -145,11 +145,8 @@ def test_numbered_labels_of_parquet_may_be_missing(tmp_path):
 
     kinds = {name: {"names": ["dry", "wet"], "_type": "ClassLabel"} for name in ("state", "object")}
     columns = {
-        "image": ["a.png", "b.png", "c.png"],
-        "state": [0, 1, 1],
-        "object": [1, -1, None],
-        "split": ["train"] * 3,
-    }
+        "image": ["a.png", "b.png", "c.png"], "state": [0, 1, 1], "object": [1, -1, None], "split": ["train"] * 3,
+    }  # fmt: skip
     table = pyarrow.table(columns).replace_schema_metadata({"huggingface": json.dumps({"info": {"features": kinds}})})
     parquet.write_table(table, tmp_path / "t.parquet")
     cells = read_table(tmp_path / "t.parquet").to_numpy().tolist()

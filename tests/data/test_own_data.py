@@ -85,30 +85,22 @@ def test_folders_load_and_the_split_follows_the_seed(tmp_path: Path, form: str) 
 )
 def test_tables_load_from_any_encoding_and_separator(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "t.csv").write_bytes(data)
-    frame = read_table(tmp_path / "t.csv")
-    assert frame.to_numpy().tolist() == [line.split(",") for line in GOOD.splitlines()[1:]]
+    assert read_table(tmp_path / "t.csv").to_numpy().tolist() == [line.split(",") for line in GOOD.splitlines()[1:]]
 
 
 @pytest.mark.parametrize(
     ("text", "says"),
-    [
-        ("", "is empty"),
-        ("image,state,object\n", "has no rows"),
-        ("image,state\nx,y\n", "no column 'object'"),
-        ("sep=;\nimage;state;object\nx;y;z\n", "now: 'sep=', ''"),
-        ("image,state,object,state\nx,y,z,w\n", "two columns 'state'"),
-        ("image,state,object\nx,y\n", "line 2 has 2 cells"),
-        ("image,state,object\nx,,z\n", "line 2: the state is empty"),
-        ("image,state,object\n../x,y,z\n", "contains `..`"),
-        ("image,state,object\n/x,y,z\n", "is absolute"),
-        ("image,state,object,split\nx,y,z,Train\n", "the split 'Train'"),
-        ("image,state,object,split\nx,y,z,train\nw,y,z,\n", "'split' is empty in 1 of 2 rows"),
-        ('image,state,object\n"x,y,z\n', "line 2"),
-        ('image,state,object\nx,"y\ny",z\n', "contains an unprintable"),
-        ("image,state,object,split\nx,y,z,train\nx,y,w,train\n", "'x' has two different rows"),
-        ("image,state,object,split\nx,y,z,train\nw,y,z,val\n", "has no test images"),
-    ],
-)
+    [("", "is empty"), ("image,state,object\n", "has no rows"), ("image,state\nx,y\n", "no column 'object'"),
+     ("sep=;\nimage;state;object\nx;y;z\n", "now: 'sep=', ''"),
+     ("image,state,object,state\nx,y,z,w\n", "two columns 'state'"),
+     ("image,state,object\nx,y\n", "line 2 has 2 cells"), ("image,state,object\nx,,z\n", "line 2: the state is empty"),
+     ("image,state,object\n../x,y,z\n", "contains `..`"), ("image,state,object\n/x,y,z\n", "is absolute"),
+     ("image,state,object,split\nx,y,z,Train\n", "the split 'Train'"),
+     ("image,state,object,split\nx,y,z,train\nw,y,z,\n", "'split' is empty in 1 of 2 rows"),
+     ('image,state,object\n"x,y,z\n', "line 2"), ('image,state,object\nx,"y\ny",z\n', "contains an unprintable"),
+     ("image,state,object,split\nx,y,z,train\nx,y,w,train\n", "'x' has two different rows"),
+     ("image,state,object,split\nx,y,z,train\nw,y,z,val\n", "has no test images")],
+)  # fmt: skip
 def test_bad_tables_are_errors_of_one_line(tmp_path: Path, text: str, says: str) -> None:
     path = tmp_path / "t.csv"
     path.write_text(text)
@@ -157,8 +149,7 @@ def test_any_bytes_give_a_table_or_an_error(tmp_path: Path, suffix: str, data: b
 @given(data=st.data())
 def test_damaged_parquet_gives_its_rows_or_an_error(tmp_path: Path, data: st.DataObject) -> None:
     path = tmp_path / "t.parquet"
-    frame = pd.DataFrame({"image": ["a", "b"], "state": ["x", "y"], "object": ["o", "o"]})
-    frame.to_parquet(path)
+    pd.DataFrame({"image": ["a", "b"], "state": ["x", "y"], "object": ["o", "o"]}).to_parquet(path)
     whole = path.read_bytes()
     at = data.draw(st.integers(0, len(whole) - 1))
     cut = data.draw(st.booleans())
@@ -182,17 +173,12 @@ def test_parquet_cells_must_be_text(tmp_path: Path, column: list[object], says: 
 
 @pytest.mark.parametrize(
     ("paths", "says"),
-    [
-        ([], "holds no images"),
-        (["x.jpg"], "does not have the form"),
-        (["red car/x.jpg", "red/car/y.jpg"], "mixes"),
-        (["train/car/x.jpg", "Val/car/y.jpg"], "are named after splits, not states"),
-        (["red_star/train/x.jpg", "red_star/test/y.jpg"], "test, train are named after splits, not objects"),
-        (["fold0/car/x.jpg", "fold1/car/y.jpg"], "are named after splits, not states"),
-        (["car/x.jpg"], "is not two words"),
-        (["red/---/x.jpg", "__/car/x.jpg"], "no word for a prompt"),
-    ],
-)
+    [([], "holds no images"), (["x.jpg"], "does not have the form"), (["red car/x.jpg", "red/car/y.jpg"], "mixes"),
+     (["train/car/x.jpg", "Val/car/y.jpg"], "are named after splits, not states"),
+     (["red_star/train/x.jpg", "red_star/test/y.jpg"], "test, train are named after splits, not objects"),
+     (["fold0/car/x.jpg", "fold1/car/y.jpg"], "are named after splits, not states"),
+     (["car/x.jpg"], "is not two words"), (["red/---/x.jpg", "__/car/x.jpg"], "no word for a prompt")],
+)  # fmt: skip
 def test_bad_folders_are_errors(tmp_path: Path, paths: list[str], says: str) -> None:
     for path in paths:
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)

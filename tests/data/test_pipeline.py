@@ -90,5 +90,4 @@ def test_every_layout_reaches_metrics(tmp_path: Path, names: tuple[str, ...]) ->
         assert metrics["bad_images"] == 0
         for world in ("closed", "open"):
             assert 0 <= metrics[world]["auc"] <= 100
-        manifest = (project / f"artifacts/{name}/manifest.csv").read_text().splitlines()
-        assert len(manifest) == 1 + len(rows())
+        assert len((project / f"artifacts/{name}/manifest.csv").read_text().splitlines()) == 1 + len(rows())

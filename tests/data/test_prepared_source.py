@@ -152,7 +152,7 @@ def test_images_of_another_folder_need_another_extraction(tmp_path, monkeypatch,
     own = params.dataset("own").model_copy(update={"source": SourceOptions("table", other, table)})
     moved = params.model_copy(update={"datasets": {"own": own}})
     prepare(moved, "own", paths)
-    with pytest.raises(DuplexError, match=r"own has to be extracted again: images.root was .*`duplex extract --dataset"):
+    with pytest.raises(DuplexError, match=r"own has to be extracted again: images.root was .*`duplex extract"):
         require_data(moved, "own", paths)
     assert "images.root" in cache_finding(moved).remedy
     report = extract(moved, "own", paths)

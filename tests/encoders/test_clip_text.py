@@ -167,8 +167,7 @@ def test_low_precision_returns_float32_near_it(precision: str, closed: list[list
 def test_a_model_in_half_precision_is_widened(closed: list[list[int]]) -> None:
     model = small_model().bfloat16()
     tower = ClipTextTower(model)
-    features = tower.encode(PromptTree.of(closed), model.token_embedding.weight.detach().float())
-    assert features.dtype == torch.float32
+    assert tower.encode(PromptTree.of(closed), model.token_embedding.weight.detach().float()).dtype == torch.float32
     assert next(model.transformer.parameters()).dtype == torch.bfloat16
 
 

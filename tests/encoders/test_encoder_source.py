@@ -13,8 +13,7 @@ from tests.encoders.small import ARCHITECTURE, add_architecture, write_folder
 
 
 def test_moving_a_folder_keeps_the_identity(tmp_path: Path) -> None:
-    name = write_folder(tmp_path / "a")
-    before = encoder_identity(name)
+    before = encoder_identity(write_folder(tmp_path / "a"))
     (tmp_path / "a").rename(tmp_path / "b")
     assert encoder_identity(f"local-dir:{tmp_path / 'b'}") == before
     assert before.dim == 16 and len(before.weights) == 64
@@ -69,12 +68,9 @@ def test_offline_mode_downloads_nothing(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 @pytest.mark.parametrize(
     ("name", "tag", "right"),
-    [
-        ("ViT-L-14", "openai", "ViT-L-14-quickgelu"),
-        ("RN50", "openai", "RN50-quickgelu"),
-        ("ViT-B-32-quickgelu", "laion2b_e16", None),
-    ],
-)
+    [("ViT-L-14", "openai", "ViT-L-14-quickgelu"), ("RN50", "openai", "RN50-quickgelu"),
+     ("ViT-B-32-quickgelu", "laion2b_e16", None)],
+)  # fmt: skip
 def test_a_wrong_activation_names_the_right_encoder(name: str, tag: str, right: str | None) -> None:
     with pytest.raises(UsageError, match=f"use the encoder '{right}'" if right else "neither a file nor a tag"):
         load_encoder(name, tag)

@@ -70,13 +70,9 @@ def test_an_architecture_is_tried_offline_from_images_to_an_answer(tmp_path, com
 
 @pytest.mark.parametrize(
     ("name", "weights", "message"),
-    [
-        (NAME, "random:x", "expected random or random:SEED"),
-        ("tiny", "random:0", "'tiny' has its own weights"),
-        ("local-dir:somewhere", "random", "has its own weights"),
-        ("blip:somewhere", "random", "has its own weights"),
-    ],
-)
+    [(NAME, "random:x", "expected random or random:SEED"), ("tiny", "random:0", "'tiny' has its own weights"),
+     ("local-dir:somewhere", "random", "has its own weights"), ("blip:somewhere", "random", "has its own weights")],
+)  # fmt: skip
 def test_random_weights_are_refused_where_they_make_no_sense(name, weights, message):
     with pytest.raises(UsageError, match=message):
         load_encoder(name, weights)

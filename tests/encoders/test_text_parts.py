@@ -89,19 +89,12 @@ def test_equals_encode_text(name: str, kind: dict[str, Any]) -> None:
 
 
 OPTIONS = [
-    ({"ls_init_value": 0.1}, True),
-    ({"proj_bias": True}, True),
-    ({"proj_type": "none"}, True),
-    ({"norm_kwargs": {"eps": 1e-3}}, True),
-    ({"act_kwargs": {"approximate": "tanh"}}, True),
-    ({"mlp_ratio": 2.5}, True),
-    ({"pool_type": "last"}, False),
-    ({"pool_type": "first"}, False),
-    ({"no_causal_mask": True}, False),
-    ({"no_causal_mask": True, "pool_type": "first"}, False),
-    ({"qk_norm": True}, False),
+    ({"ls_init_value": 0.1}, True), ({"proj_bias": True}, True), ({"proj_type": "none"}, True),
+    ({"norm_kwargs": {"eps": 1e-3}}, True), ({"act_kwargs": {"approximate": "tanh"}}, True), ({"mlp_ratio": 2.5}, True),
+    ({"pool_type": "last"}, False), ({"pool_type": "first"}, False), ({"no_causal_mask": True}, False),
+    ({"no_causal_mask": True, "pool_type": "first"}, False), ({"qk_norm": True}, False),
     ({"scale_attn": True, "scale_fc": True}, False),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("text", "shares_prefixes"), OPTIONS, ids=str)

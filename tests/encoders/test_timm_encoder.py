@@ -84,15 +84,11 @@ def test_unknown_names_and_weights_are_refused(name, given, word):
     ("rename", "said"),
     [
         (lambda name: f"_{name}", r"holds the unknown tensor '_bn1.bias' and lacks .* such as 'conv1\.0\.weight', "),
-        (
-            lambda name: name.replace("layer1", "layer9"),
-            r"unknown tensor 'layer9.* such as 'layer1\.0\.conv1\.weight'",
-        ),
+        (lambda name: name.replace("layer1", "layer9"), r"unknown tensor 'layer9.* such as 'layer1\.0\.conv1\.weight'"),
     ],
 )
 def test_weights_of_another_layout_are_refused_with_the_expected_names(weights, tmp_path, rename, said):
-    moved = {rename(name): tensor for name, tensor in load_file(weights).items()}
-    save_file(moved, tmp_path / "moved.safetensors")
+    save_file({rename(name): tensor for name, tensor in load_file(weights).items()}, tmp_path / "moved.safetensors")
     with pytest.raises(DuplexError, match=said):
         load_encoder(NAME, str(tmp_path / "moved.safetensors"), towers="image")
 

@@ -156,18 +156,10 @@ def test_empty_blocks_change_nothing() -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [
-        ("target", [0.5, 1, 2]),
-        ("target", [0, 1, 3]),
-        ("target", [0, -1, 2]),
-        ("seen", [0, 1, 2]),  # numbers of the seen columns
-        ("feasible_mask", [True]),
-        ("bucket", [-1, -1, -1]),
-        ("bucket", [0.5, 1.5, 0.0]),
-        ("k", 0),
-        ("k", 1.5),
-    ],
-)
+    [("target", [0.5, 1, 2]), ("target", [0, 1, 3]), ("target", [0, -1, 2]),
+     ("seen", [0, 1, 2]),  # numbers of the seen columns
+     ("feasible_mask", [True]), ("bucket", [-1, -1, -1]), ("bucket", [0.5, 1.5, 0.0]), ("k", 0), ("k", 1.5)],
+)  # fmt: skip
 def test_values_that_would_be_rounded_wrapped_or_taken_for_a_mask_are_refused(name: str, value: Any) -> None:
     arguments: dict[str, Any] = {"target": [0, 1, 2], "seen": [True, False, False]}
     with pytest.raises(UsageError, match=name):
@@ -189,15 +181,9 @@ def test_torch_scores_are_ranked_as_exactly_as_those_of_numpy() -> None:
 
 @pytest.mark.parametrize(
     ("block", "rows", "first"),
-    [
-        (np.ones((3, 4)), None, 0),
-        (np.ones((2, 3)), None, 0),
-        (np.ones((3, 2)), None, 2),
-        (np.ones((3, 2)), None, -1),
-        (np.ones((3, 3)) * 1j, None, 0),
-        (np.ones((3, 3)).astype("S8"), None, 0),
-    ],
-)
+    [(np.ones((3, 4)), None, 0), (np.ones((2, 3)), None, 0), (np.ones((3, 2)), None, 2), (np.ones((3, 2)), None, -1),
+     (np.ones((3, 3)) * 1j, None, 0), (np.ones((3, 3)).astype("S8"), None, 0)],
+)  # fmt: skip
 def test_blocks_that_do_not_hold_a_score_per_image_and_column_are_refused(block: Any, rows: Any, first: Any) -> None:
     with pytest.raises(DuplexError):
         ScoreAccumulator(np.arange(3), np.array([True, True, False])).add(block, rows, first)

@@ -60,18 +60,13 @@ def test_without_unseen_images_only_the_temperature_is_fitted() -> None:
 
 @pytest.mark.parametrize(
     ("scale", "raised", "by", "name", "limit"),
-    [
-        (1e-4, SEEN, 0.0, "temperature", 1e-3),
-        (-1e5, SEEN, 0.0, "temperature", 1e3),
-        (5.0, SEEN, 100.0, "unseen_log_odds", 30.0),
-        (5.0, ~SEEN, 100.0, "unseen_log_odds", -30.0),
-    ],
-)
+    [(1e-4, SEEN, 0.0, "temperature", 1e-3), (-1e5, SEEN, 0.0, "temperature", 1e3),
+     (5.0, SEEN, 100.0, "unseen_log_odds", 30.0), (5.0, ~SEEN, 100.0, "unseen_log_odds", -30.0)],
+)  # fmt: skip
 def test_perfect_and_hopeless_answers_give_finite_numbers(scale, raised, by, name, limit) -> None:
     log_p = torch.eye(C, dtype=torch.float64).mul(scale)
     log_p[:, torch.from_numpy(raised)] += by
-    fitted = fit_probabilities(log_p.log_softmax(1), np.arange(C), SEEN)
-    assert getattr(fitted, name) == pytest.approx(limit, rel=1e-9)
+    assert getattr(fit_probabilities(log_p.log_softmax(1), np.arange(C), SEEN), name) == pytest.approx(limit, rel=1e-9)
 
 
 def test_the_prior_gives_each_group_its_mass_among_feasible_candidates() -> None:

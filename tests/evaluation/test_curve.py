@@ -122,8 +122,7 @@ def test_the_best_bias_reaches_the_best_harmonic_mean(seed: int) -> None:
 
 
 def test_every_point_of_the_table_is_reached_at_its_bias() -> None:
-    p = problem(np.random.default_rng(5), images=60, columns=12)
-    margins = Margins.of(competitors_of(p))
+    margins = Margins.of(competitors_of(problem(np.random.default_rng(5), images=60, columns=12)))
     table = Curve.of(margins).table(limit=None)
     rows: Any = table.itertuples()
     for row in rows:

@@ -42,14 +42,11 @@ def run(p: Problem, k: int = 1, step: int = 37) -> Metrics:
 
 @settings(max_examples=25, deadline=None)
 @given(
-    seed=st.integers(0, 10**6),
-    kind=st.sampled_from(["plain", "half", "tied", "probabilities"]),
-    k=st.sampled_from([1, 1, 3]),
-    columns=st.sampled_from([30, 90]),
-)
+    seed=st.integers(0, 10**6), kind=st.sampled_from(["plain", "half", "tied", "probabilities"]),
+    k=st.sampled_from([1, 1, 3]), columns=st.sampled_from([30, 90])
+)  # fmt: skip
 def test_equals_the_published_sweep(seed: int, kind: str, k: int, columns: int) -> None:
-    rng = np.random.default_rng(seed)
-    p = problem(rng, 150, columns, levels=6 if kind == "tied" else 0, feasible=0.9)
+    p = problem(np.random.default_rng(seed), 150, columns, levels=6 if kind == "tied" else 0, feasible=0.9)
     p.feasible[p.seen] = True
     scores = p.scores.copy()
     scores[np.arange(150), p.target] += 2

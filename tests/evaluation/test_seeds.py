@@ -149,15 +149,9 @@ ONE = [drawn(0)]
 
 @pytest.mark.parametrize(
     ("compared", "first", "second"),
-    [
-        (compare_splits, [ONE], [ONE]),
-        (compare_splits, [ONE], [ONE, ONE]),
-        (compare_splits, [ONE, ONE], [ONE, ONE * 2]),
-        (compare_splits, [ONE, []], [ONE, []]),
-        (compare_seeds, ONE, ONE * 2),
-        (compare_seeds, [], []),
-    ],
-)
+    [(compare_splits, [ONE], [ONE]), (compare_splits, [ONE], [ONE, ONE]), (compare_splits, [ONE, ONE], [ONE, ONE * 2]),
+     (compare_splits, [ONE, []], [ONE, []]), (compare_seeds, ONE, ONE * 2), (compare_seeds, [], [])],
+)  # fmt: skip
 def test_runs_that_cannot_be_paired_are_refused(compared, first, second) -> None:
     with pytest.raises(UsageError, match="the same"):
         compared(first, second)

@@ -25,11 +25,9 @@ def problem(
     shape = (images, columns)
     scores = rng.integers(0, levels, shape).astype(float) if levels else rng.standard_normal(shape)
     return Problem(
-        scores=scores.astype(np.float32),
-        target=rng.integers(0, columns, images),
-        seen=rng.random(columns) < 0.6,
-        feasible=rng.random(columns) < feasible,
-    )
+        scores=scores.astype(np.float32), target=rng.integers(0, columns, images), seen=rng.random(columns) < 0.6,
+        feasible=rng.random(columns) < feasible
+    )  # fmt: skip
 
 
 def is_right(p: Problem, image: int, bias: float, k: int) -> bool:

@@ -11,6 +11,5 @@ def write_pictures(root: Path, count: int, seed: int = 0, size: tuple[int, int] 
     root.mkdir(parents=True, exist_ok=True)
     names = [f"{index:05d}.jpg" for index in range(count)]
     for name in names:
-        small = random.integers(0, 256, (6, 6, 3), dtype=np.uint8)
-        Image.fromarray(small).resize(size).save(root / name, quality=90)
+        Image.fromarray(random.integers(0, 256, (6, 6, 3), dtype=np.uint8)).resize(size).save(root / name, quality=90)
     return names

@@ -125,12 +125,9 @@ def test_batches_are_filled_up_with_black_images_to_a_multiple() -> None:
 
 @pytest.mark.parametrize(
     ("record", "finetuned", "expected"),
-    [
-        ({"block_inputs": "2"}, True, WantedOutputs(True, 2)),
-        ({"block_inputs": "2"}, False, WantedOutputs(True)),
-        ({"block_inputs": "0", "pixels": "x"}, True, WantedOutputs(True, 0, True)),
-        ({"block_inputs": "0", "pixels": "x"}, False, WantedOutputs(True)),
-    ],
-)
+    [({"block_inputs": "2"}, True, WantedOutputs(True, 2)), ({"block_inputs": "2"}, False, WantedOutputs(True)),
+     ({"block_inputs": "0", "pixels": "x"}, True, WantedOutputs(True, 0, True)),
+     ({"block_inputs": "0", "pixels": "x"}, False, WantedOutputs(True))],
+)  # fmt: skip
 def test_a_model_reads_block_inputs_or_pixels_only_if_blocks_are_finetuned(record, finetuned, expected):
     assert WantedOutputs.of_record(record, patches=True, finetuned=finetuned) == expected

@@ -13,12 +13,10 @@ ROWS = 12
 PLACES = [SPLITS[row % len(SPLITS)] for row in range(ROWS)]
 MANIFEST = pd.DataFrame(
     {
-        "image": [f"{row}.jpg" for row in range(ROWS)],
-        "state": ["red", "blue", "blue", "red"] * 3,
-        "object": ["star", "star", "heart", "heart"] * 3,
-        "split": PLACES,
+        "image": [f"{row}.jpg" for row in range(ROWS)], "state": ["red", "blue", "blue", "red"] * 3,
+        "object": ["star", "star", "heart", "heart"] * 3, "split": PLACES,
     }
-)
+)  # fmt: skip
 PAIRS = {str(split): list(zip(part["state"], part["object"], strict=True)) for split, part in MANIFEST.groupby("split")}
 LABELS = LabelSpace.from_pairs(PAIRS)
 INPUTS = {

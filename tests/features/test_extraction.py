@@ -41,8 +41,7 @@ def test_the_number_of_workers_changes_nothing(run, tmp_path: Path, workers: int
 def test_a_finished_cache_is_left_alone_unless_fresh(run, tmp_path: Path) -> None:
     run()
     before = (tmp_path / "features.h5").stat().st_mtime_ns
-    report = run()
-    assert report.resumed == 40 and (tmp_path / "features.h5").stat().st_mtime_ns == before
+    assert run().resumed == 40 and (tmp_path / "features.h5").stat().st_mtime_ns == before
     assert run(fresh=True).resumed == 0
 
 
@@ -205,11 +204,7 @@ def test_a_finished_file_with_pending_rows_is_extracted_again(run, tmp_path, cap
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"tokens": "all"}, "known: none, patch"),
-        ({"block_inputs": 3}, "has 2 blocks"),
-    ],
+    ("options", "message"), [({"tokens": "all"}, "known: none, patch"), ({"block_inputs": 3}, "has 2 blocks")]
 )
 def test_invalid_options_are_refused(run, tmp_path: Path, options, message: str) -> None:
     with pytest.raises(UsageError, match=message):

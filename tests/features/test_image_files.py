@@ -45,21 +45,17 @@ def bomb(width: int, height: int) -> bytes:
 
 
 GOOD: dict[str, Callable[[], bytes]] = {
-    "wrong extension": lambda: saved(noise(), "PNG"),
-    "palette": lambda: saved(noise().quantize(16), "PNG"),
+    "wrong extension": lambda: saved(noise(), "PNG"), "palette": lambda: saved(noise().quantize(16), "PNG"),
     "palette with transparency": lambda: saved(noise().quantize(16), "PNG", transparency=b"\0\x80"),
     "alpha": lambda: saved(noise().convert("RGBA"), "PNG"),
     "grey and alpha": lambda: saved(noise().convert("LA"), "PNG"),
-    "one bit": lambda: saved(noise().convert("1"), "PNG"),
-    "cmyk": lambda: saved(noise().convert("CMYK"), "JPEG"),
+    "one bit": lambda: saved(noise().convert("1"), "PNG"), "cmyk": lambda: saved(noise().convert("CMYK"), "JPEG"),
     "16 bit": lambda: saved(Image.fromarray(RANDOM.integers(0, 65536, (9, 9)).astype(np.uint16)), "PNG"),
     "animated gif": lambda: saved(noise(), "GIF", save_all=True, append_images=[noise(), noise()]),
     "animated webp": lambda: saved(noise(), "WEBP", save_all=True, append_images=[noise()]),
-    "1x1": lambda: saved(noise(1, 1), "PNG"),
-    "20000x1": lambda: saved(noise(20_000, 1), "PNG"),
-    "1x20000": lambda: saved(noise(1, 20_000), "PNG"),
-    "progressive": lambda: saved(noise(), "JPEG", progressive=True),
-}
+    "1x1": lambda: saved(noise(1, 1), "PNG"), "20000x1": lambda: saved(noise(20_000, 1), "PNG"),
+    "1x20000": lambda: saved(noise(1, 20_000), "PNG"), "progressive": lambda: saved(noise(), "JPEG", progressive=True),
+}  # fmt: skip
 BAD: dict[str, tuple[Callable[[], bytes], str]] = {
     "empty": (lambda: b"", "empty"),
     "text": (lambda: b"hello" * 99, "not an image"),

@@ -34,15 +34,11 @@ def test_imported_features_become_a_cache(tmp_path: Path, monkeypatch, dtype: ty
 
 @pytest.mark.parametrize(
     ("values", "message"),
-    [
-        (np.zeros((6, 5), np.float32), "has 6 rows, but the data set has 7 images"),
-        (np.zeros((7, 5), np.int64), "expected a float array"),
-        (np.zeros((7, 0), np.float32), "expected a float array"),
-        (np.zeros((1, 5), np.float32), "has 1 rows"),
-        (np.full((7, 5), 1e6, np.float32), "above 65504"),
-        (np.array([None] * 7), "holds Python objects; save"),
-    ],
-)
+    [(np.zeros((6, 5), np.float32), "has 6 rows, but the data set has 7 images"),
+     (np.zeros((7, 5), np.int64), "expected a float array"), (np.zeros((7, 0), np.float32), "expected a float array"),
+     (np.zeros((1, 5), np.float32), "has 1 rows"), (np.full((7, 5), 1e6, np.float32), "above 65504"),
+     (np.array([None] * 7), "holds Python objects; save")],
+)  # fmt: skip
 def test_arrays_that_cannot_be_features_are_refused(tmp_path: Path, values: np.ndarray, message: str) -> None:
     np.save(tmp_path / "f.npy", values, allow_pickle=True)
     with pytest.raises(DuplexError, match=message) as refused:

@@ -120,5 +120,4 @@ def test_the_worst_cosine_of_all_rows_is_returned(run, checked) -> None:
         across -= row * (across @ row) / (row @ row)
         file["cls"][5] = row + 0.03 * across * np.linalg.norm(row) / np.linalg.norm(across)  # tan = 0.03
         update_checksums(file)
-    found = checked(path)
-    assert found["worst_cosine"] == pytest.approx((1 + 0.03**2) ** -0.5, abs=3e-5)
+    assert checked(path)["worst_cosine"] == pytest.approx((1 + 0.03**2) ** -0.5, abs=3e-5)

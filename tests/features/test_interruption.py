@@ -64,8 +64,7 @@ def test_killed_at_ten_random_moments(tmp_path: Path) -> None:
     assert int(output.split()[1]) == progress[-1] > 0
     assert broken.read_bytes() == whole.read_bytes()
     assert {path.name for path in broken.parent.iterdir()} == {"features.h5"}
-    bad = read_features(broken).statuses >= FIRST_BAD
-    assert bad.tolist() == [row == 5 for row in range(count)]
+    assert (read_features(broken).statuses >= FIRST_BAD).tolist() == [row == 5 for row in range(count)]
 
 
 def test_a_second_extraction_into_one_path_is_refused(tmp_path: Path) -> None:

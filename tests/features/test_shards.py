@@ -21,14 +21,9 @@ def test_shards_cover_every_row_once_and_start_at_batches(total: int, batch: int
 
 @pytest.mark.parametrize(
     "options",
-    [
-        {},
-        {"tokens": "patch"},
-        {"block_inputs": 1},
-        {"block_inputs": 1, "tokens": "patch"},
-        {"pixels": True, "block_inputs": 1},
-    ],
-)
+    [{}, {"tokens": "patch"}, {"block_inputs": 1}, {"block_inputs": 1, "tokens": "patch"},
+     {"pixels": True, "block_inputs": 1}],
+)  # fmt: skip
 def test_joined_shards_are_the_cache_in_one_piece(run, tmp_path: Path, monkeypatch, options) -> None:
     whole = run(tmp_path / "whole" / "features.h5", **options)
     out = tmp_path / "parts" / "features.h5"

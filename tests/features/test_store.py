@@ -142,6 +142,5 @@ def opened_in(folder: Path) -> list[str]:
 @pytest.mark.parametrize("span", [Span(0, 2, 4), Span(2, 4, 4), Span(1, 3, 4)])
 def test_a_shard_is_refused_as_a_whole_cache(tmp_path: Path, span: Span) -> None:
     write_cache(tmp_path / "f.h5", np.ones((2, 3)), span=span)
-    says = "is a shard with 2 of 4 rows; join all shards with `duplex cache join`"
-    with pytest.raises(DuplexError, match=says):
+    with pytest.raises(DuplexError, match="is a shard with 2 of 4 rows; join all shards with `duplex cache join`"):
         read_features(tmp_path / "f.h5")

@@ -27,8 +27,7 @@ FOLDER = f"source: {{kind: folder, root: pictures, {SPLIT}}}"
 def folders(tmp_path: Path) -> tuple[Path, Path]:
     for name in ("whole", "broken"):
         make_folder(tmp_path / name / "pictures", "nested")
-        text = PARAMS.replace(TABLE, FOLDER)
-        (tmp_path / name / "params.yaml").write_text(text)
+        (tmp_path / name / "params.yaml").write_text(PARAMS.replace(TABLE, FOLDER))
     return tmp_path / "whole", tmp_path / "broken"
 
 
@@ -128,8 +127,7 @@ def test_a_killed_pipeline_run_twice_at_once_gives_the_same_results(folders, mon
         kill(broken, REPRO, rng.uniform(0.2, 0.7) * length, number)
         time.sleep(1)
     both = [subprocess.Popen(REPRO, cwd=broken, env=ENVIRONMENT, stderr=subprocess.DEVNULL) for _ in range(2)]
-    codes = [process.wait(timeout=600) for process in both]
-    assert 0 in codes or run(broken, REPRO).returncode == 0
+    assert 0 in [process.wait(timeout=600) for process in both] or run(broken, REPRO).returncode == 0
     last = run(broken, REPRO)
     assert last.returncode == 0, last.stderr
     assert results(broken) == results(whole) and len(results(whole)) >= 8

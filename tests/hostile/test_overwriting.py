@@ -19,11 +19,7 @@ def link_to_text(path: Path) -> None:
 
 
 THINGS: dict[str, Callable[[Path], object]] = {"text": lambda path: path.write_text("precious"), "link": link_to_text}
-WRITING_CACHES = [
-    ["extract", "-d", "pics", "--out"],
-    ["extract", "-d", "pics", "--fresh", "--out"],
-    ["cache", "join"],
-]
+WRITING_CACHES = [["extract", "-d", "pics", "--out"], ["extract", "-d", "pics", "--fresh", "--out"], ["cache", "join"]]
 
 
 def state(path: Path) -> object:

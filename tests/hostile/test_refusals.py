@@ -31,8 +31,7 @@ def test_linked_folders_are_counted_and_hidden_files_ignored(tmp_path: Path) -> 
     for name in ("pics/a.jpg", "pics/._a.jpg", "pics/.cache/b.jpg", "elsewhere/c.jpg"):
         (tmp_path / name).write_bytes(b"x")
     log: list[str] = []
-    listed = recognizer.list_images([str(tmp_path / "pics")], io.StringIO(), log.append)
-    assert listed == [tmp_path / "pics" / "a.jpg"]
+    assert recognizer.list_images([str(tmp_path / "pics")], io.StringIO(), log.append) == [tmp_path / "pics" / "a.jpg"]
     assert log == ["1 file skipped: 1 links out of the folder"]
 
 

@@ -34,15 +34,10 @@ def test_what_is_not_plain_yaml_is_refused(project: Path, command: Command, name
 
 @pytest.mark.parametrize(
     ("row", "says"),
-    [
-        ("../secret.jpg,red,star,train", "contains `..`"),
-        ("/etc/passwd,red,star,train", "is absolute"),
-        ("a.jpg,red,star", "has 3 cells"),
-        ("a.jpg,,star,val", "state is empty"),
-        ('"a.jpg,red,star,train', "cannot be read as a manifest"),
-        ("a\x00.jpg,red,star,train", "zero byte"),
-    ],
-)
+    [("../secret.jpg,red,star,train", "contains `..`"), ("/etc/passwd,red,star,train", "is absolute"),
+     ("a.jpg,red,star", "has 3 cells"), ("a.jpg,,star,val", "state is empty"),
+     ('"a.jpg,red,star,train', "cannot be read as a manifest"), ("a\x00.jpg,red,star,train", "zero byte")],
+)  # fmt: skip
 def test_invalid_manifest_rows_are_refused(pics: Path, command: Command, row: str, says: str) -> None:
     path = Path("artifacts/pics/manifest.csv")
     path.write_text(path.read_text() + row + "\n")

@@ -29,8 +29,7 @@ def words(seed: int = 5) -> PrimitiveVectors:
 
 
 def context(world: World = "closed") -> MethodContext:
-    plain = small_context()
-    return replace(plain, words=words(), world=world, inputs={"cls": (DIM,), "patch": (TOKENS, TOKEN)})
+    return replace(small_context(), words=words(), world=world, inputs={"cls": (DIM,), "patch": (TOKENS, TOKEN)})
 
 
 def batch(count: int, seed: int = 3, compositions: Any = None) -> Batch:

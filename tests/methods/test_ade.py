@@ -13,8 +13,7 @@ ROW: dict[str, Any] = {"width": 5, "scale": 6.0, "regulariser": 0.4, "product": 
 def attended(part, z, tokens):
     q = linear(part.query, z)
     weights = softmax([dot(linear(part.key, y), q) / math.sqrt(5) for y in tokens])
-    parts = [w * linear(part.value, y) for w, y in zip(weights, tokens, strict=True)]
-    return unit(torch.stack(parts).sum(0)), weights
+    return unit(torch.stack([w * linear(part.value, y) for w, y in zip(weights, tokens, strict=True)]).sum(0)), weights
 
 
 def partner_by_hand(i, own, other):

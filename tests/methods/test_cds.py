@@ -50,8 +50,7 @@ def test_losses_and_scores_by_loops():
 def test_the_specificity_loss_trains_only_the_ranker():
     method, images = build(Cds, **ROW), batch(4)
     method.losses(images, method.shared())["specificity"].backward()
-    reached = {name.split(".")[0] for name, p in method.named_parameters() if p.grad is not None}
-    assert reached == {"ranker"}
+    assert {name.split(".")[0] for name, p in method.named_parameters() if p.grad is not None} == {"ranker"}
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -76,8 +76,7 @@ def test_visual_prototypes_start_at_means_of_features():
 
 def test_its_composition_loss_is_that_of_cge():
     method, plain, images = build(CgeVisual, **ROW), build(Cge, **GRAPH), batch(4)
-    own = {name: value for name, value in method.state_dict().items() if name in plain.state_dict()}
-    plain.load_state_dict(own)
+    plain.load_state_dict({name: value for name, value in method.state_dict().items() if name in plain.state_dict()})
     close(
         method.losses(images, method.shared())["composition"].item(),
         plain.losses(images, plain.shared())["composition"].item(),

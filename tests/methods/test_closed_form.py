@@ -196,12 +196,9 @@ def test_contradicting_options_are_refused(row, message):
 
 
 ROWS = {
-    "gaussian": ALONE,
-    "zero-shot": {**FREE, "inference": ("semantic", "gaussian_factors", "gaussian")},
-    "three paths": {"width": 5},
-    "a sum": {"width": 5, "fusion": "sum"},
-    "heads": HEADS,
-}
+    "gaussian": ALONE, "zero-shot": {**FREE, "inference": ("semantic", "gaussian_factors", "gaussian")},
+    "three paths": {"width": 5}, "a sum": {"width": 5, "fusion": "sum"}, "heads": HEADS,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)

@@ -3,12 +3,7 @@ from typing import Any
 
 import torch
 
-from duplex.methods.cluspro import (
-    ClusPro,
-    balanced_assignment,
-    covariance_norm,
-    initial_clusters,
-)
+from duplex.methods.cluspro import ClusPro, balanced_assignment, covariance_norm, initial_clusters
 from tests.methods.field import N, batch, build
 from tests.methods.loops import close, dot, unit
 
@@ -53,8 +48,7 @@ def dependence_by_hand(x, y):
 
 def test_losses_and_movement_by_loops():
     method, images = build(ClusPro, **ROW), batch(9)
-    z = method.paths.adapt(images.cls)
-    z_s, z_o = (part.detach() for part in method.paths.factors(z))
+    z_s, z_o = (part.detach() for part in method.paths.factors(method.paths.adapt(images.cls)))
     own = images.compositions.tolist()
     sides = {"states": (z_s, [c // N for c in own]), "objects": (z_o, [c % N for c in own])}
     method.train()

@@ -22,8 +22,7 @@ SIZES = st.tuples(st.integers(1, 6), st.integers(1, 6))
 def started(labels, seed: int = 0, *, unseen: Any = "compose", seen: bool = True, dtype=torch.float64) -> Codebook:
     torch.manual_seed(seed)
     book = Codebook(labels, DIM, unseen=unseen, random_seen=not seen).to(dtype)
-    own = np.resize(labels.pairs["train"], 20)
-    book.start(unit(features(20, seed)).to(dtype), torch.as_tensor(own), seen=seen)
+    book.start(unit(features(20, seed)).to(dtype), torch.as_tensor(np.resize(labels.pairs["train"], 20)), seen=seen)
     return book
 
 

@@ -33,8 +33,7 @@ def fused_by_hand(method, images, columns, t, states, objects):
 @pytest.mark.parametrize("fusion", FUSIONS)
 def test_losses_and_scores_by_loops(fusion):
     method, images = build(Dfsp, fusion=fusion, **ROW), batch(3)
-    shared = method.shared()
-    t = list(shared.compositions.detach())
+    t = list(method.shared().compositions.detach())
     states, objects = primitive_means(t)
     place, m, n = targets(images)
     z = [unit(row) for row in images.cls]
@@ -47,8 +46,7 @@ def test_losses_and_scores_by_loops(fusion):
         plain=0.3 * cross_entropy(products(z, t, method.scale), place),
     )
     candidates = [3, 8, 0]
-    seen = method.prompts.encode(torch.tensor(SEEN).numpy()).compositions
-    states, objects = primitive_means(list(seen))
+    states, objects = primitive_means(list(method.prompts.encode(torch.tensor(SEEN).numpy()).compositions))
     t = list(method.prompts.encode(torch.tensor(candidates).numpy()).compositions)
     fused = fused_by_hand(method, images, candidates, t, states, objects)
     close(scores(method, candidates, images), [softmax(row) for row in fused])

@@ -114,18 +114,13 @@ options_of_duplex = st.fixed_dictionaries(
         "reading": st.fixed_dictionaries(
             {},
             optional={
-                "softmax": st.just("all"),
-                "edges": st.just("label"),
-                "counterfactuals": st.just("labels"),
-                "diagonal": st.just(False),
-                "normalise": st.just("by_kind"),
-                "anchors": st.just("detached"),
-                "codebook": st.just("no parameter to train"),
-                "fusion_rank": st.just(3),
+                "softmax": st.just("all"), "edges": st.just("label"), "counterfactuals": st.just("labels"),
+                "diagonal": st.just(False), "normalise": st.just("by_kind"), "anchors": st.just("detached"),
+                "codebook": st.just("no parameter to train"), "fusion_rank": st.just(3),
             },
         ),
     }
-)
+)  # fmt: skip
 
 
 def consistent(row: dict[str, Any]) -> dict[str, Any]:
@@ -142,11 +137,9 @@ def consistent(row: dict[str, Any]) -> dict[str, Any]:
 
 @settings(max_examples=40, deadline=None)
 @given(
-    options_of_duplex.map(consistent),
-    st.none() | st.tuples(st.integers(1, 5), st.integers(1, 5)),
-    st.integers(1, 6),
-    st.integers(0, 10**6),
-)
+    options_of_duplex.map(consistent), st.none() | st.tuples(st.integers(1, 5), st.integers(1, 5)), st.integers(1, 6),
+    st.integers(0, 10**6)
+)  # fmt: skip
 def test_losses_and_gradients_equal_the_twin(row, sizes, batch, seed):
     random = np.random.default_rng(seed)
     labels = small_labels() if sizes is None else random_labels(*sizes, random)

@@ -68,8 +68,7 @@ def test_inspectable_features_are_those_of_the_scores():
 def test_prototypes_are_refined_if_a_loss_or_a_term_is_visual(losses, inference):
     method = small_method(Options(width=5, losses=losses, inference=inference))
     before = every_row(method)
-    step = step_of(method, features(4, 1), SEEN[:4])
-    assert step.losses.keys() == set(losses)
+    assert step_of(method, features(4, 1), SEEN[:4]).losses.keys() == set(losses)
     method.after_batch()
     assert torch.equal(every_row(method), before) == ("visual" not in (*losses, *inference))
 

@@ -142,8 +142,7 @@ def test_the_likelihood_is_the_dense_gaussians() -> None:
     seen = seen_means(z, own, m, n)
 
     def dense(v: float) -> float:
-        pairs = own.unique().tolist()
-        return float(twin.log_likelihood(seen.means.numpy(), pairs, seen.counts.numpy(), m, n, v, 0.1))
+        return float(twin.log_likelihood(seen.means.numpy(), own.unique().tolist(), seen.counts.numpy(), m, n, v, 0.1))
 
     difference = [NormalEquations(seen, v, 0.1).log_likelihood() - dense(v) for v in (0.001, 0.1, 3.0)]
     assert max(difference) - min(difference) < 1e-8
@@ -360,15 +359,11 @@ def test_without_interactions_words_change_nothing() -> None:
 
 
 THIN = {
-    "one image a pair": {"images": 8, "pairs": 8},
-    "one pair": {"images": 9, "pairs": 1},
-    "one image": {"images": 1, "pairs": 1},
-    "one state": {"m": 1, "n": 5, "pairs": 3},
-    "one object": {"m": 5, "n": 1, "pairs": 3},
-    "one composition in all": {"m": 1, "n": 1, "pairs": 1},
-    "fewer images than dimensions": {"images": 12, "d": 40},
-    "one dimension": {"d": 1},
-}
+    "one image a pair": {"images": 8, "pairs": 8}, "one pair": {"images": 9, "pairs": 1},
+    "one image": {"images": 1, "pairs": 1}, "one state": {"m": 1, "n": 5, "pairs": 3},
+    "one object": {"m": 5, "n": 1, "pairs": 3}, "one composition in all": {"m": 1, "n": 1, "pairs": 1},
+    "fewer images than dimensions": {"images": 12, "d": 40}, "one dimension": {"d": 1},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", THIN.values(), ids=THIN.keys())

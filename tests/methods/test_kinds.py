@@ -27,8 +27,7 @@ def made(kind: str, rate: float) -> Any:
 
 def losses_of(method: Any, seed: int) -> torch.Tensor:
     torch.manual_seed(seed)
-    images = batch(6)
-    return torch.stack(list(method.losses(images, method.shared()).values())).detach()
+    return torch.stack(list(method.losses(batch(6), method.shared()).values())).detach()
 
 
 @pytest.mark.parametrize("kind", [kind for kind in TRAINED if kind not in ("plid", "flow")])
@@ -132,15 +131,11 @@ def test_a_margin_grows_up_to_its_value(kind):
 
 @pytest.mark.parametrize(
     ("kind", "off", "gone"),
-    [
-        ("caila", {"shift": False}, {"shift"}),
-        ("cds", {"specificity": 0.0}, {"specificity"}),
-        ("cge_visual", {"graph": False}, {"visual"}),
-        ("dfsp", {"primitives": 0.0}, {"primitives"}),
-        ("dfsp", {"plain": 0.0}, {"plain"}),
-        ("logiczsl", {"rules_weight": 0.0}, {"composition_rules", "primitive_rules"}),
-    ],
-)
+    [("caila", {"shift": False}, {"shift"}), ("cds", {"specificity": 0.0}, {"specificity"}),
+     ("cge_visual", {"graph": False}, {"visual"}), ("dfsp", {"primitives": 0.0}, {"primitives"}),
+     ("dfsp", {"plain": 0.0}, {"plain"}),
+     ("logiczsl", {"rules_weight": 0.0}, {"composition_rules", "primitive_rules"})],
+)  # fmt: skip
 def test_a_loss_that_is_switched_off_is_absent(kind: str, off: dict[str, Any], gone: set[str]) -> None:
     images, with_it, without = batch(6), build(find_method(kind)), build(find_method(kind), **off)
     every, fewer = (set(method.losses(images, method.shared())) for method in (with_it, without))

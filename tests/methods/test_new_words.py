@@ -30,21 +30,13 @@ def labels_with(new: list[tuple[str, str]]) -> LabelSpace:
 
 @pytest.mark.parametrize(
     ("kind", "options", "able"),
-    [
-        ("prompts", {}, True),
-        ("duplex", {}, True),
-        ("compcos", {}, True),
-        ("lde", {}, True),
-        ("lde", {"source": "images"}, False),
-        ("closed_form", {}, True),
-        ("closed_form", {"inference": ("gaussian",), "losses": ()}, False),
-        ("closed_form", {"inference": ("gaussian",), "losses": (), "interactions": None}, True),
-        ("closed_form", {**HEADS, "interactions": None}, False),
-        ("linear", {}, False),
-        ("kg_sp", {"pseudo_labels": True}, False),
-        ("ivr", {}, False),
-    ],
-)
+    [("prompts", {}, True), ("duplex", {}, True), ("compcos", {}, True), ("lde", {}, True),
+     ("lde", {"source": "images"}, False), ("closed_form", {}, True),
+     ("closed_form", {"inference": ("gaussian",), "losses": ()}, False),
+     ("closed_form", {"inference": ("gaussian",), "losses": (), "interactions": None}, True),
+     ("closed_form", {**HEADS, "interactions": None}, False), ("linear", {}, False),
+     ("kg_sp", {"pseudo_labels": True}, False), ("ivr", {}, False)],
+)  # fmt: skip
 def test_kinds_say_whether_they_score_new_words(kind: str, options: dict[str, Any], able: bool) -> None:
     method = find_method(kind)
     assert method.scores_new_words(method.Options(**options)) is able
@@ -62,8 +54,7 @@ def test_a_product_scores_new_words_if_each_member_does() -> None:
     product = find_method("product")
     members = [{"needs": ["cls", "text"]}, {"needs": ["cls"]}]
     for listed, able in ((members[:1], True), (members, False)):
-        options = product.Options(of=("a", "b"), members=tuple(listed))
-        assert product.scores_new_words(options) is able
+        assert product.scores_new_words(product.Options(of=("a", "b"), members=tuple(listed))) is able
 
 
 def test_losses_equal_those_without_new_words() -> None:

@@ -35,5 +35,4 @@ def test_further_pairs_are_composed_of_known_effects(mixed):
             for r, s in ((0, 0), (0, 1), (1, 0), (1, 1)):
                 row += t["interactions.states"][m, r] * t["interactions.objects"][n, s] * t["interactions.core"][r, s]
         expected.append(row)
-    found = portable.composed_prototypes(t, *torch.tensor(pairs).T)
-    torch.testing.assert_close(found, torch.stack(expected))
+    torch.testing.assert_close(portable.composed_prototypes(t, *torch.tensor(pairs).T), torch.stack(expected))

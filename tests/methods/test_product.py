@@ -108,15 +108,11 @@ def test_tuned_weights_have_at_least_the_validation_auc_of_equal_ones() -> None:
 
 @pytest.mark.parametrize(
     ("record", "message"),
-    [
-        ({}, "of: missing"),
-        ({"of": ["a"]}, "expected a list of 2 or more methods"),
-        ({"of": [], "seeds": "all"}, "expected a list of 1 or more methods"),
-        ({"of": ["a", "a"]}, "has a method twice"),
-        ({"of": ["a"], "seeds": "all", "weights": "tuned"}, "tuned needs two methods"),
-        ({"of": ["a", "b"], "weights": "even"}, "weights"),
-    ],
-)
+    [({}, "of: missing"), ({"of": ["a"]}, "expected a list of 2 or more methods"),
+     ({"of": [], "seeds": "all"}, "expected a list of 1 or more methods"), ({"of": ["a", "a"]}, "has a method twice"),
+     ({"of": ["a"], "seeds": "all", "weights": "tuned"}, "tuned needs two methods"),
+     ({"of": ["a", "b"], "weights": "even"}, "weights")],
+)  # fmt: skip
 def test_wrong_options_are_refused(record: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         ProductOptions.from_dict(record)

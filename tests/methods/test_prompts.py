@@ -46,8 +46,7 @@ def test_zero_shot_scores_are_softmaxes_over_prompts():
     method = small_method(PromptOptions(**CLIP))
     columns = LABELS.candidates("closed", "test")
     z = features(4, 1)
-    t = method.paths.semantic(columns)
-    expected = twin.posteriors(twin.unit(z), t, method.paths.scale)
+    expected = twin.posteriors(twin.unit(z), method.paths.semantic(columns), method.paths.scale)
     torch.testing.assert_close(scores_of(method, columns, z).double(), expected, rtol=1e-6, atol=1e-7)
     assert method.groups() == []
 
@@ -79,16 +78,11 @@ def test_inspectable_features_are_those_of_the_scores():
 
 @pytest.mark.parametrize(
     ("row", "word"),
-    [
-        (
-            {"paths": "composition", "losses": ("state",), "inference": ("semantic",)},
-            "state and object need paths: three",
-        ),
-        ({"paths": "composition", "losses": ("semantic",)}, "the score term factors needs paths: three"),
-        ({"adapter": "none", "context": "fixed", "vocabulary": "fixed", "losses": ("semantic",)}, "no parameter to"),
-        ({"inference": ()}, "at least one"),
-    ],
-)
+    [({"paths": "composition", "losses": ("state",), "inference": ("semantic",)}, "state and object need paths: three"),
+     ({"paths": "composition", "losses": ("semantic",)}, "the score term factors needs paths: three"),
+     ({"adapter": "none", "context": "fixed", "vocabulary": "fixed", "losses": ("semantic",)}, "no parameter to"),
+     ({"inference": ()}, "at least one")],
+)  # fmt: skip
 def test_contradicting_options_are_refused(row, word):
     with pytest.raises(OptionError, match=word):
         PromptOptions(**row)

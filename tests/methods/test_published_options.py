@@ -21,8 +21,7 @@ def test_the_graphs_output_replaces_fixed_words():
     target = LABELS.candidates("closed", "train").tolist()
     states, objects, _ = convolved(prompts.network.weights, starts[:M], starts[M:], target)
     close(prompts.lexicon()[-(M + N) :].detach(), torch.cat([states, objects]))
-    images = batch(3)
-    method.losses(images, method.shared())["semantic"].backward()
+    method.losses(batch(3), method.shared())["semantic"].backward()
     assert not prompts.learned_rows.grad[-(M + N) :].any() and prompts.learned_rows.grad[: -(M + N)].any()
     with pytest.raises(OptionError, match="edges: false uses no network"):
         GipcolOptions(edges=False, words="replaced")

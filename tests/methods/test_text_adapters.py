@@ -126,8 +126,7 @@ def test_experts_follow_the_formula_in_both_towers() -> None:
     visual = open_clip.transformer.VisionTransformer(32, 8, 32, 2, 4, 4.0, output_dim=16).double().eval()
     cut = last_blocks(SimpleNamespace(visual=visual.requires_grad_(False), name="vit"), 2)
     tuned, x = copy.deepcopy(cut.blocks), torch.randn(2, 17, 32, dtype=torch.float64)
-    options = FinetuneOptions("all", "experts", width=3)
-    trained: Any = ExpertMixtures(tuned, cut, [32] * 2, options).double()
+    trained: Any = ExpertMixtures(tuned, cut, [32] * 2, FinetuneOptions("all", "experts", width=3)).double()
     assert torch.equal(tuned[0](x), cut.blocks[0](x)), "at the start"
     perturb(trained)
     for place, block in enumerate(cut.blocks):

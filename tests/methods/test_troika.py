@@ -41,19 +41,14 @@ def test_losses_and_scores_by_loops():
     check_losses(method, images, semantic=semantic, state=state, object=object)
     candidates = [7, 11, 0]
     t = method.paths.encode(torch.tensor(candidates).numpy(), ("semantic", "factors"))
-    expected = sums_of_posteriors(*logits_by_hand(method, images, t), candidates, N)
-    close(scores(method, candidates, images), expected)
+    close(scores(method, candidates, images), sums_of_posteriors(*logits_by_hand(method, images, t), candidates, N))
 
 
 @pytest.mark.parametrize(
     ("kind", "without"),
-    [
-        (Troika, {"traction": False}),
-        (VpCmjl, {"proxies": False}),
-        (Cds, {"specificity": 0.0}),
-        (LogicZsl, {"rules_weight": 0.0}),
-    ],
-)
+    [(Troika, {"traction": False}), (VpCmjl, {"proxies": False}), (Cds, {"specificity": 0.0}),
+     (LogicZsl, {"rules_weight": 0.0})],
+)  # fmt: skip
 def test_without_its_extension_a_method_is_the_three_paths(kind, without):
     method, plain = build(kind, width=5, **without), build(PromptMethod, width=5)
     images = Batch({"cls": batch(4).cls}, batch(4).compositions)  # without patch tokens

@@ -70,8 +70,7 @@ def test_the_choice_and_its_table_are_in_the_run_and_in_the_report(params, folde
     assert [metrics[f"recipe_{place}"] for place in range(len(record.recipes))] == [
         dict(recipe) for recipe in record.recipes
     ]
-    run = read_run(files)
-    (table,) = auto_finetune_tables(DatasetResults("own", {}, {"auto": {0: run}}))
+    (table,) = auto_finetune_tables(DatasetResults("own", {}, {"auto": {0: read_run(files)}}))
     assert [row.cells[0].rank for row in table.rows].count(1) == 1
     assert [row.cells[0].text for row in table.rows] == [f"{recipe['blocks']:.0f}" for recipe in record.recipes]
 

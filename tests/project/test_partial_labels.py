@@ -61,8 +61,7 @@ def test_methods_with_two_classifiers_train_on_them_and_others_are_refused_by_na
         metrics = stages.evaluate_stage(partial, "own", method, 0)
         assert metrics["closed"]["auc"] > 0 and set(metrics["groups"]) >= {"head", "unseen"}
     page = report.write_own_page(partial, "own", paths).read_text()
-    complete = manifest[~gaps]
-    pairs = len(complete[["state", "object"]].drop_duplicates())
+    pairs = len(manifest[~gaps][["state", "object"]].drop_duplicates())
     assert f"labelled pairs {pairs:,} " in " ".join(re.sub("<[^>]*>", " ", page).split())
     for method in ("csp", "closed_form", "linear_pairs"):
         done = command("train", "--dataset", "own", "--method", method, "--seed", "0")

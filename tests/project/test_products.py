@@ -95,8 +95,7 @@ def test_members_with_fine_tuned_blocks_compute_their_own_features(params: Param
     found = stages.evaluate_stage(params, "own", "deep", 0)
     assert found["terms_csp_deep"]["auc"] == pytest.approx(auc_of("csp_deep"), abs=0.3)
     assert found["terms_csp"]["auc"] != found["terms_csp_deep"]["auc"]
-    exported = command("export", "artifacts/own/deep/0", "out")
-    assert exported.refused("methods of kind 'product' cannot be exported")
+    assert command("export", "artifacts/own/deep/0", "out").refused("methods of kind 'product' cannot be exported")
     picture = next(Path(params.dataset("own").source.root).rglob("*.png"))
     (answer,) = Recognizer.load("artifacts/own/deep/0", device="cpu")([picture])
     assert list(answer.top[0].score_terms) == ["csp", "csp_deep"]
@@ -191,6 +190,5 @@ def test_a_sweep_executes_members_before_their_products(params: Params, project:
 @pytest.mark.usefixtures("in_this_process")
 def test_a_failed_member_fails_its_product_too(params: Params, project: Path) -> None:
     shutil.rmtree(project / "artifacts/own/csp")
-    report = sweep(params, grid(params, None, ["both"], [0]), 1, "local")
-    (error,) = report.failed.values()
+    (error,) = sweep(params, grid(params, None, ["both"], [0]), 1, "local").failed.values()
     assert "csp/0/checkpoint.safetensors does not exist" in error

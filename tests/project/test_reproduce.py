@@ -128,8 +128,7 @@ def test_an_interrupted_command_continues_and_ends_with_the_page_of_claims(
     assert done.code == 0, done.err
     assert "4 of 5 runs to train or evaluate" in done.err
     assert "5 runs: 1 complete, 4 trained and evaluated" in done.err
-    page = tmp_path / done.out.strip()
-    assert "Claims of the paper" in page.read_text()
+    assert "Claims of the paper" in (tmp_path / done.out.strip()).read_text()
     closed = json.loads((artifacts / "own/module_sp/0/metrics.json").read_text())["closed"]
     assert set(closed["sampled"]) == {"seen", "unseen", "hm", "auc"}
     assert not (artifacts / "summary.json").exists(), "that of `make ablations` is not touched"
@@ -171,11 +170,9 @@ def test_two_epochs_of_troika_as_published(zappos: Path, command: Command, in_th
     done = command("reproduce", "ut-zappos", "--methods", "troika", "--seeds", "0")
     assert done.code == 0, done.err
     run = zappos / "artifacts/published/ut-zappos/troika/0"
-    history = (run / "history.csv").read_text().splitlines()
-    assert len(history) == 4, "epoch 0 and two more"
+    assert len((run / "history.csv").read_text().splitlines()) == 4, "epoch 0 and two more"
     settings = json.loads((run / "train.stamp.json").read_text())
     assert settings["training"]["word_dropout"] == 0.3 and settings["finetune"]["adapter"] == "parallel"
     assert set(json.loads((run / "metrics.json").read_text())["closed"]["sampled"]) == {"seen", "unseen", "hm", "auc"}
     assert "troika" in (zappos / done.out.strip()).read_text()
-    again = command("reproduce", "ut-zappos", "--methods", "troika", "--seeds", "0", "--dry-run")
-    assert "0 of 1 runs" in again.out
+    assert "0 of 1 runs" in command("reproduce", "ut-zappos", "--methods", "troika", "--seeds", "0", "--dry-run").out

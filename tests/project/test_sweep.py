@@ -209,18 +209,13 @@ def test_ctrl_c_prints_one_line(project):
 
 @pytest.mark.parametrize(
     ("words", "message"),
-    [
-        (["--methods", "cps"], "unknown method 'cps'"),
-        (["--methods", "module_cso"], "unknown method 'module_cso'"),
-        (["--datasets", "shape"], "unknown data set 'shape'"),
-        (["--datasets", "cgqa"], "`duplex prepare --dataset cgqa` writes it"),
-        (["--seeds", "0,x"], "--seeds has 'x'"),
-        (["--seeds", "0-99999999"], "--seeds has '0-99999999'"),
-        (["--seeds", "4-0"], "--seeds has '4-0'"),
-        (["--methods", "csp,csp"], "the method csp is listed twice"),
-        (["--engine", "slurm"], "unknown engine 'slurm'; known: local, ray"),
-    ],
-)
+    [(["--methods", "cps"], "unknown method 'cps'"), (["--methods", "module_cso"], "unknown method 'module_cso'"),
+     (["--datasets", "shape"], "unknown data set 'shape'"),
+     (["--datasets", "cgqa"], "`duplex prepare --dataset cgqa` writes it"), (["--seeds", "0,x"], "--seeds has 'x'"),
+     (["--seeds", "0-99999999"], "--seeds has '0-99999999'"), (["--seeds", "4-0"], "--seeds has '4-0'"),
+     (["--methods", "csp,csp"], "the method csp is listed twice"),
+     (["--engine", "slurm"], "unknown engine 'slurm'; known: local, ray")],
+)  # fmt: skip
 def test_a_wrong_argument_is_reported_in_one_line(project, command, words, message):
     assert command("sweep", *words).refused(message)
 

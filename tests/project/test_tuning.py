@@ -129,8 +129,7 @@ def test_the_best_settings_are_written_where_asked(project):
     assert params.training("own", "csp").learning_rate == best and params.training("own", "csp").epochs == 1
     assert params.methods["csp"].per_dataset["own"].options["template"] == "a photo of"
     assert params.training("shapes", "csp").learning_rate == 0.001, "of the tuned data set alone"
-    again = command("--methods", "csp", "--grid", "epochs=2", "--seeds", "7", "--write")
-    assert again.exit_code == 0
+    assert command("--methods", "csp", "--grid", "epochs=2", "--seeds", "7", "--write").exit_code == 0
     assert (
         load_params().training("own", "csp").epochs == 2 and load_params().training("own", "csp").learning_rate == best
     )
@@ -138,21 +137,16 @@ def test_the_best_settings_are_written_where_asked(project):
 
 @pytest.mark.parametrize(
     ("words", "message"),
-    [
-        (["--grid", "learning_rate"], "--grid is 'learning_rate'; expected a setting and its values"),
-        (["--grid", "learning_rate=[1"], r"--grid is 'learning_rate=\[1'"),
-        (["--grid", "epochs=1", "--grid", "epochs=2"], "has epochs twice"),
-        (["--grid", "epoch=1"], "unknown setting of training or of csp 'epoch'"),
-        (["--grid", "learning_rate=high"], "learning_rate.*'high'"),
-        (["--grid", "epochs=1", "--methods", "cspp"], "unknown method 'cspp'"),
-        (
-            ["--grid", "epochs=1", "--methods", "dual_scen"],
-            "dual_scen combines finished runs.*tune dual and scen instead",
-        ),
-        (["--grid", "epochs=1", "--dataset", "owl"], "unknown data set 'owl'"),
-        (["--grid", "epochs=1", "--seeds", "x"], "--seeds has 'x'"),
-    ],
-)
+    [(["--grid", "learning_rate"], "--grid is 'learning_rate'; expected a setting and its values"),
+     (["--grid", "learning_rate=[1"], r"--grid is 'learning_rate=\[1'"),
+     (["--grid", "epochs=1", "--grid", "epochs=2"], "has epochs twice"),
+     (["--grid", "epoch=1"], "unknown setting of training or of csp 'epoch'"),
+     (["--grid", "learning_rate=high"], "learning_rate.*'high'"),
+     (["--grid", "epochs=1", "--methods", "cspp"], "unknown method 'cspp'"),
+     (["--grid", "epochs=1", "--methods", "dual_scen"], "dual_scen combines finished runs.*tune dual and scen instead"),
+     (["--grid", "epochs=1", "--dataset", "owl"], "unknown data set 'owl'"),
+     (["--grid", "epochs=1", "--seeds", "x"], "--seeds has 'x'")],
+)  # fmt: skip
 def test_wrong_requests_are_one_line_before_anything_is_trained(project, words, message):
     more = [] if "--methods" in words else ["--methods", "csp"]
     with pytest.raises(UsageError, match=message) as caught:

@@ -53,18 +53,13 @@ def ask(batcher: Batcher, *images: bytes) -> Any:
 
 @pytest.mark.parametrize(
     ("groups", "options", "sizes"),
-    [
-        ([1, 1, 1], {"wait": NEVER}, [1, 1, 1]),
-        ([1, 1, 1], {"wait": NEVER, "workers": 2}, [1, 1, 1]),
-        ([4, 1, 1], {"wait": 0.01}, [4, 1, 1]),
-        ([4], {"size": 3}, [3, 1]),
-    ],
-)
+    [([1, 1, 1], {"wait": NEVER}, [1, 1, 1]), ([1, 1, 1], {"wait": NEVER, "workers": 2}, [1, 1, 1]),
+     ([4, 1, 1], {"wait": 0.01}, [4, 1, 1]), ([4], {"size": 3}, [3, 1])],
+)  # fmt: skip
 def test_batches_wait_neither_alone_nor_long_and_have_at_most_size_images(groups, options, sizes):
     async def client(batcher):
         for images in groups:
-            replies = await ask(batcher, *[b"a"] * images)
-            assert replies == [({"data": b"a", "top": 1}, None)] * images
+            assert await ask(batcher, *[b"a"] * images) == [({"data": b"a", "top": 1}, None)] * images
 
     assert sorted(batch_sizes(client, **options)) == sorted(sizes)
 

@@ -59,8 +59,7 @@ def test_problems_come_with_remedies(trained, command, tmp_path):
 
 
 def test_the_size_of_the_features_is_compared_with_the_free_space(trained, command, tmp_path, monkeypatch):
-    text = (trained.folder / "params.yaml").read_text()
-    (tmp_path / "params.yaml").write_text(text)
+    (tmp_path / "params.yaml").write_text((trained.folder / "params.yaml").read_text())
     shutil.copytree(trained.folder / "pictures", tmp_path / "pictures")
     shutil.copy(trained.folder / "pictures.csv", tmp_path)
     with inside(tmp_path):

@@ -33,16 +33,14 @@ def offers(monkeypatch):
 )  # fmt: skip
 def test_the_best_encoder_that_fits_the_device_and_the_images_is_chosen(offers, drawn, gpu, images, name):
     offers(set(fit.OFFERS), reachable=False)
-    labels = read_labelled_folder(drawn).labels
-    entry, reason = choose_encoder(labels, images, gpu=gpu, cores=2)
+    entry, reason = choose_encoder(read_labelled_folder(drawn).labels, images, gpu=gpu, cores=2)
     assert entry.name == name
     assert "weights on disk" in reason
 
 
 def test_weights_on_disk_come_before_better_ones_within_reach(offers, drawn):
     offers({"ViT-B-32-quickgelu"}, reachable=True)
-    labels = read_labelled_folder(drawn).labels
-    assert choose_encoder(labels, 10, gpu=True, cores=2)[0].name == "ViT-B-32-quickgelu"
+    assert choose_encoder(read_labelled_folder(drawn).labels, 10, gpu=True, cores=2)[0].name == "ViT-B-32-quickgelu"
 
 
 def test_the_packaged_encoder_is_taken_where_it_knows_the_words(offers, drawn):
@@ -65,8 +63,7 @@ def test_without_any_encoder_one_line_says_what_to_do(offers, tmp_path):
 
 def test_paths_of_weights_are_absolute_because_models_are_used_elsewhere(tmp_path, drawn, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    model = timm.create_model("test_efficientnet", num_classes=0)
-    save_file(model.state_dict(), "w.safetensors")
+    save_file(timm.create_model("test_efficientnet", num_classes=0).state_dict(), "w.safetensors")
     entry, _ = checked_encoder("timm:test_efficientnet", "w.safetensors", read_labelled_folder(drawn).labels)
     assert entry.weights == str(tmp_path / "w.safetensors")
 

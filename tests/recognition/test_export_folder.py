@@ -167,8 +167,7 @@ def test_see_refuses_what_is_no_image_in_one_line(exported, tmp_path):
 
 @pytest.mark.parametrize("method", ["duplex", "dual"])
 def test_onnxruntime_gives_the_same_scores(trained, exported, features, method):
-    onnxruntime = pytest.importorskip("onnxruntime")
-    session = onnxruntime.InferenceSession(exported[method] / "trained.onnx")
+    session = pytest.importorskip("onnxruntime").InferenceSession(exported[method] / "trained.onnx")
     run = Recognizer.load(trained.run(method), device="cpu")
     for rows in (features, features[:1]):
         (scores,) = session.run(None, {"features": rows})
@@ -257,8 +256,7 @@ def test_an_uploaded_export_is_downloaded_and_used(trained, features, tmp_path):
         environment |= {"HF_ENDPOINT": hub.address, "HF_HUB_OFFLINE": "0"}
         sent = new_duplex("export", trained.run(), "--push", "owner/shapes", **environment)
         assert sent.returncode == 0, sent.stderr
-        files = {"README.md", "model.safetensors", "recognize.py", "score_formula.py"}
-        assert set(hub.files["owner/shapes"]) == files
+        assert set(hub.files["owner/shapes"]) == {"README.md", "model.safetensors", "recognize.py", "score_formula.py"}
         image = trained.images()[0]
         remote = new_duplex("predict", image, "--model", "hf-hub:owner/shapes", "--format", "jsonl", **environment)
         assert remote.returncode == 0, remote.stderr

@@ -152,8 +152,7 @@ def test_corrected_labels_and_renamed_files_encode_nothing_again(fitted, drawn, 
 
 def test_a_data_set_is_loaded_from_the_features_of_a_fit(fitted, drawn, monkeypatch):
     monkeypatch.setattr(extraction, "extract", None)
-    loaded = load_dataset(drawn, encoder="tiny")
-    assert len(loaded.inputs().examples["train"]) > 0
+    assert len(load_dataset(drawn, encoder="tiny").inputs().examples["train"]) > 0
 
 
 def test_suspects_of_a_folder_and_of_its_model_are_those_of_the_cached_features(fitted, drawn, tmp_path, monkeypatch):
@@ -296,7 +295,6 @@ def test_an_encoder_without_a_text_tower_is_fine_tuned(drawn, tmp_path, monkeypa
     assert not list(fit.fit_cache_folder(model).rglob("training.partial"))  # of the paused recipe that was not chosen
     recognizer = Recognizer.load(model, device="cpu")
     assert recognizer.trained.finetuned is not None
-    images = sorted(drawn.glob("*/*/0000.png"))
-    assert [answer.best.state for answer in recognizer(images, top=1)]
+    assert [answer.best.state for answer in recognizer(sorted(drawn.glob("*/*/0000.png")), top=1)]
     draw_pair(tmp_path / "more", "red", "star", range(8, 11))
     assert read_fit(update_model(model, tmp_path / "more", tmp_path / "updated"))["updates"][0]["images"] == 3

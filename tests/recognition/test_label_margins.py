@@ -99,8 +99,7 @@ def test_the_list_the_page_and_the_corrected_copy(project, tmp_path):
     ],
 )
 def test_mistakes_in_an_edited_list_are_reported(project, command, tmp_path, text, message):
-    row = read_manifest(project.paths.manifest("own")).iloc[0]
-    (tmp_path / "edited.csv").write_text(text.format(**row))
+    (tmp_path / "edited.csv").write_text(text.format(**read_manifest(project.paths.manifest("own")).iloc[0]))
     assert command("relabel", "own", tmp_path / "edited.csv", "--out", "new.xlsx").refused("does not end in .csv")
     assert command("relabel", "own", tmp_path / "edited.csv", "--out", tmp_path / "new.csv").refused(message)
     assert not (tmp_path / "new.csv").exists()

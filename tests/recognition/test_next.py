@@ -24,8 +24,7 @@ ANSWERS = st.lists(st.tuples(st.sampled_from("abc"), st.floats(0, 1, width=16), 
 @given(ANSWERS)
 def test_one_image_of_each_answer_comes_before_the_second_of_any(rows):
     """A naive twin: take the first of each answer, least certain first, then the second of each."""
-    columns = ["answer", "margin", "in_distribution"]
-    table = in_labelling_order(pd.DataFrame(rows, columns=columns))
+    table = in_labelling_order(pd.DataFrame(rows, columns=["answer", "margin", "in_distribution"]))
     left = sorted(rows, key=lambda row: row[1] if row[2] else 0.0)
     wanted = []
     while left:

@@ -60,8 +60,7 @@ def test_answers_are_tasks_of_label_studio(project):
     accepted = [{**task, "annotations": task["predictions"]} for task in tasks]
     accepted[0]["data"]["image"] = "/data/local-files/?d=first.png"
     Path("export.json").write_text(json.dumps(accepted[:1]))
-    record = json.loads(predict(images[0], *asked, "--format", "jsonl").stdout)
-    best = record["top"][0]
+    best = json.loads(predict(images[0], *asked, "--format", "jsonl").stdout)["top"][0]
     assert read_table(Path("export.json")).to_numpy().tolist() == [["first.png", best["state"], best["object"]]]
 
 

@@ -150,8 +150,7 @@ def test_the_open_world_excludes_infeasible_compositions(trained):
     assert model.worlds == ("open",)
     assert len(candidates) == model.labels.size
     assert 0 < candidates.feasible.sum() <= len(candidates)
-    answer = model(trained.images()[0], top=10_000)[0]
-    assert len(answer.top) == candidates.feasible.sum()
+    assert len(model(trained.images()[0], top=10_000)[0].top) == candidates.feasible.sum()
     excluded = candidates.pairs[int(np.argmin(candidates.feasible))]
     wider = model.with_compositions([excluded]).candidates("open")
     assert wider.feasible[wider.pairs.index(excluded)] and len(wider) == len(candidates)

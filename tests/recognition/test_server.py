@@ -201,8 +201,7 @@ def test_it_binds_to_localhost_and_finishes_requests_before_it_stops(trained):
 
 
 def listening(pid: int) -> set[str]:
-    folder = Path(f"/proc/{pid}/fd")
-    held = {os.readlink(link) for link in folder.iterdir() if link.is_symlink()}
+    held = {os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir() if link.is_symlink()}
     lines = [
         line.split() for table in ("tcp", "tcp6") for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]
     ]

@@ -59,12 +59,9 @@ def read(folder: Path) -> tuple[dict[str, torch.Tensor], dict]:
 
 def stored_features(images: list[Path]) -> torch.Tensor:
     features, _ = encode_shared(
-        user_cache(),
-        load_encoder("tiny", towers="image"),
-        images[0].parent,
-        [image.name for image in images],
-        [sha256(image) for image in images],
-    )
+        user_cache(), load_encoder("tiny", towers="image"), images[0].parent, [image.name for image in images],
+        [sha256(image) for image in images]
+    )  # fmt: skip
     file, rows = features.require()
     return torch.from_numpy(read_features(file).cls[rows])
 
@@ -86,10 +83,8 @@ def test_ten_images_give_the_closed_form_of_all_images(model, drawn, further, tm
     features = torch.cat([stored_features(first), recognizer.encode(pixels)["cls"]])
     labels = torch.tensor([states.index(p.parts[-3]) * len(objects) + objects.index(p.parts[-2]) for p in paths])
     statistics = ClassStatistics.of(unit(features), labels, len(states), len(objects))
-    space = Recognizer.load(tmp_path / "out", device="cpu").labels
-    words = encode_words(space, load_encoder("tiny").text)
-    settings = read_statistics(model).settings
-    whole = ClosedForm.fit(statistics, settings, words).to(torch.float32)
+    words = encode_words(Recognizer.load(tmp_path / "out", device="cpu").labels, load_encoder("tiny").text)
+    whole = ClosedForm.fit(statistics, read_statistics(model).settings, words).to(torch.float32)
     candidates = tensors["state_of"] * len(objects) + tensors["object_of"]
     expected_rows, expected_offset = whole.linear(candidates)
     z = unit(features)
@@ -135,16 +130,14 @@ def test_updates_in_place_add_up(model, further, tmp_path):
     assert done.returncode == 0, done.stderr
     assert [update["images"] for update in read_fit(out)["updates"]] == [10, 2]
     counts = read_statistics(out).statistics.counts
-    before = read_statistics(model).statistics.counts
-    assert counts.sum() == before.sum() + 12
+    assert counts.sum() == read_statistics(model).statistics.counts.sum() + 12
     with pytest.raises(UsageError, match="2 of the 2 images are in the model already"):
         update_model(out, more, out, say=lambda _: None)
 
 
 def test_fine_tuned_blocks_make_the_features_that_are_added(drawn, further, tmp_path, monkeypatch):
     def with_blocks(self: fit.FolderRecipes, began: float):
-        spec = self._spec(fit.TRAINED)
-        ((recipe,),) = finetuned_recipes(spec, [2], [1e-3])
+        ((recipe,),) = finetuned_recipes(self._spec(fit.TRAINED), [2], [1e-3])
         yield [recipe.longer[0]]
 
     monkeypatch.setattr(fit.FolderRecipes, "levels", with_blocks)
@@ -161,8 +154,7 @@ def test_fine_tuned_blocks_make_the_features_that_are_added(drawn, further, tmp_
         z = unit(recognizer.trained.finetuned(inputs["block_inputs"])).double()
     moment = new.statistics.moment - old.statistics.moment
     assert torch.allclose(moment, z.T @ z, atol=1e-6)
-    answers = Recognizer.load(tmp_path / "out", device="cpu")(paths, top=1)
-    assert len(answers) == 10
+    assert len(Recognizer.load(tmp_path / "out", device="cpu")(paths, top=1)) == 10
 
 
 def test_only_images_enter_the_distance_from_known_ones(model, further, tmp_path):
@@ -285,12 +277,9 @@ def test_an_update_that_another_would_replace_is_kept(model, drawn, further, tmp
 
 @pytest.mark.parametrize(
     ("names", "options"),
-    [
-        (["trained.onnx", "see.py", "encoder.onnx"], "--onnx --onnx-encoder"),
-        (["trained.onnx"], "--onnx"),
-        (["page"], "--page DIST"),
-    ],
-)
+    [(["trained.onnx", "see.py", "encoder.onnx"], "--onnx --onnx-encoder"), (["trained.onnx"], "--onnx"),
+     (["page"], "--page DIST")],
+)  # fmt: skip
 def test_onnx_files_with_the_scores_of_before_are_left_out(model, further, tmp_path, names, options):
     place = shutil.copytree(model, tmp_path / "model")
     for name in names:
@@ -330,13 +319,9 @@ def test_an_export_does_not_replace_a_model(model, tmp_path):
 
 @pytest.mark.parametrize(
     ("case", "expected"),
-    [
-        ("run", "run `duplex fit` with all images instead"),
-        ("unreadable", "cannot be used"),
-        ("words", "does not know the words 'rusty'"),
-        ("partial", "1 rows of"),
-    ],
-)
+    [("run", "run `duplex fit` with all images instead"), ("unreadable", "cannot be used"),
+     ("words", "does not know the words 'rusty'"), ("partial", "1 rows of")],
+)  # fmt: skip
 def test_what_cannot_be_updated_is_one_line_and_leaves_nothing(model, further, tmp_path, case, expected):
     place = shutil.copytree(model, tmp_path / "model")
     if case == "run":

@@ -49,15 +49,12 @@ def test_any_series_gives_valid_svg_within_its_frame(points, name):
 def test_a_map_has_one_group_per_class_and_one_marker_per_prototype():
     rows = pd.DataFrame(
         [
-            ("image", "red <cat>", "cat", 1, 0.0, 0.0),
-            ("image", "red <cat>", "cat", 1, 1.0, 2.0),
-            ("image", "blue dog", "dog", 0, 3.0, 1.0),
-            ("semantic", "blue dog", "dog", 0, 3.0, 1.5),
-            ("visual", "blue dog", "dog", 0, 2.0, 1.5),
-            ("star", "red <cat>", "cat", 1, 2.0, 1.5),
+            ("image", "red <cat>", "cat", 1, 0.0, 0.0), ("image", "red <cat>", "cat", 1, 1.0, 2.0),
+            ("image", "blue dog", "dog", 0, 3.0, 1.0), ("semantic", "blue dog", "dog", 0, 3.0, 1.5),
+            ("visual", "blue dog", "dog", 0, 2.0, 1.5), ("star", "red <cat>", "cat", 1, 2.0, 1.5),
         ],
         columns=["kind", "label", "object", "seen", "x", "y"],
-    )
+    )  # fmt: skip
     root = ElementTree.fromstring(draw_map(rows, "label", "a map"))
     groups = root.findall("{http://www.w3.org/2000/svg}g")
     assert [g.attrib["data-tip"] for g in groups] == 2 * ["blue dog (unseen)", "red <cat> (seen)"]

@@ -158,12 +158,9 @@ def test_rows_with_different_encoders_or_blocks_are_not_compared():
 
 @pytest.mark.parametrize(
     ("encoder", "pairs", "verdict"),
-    [
-        (PAPER, None, "reproduced"),
-        ("ViT-B-32-quickgelu openai", None, "not comparable"),
-        (PAPER, 1261, "not comparable"),
-    ],
-)
+    [(PAPER, None, "reproduced"), ("ViT-B-32-quickgelu openai", None, "not comparable"),
+     (PAPER, 1261, "not comparable")],
+)  # fmt: skip
 def test_numbers_need_the_papers_data_and_encoder_whatever_the_names(encoder, pairs, verdict):
     statistics = statistics_of("mit-states", pairs)
     results = ablation("duplex", 23.7, encoder=encoder)
@@ -186,8 +183,7 @@ def test_numbers_of_the_published_sweep_are_compared_where_there_are_any():
 
 
 def test_a_benchmark_is_not_judged_by_what_the_paper_says_of_others():
-    statistics = statistics_of("cgqa")
-    found = judged({}, statistics=statistics)
+    found = judged({}, statistics=statistics_of("cgqa"))
     assert ("Tab. 3", "LOGICZSL > duplex", "AUC") in found and ("Tab. 3", "duplex > LOGICZSL", "AUC") not in found
     assert not [key for key in found if key[0] == "Tab. 7"]
 

@@ -75,8 +75,7 @@ def test_confusion_matrices_hold_the_counts_of_all_test_images(data, written) ->
 def test_sections_without_data_are_left_out(data, tmp_path) -> None:
     elsewhere = own_report(replace(data, root=tmp_path / "no images here"))
     assert "Wrong answers" not in titles(elsewhere) and "Confusions" in titles(elsewhere)
-    right = replace(data.answered, answer=data.answered.target)
-    perfect = own_report(replace(data, answered=right))
+    perfect = own_report(replace(data, answered=replace(data.answered, answer=data.answered.target)))
     assert "Wrong answers" not in titles(perfect)
     assert [part.title for part in perfect.sections[1].parts] == ["States", "Objects"]
 

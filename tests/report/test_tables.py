@@ -54,8 +54,7 @@ def results(
 
 
 @pytest.mark.parametrize(
-    ("name", "pairs", "quoted"),
-    [("mit-states", 1262, True), ("my-copy", 1262, True), ("mit-states", 1000, False)],
+    ("name", "pairs", "quoted"), [("mit-states", 1262, True), ("my-copy", 1262, True), ("mit-states", 1000, False)]
 )
 def test_published_rows_are_shown_for_data_with_the_benchmarks_counts_only(name, pairs, quoted):
     whole = results(name, pairs)
@@ -85,12 +84,9 @@ def test_published_numbers_are_the_papers():
 
 def test_the_cost_table_shows_fine_tuned_blocks_and_prototypes():
     timing = {
-        "parameters": 416_320,
-        "codebook_rows": 192,
-        "codebook_values": 24_576,
-        "peak_bytes": 5e8,
+        "parameters": 416_320, "codebook_rows": 192, "codebook_values": 24_576, "peak_bytes": 5e8,
         "seconds_per_epoch": 1.5,
-    }
+    }  # fmt: skip
     deep = {"parameters": 726_592, "finetuned_blocks": 2, "peak_bytes": 6e8, "seconds_per_epoch": 3.25}
     files = {part: f"{part}.json" for part in ("timing", "evaluation_timing")}
     runs = {
@@ -104,8 +100,7 @@ def test_the_cost_table_shows_fine_tuned_blocks_and_prototypes():
     asked = ("trained parameters", "fine-tuned blocks", "prototypes", "codebook values", "epoch", "AUC")
     assert [said["duplex"][title] for title in asked] == ["416,320", "–", "192", "24,576", "1.50 s", "20.0"]
     assert [said["dual_finetuned"][title] for title in asked] == ["726,592", "2", "–", "–", "3.25 s", "30.0"]
-    memory = [row["peak memory"] for row in said.values()]
-    assert memory == ["500 MB", "600 MB"]
+    assert [row["peak memory"] for row in said.values()] == ["500 MB", "600 MB"]
 
 
 def test_the_best_two_numbers_of_a_column_are_marked():
@@ -195,10 +190,8 @@ def test_an_ablation_table_has_the_rows_that_were_run():
     losses = found["Loss terms"]
     assert isinstance(losses, Table)
     assert [[cell.text for cell in row.cells[:2]] for row in losses.rows] == [
-        ["L_c^h", "7.0"],
-        ["L_c^t", "5.0"],
-        ["L_c^h + L_c^t + L_s + L_o", "9.0"],
-    ]
+        ["L_c^h", "7.0"], ["L_c^t", "5.0"], ["L_c^h + L_c^t + L_s + L_o", "9.0"],
+    ]  # fmt: skip
     assert losses.rows[2].cells[4].source == "ablations/artifacts/summary.json#/shapes/duplex_five/closed/auc"
     assert found["Inference terms"] is None
 

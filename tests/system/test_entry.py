@@ -42,14 +42,10 @@ def test_an_error_of_a_plug_in_names_it_before_its_traceback(monkeypatch, capsys
 
 @pytest.mark.parametrize(
     ("error", "code", "message"),
-    [
-        (DuplexError("it is broken;\nfix it"), 1, "it is broken; fix it"),
-        (UsageError("no such name"), 2, "no such name"),
-        (KeyboardInterrupt(), 130, "stopped"),
-        (Terminated(), 143, "stopped"),
-        (OSError(errno.ENOSPC, "No space left on device", "out/file"), 1, "No space left on device: 'out/file'"),
-    ],
-)
+    [(DuplexError("it is broken;\nfix it"), 1, "it is broken; fix it"), (UsageError("no such name"), 2, "no such name"),
+     (KeyboardInterrupt(), 130, "stopped"), (Terminated(), 143, "stopped"),
+     (OSError(errno.ENOSPC, "No space left on device", "out/file"), 1, "No space left on device: 'out/file'")],
+)  # fmt: skip
 def test_each_error_is_one_line(error, code, message, capsys) -> None:
     with pytest.raises(SystemExit) as left:
         run_command(raising(error))

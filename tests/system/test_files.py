@@ -128,8 +128,7 @@ def test_of_two_processes_that_write_one_folder_the_later_wins(tmp_path, monkeyp
 
 
 @pytest.mark.parametrize(
-    ("error", "raised"),
-    [(OSError(errno.ENOSPC, "full"), DuplexError), (KeyboardInterrupt(), KeyboardInterrupt)],
+    ("error", "raised"), [(OSError(errno.ENOSPC, "full"), DuplexError), (KeyboardInterrupt(), KeyboardInterrupt)]
 )
 def test_the_old_folder_comes_back_if_the_new_one_is_not_moved(tmp_path: Path, monkeypatch, error, raised) -> None:
     (tmp_path / "plan").mkdir()

@@ -15,12 +15,7 @@ from duplex.labels import LabelSpace
 from duplex.methods.duplex import DuplexOptions as Options
 from duplex.methods.word_feasibility import feasibility
 from duplex.training import scoring
-from duplex.training.scoring import (
-    Calibration,
-    count_unseen_pairs,
-    feasibility_by_words,
-    feasible_compositions,
-)
+from duplex.training.scoring import Calibration, count_unseen_pairs, feasibility_by_words, feasible_compositions
 from tests.methods.field import words
 from tests.methods.world import features, scores_of, small_labels, small_method
 

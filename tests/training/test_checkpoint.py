@@ -65,11 +65,8 @@ def test_the_record_is_read_back_with_alternative_calibrations(saved):
     assert read_record(saved[0]) == RECORD
     other = Calibration(0.5, 0.1, 3.0, 4.0, -1.0, 0.5)
     record = dataclasses.replace(
-        RECORD,
-        calibration={"open": Calibration(0.5, alternatives=(other,))},
-        finetune=FinetuneOptions(blocks=1),
-        recipes=({"rate": 0.1},),
-        confidence=Confidence(2.0, 1.5),
-    )
+        RECORD, calibration={"open": Calibration(0.5, alternatives=(other,))}, finetune=FinetuneOptions(blocks=1),
+        recipes=({"rate": 0.1},), confidence=Confidence(2.0, 1.5)
+    )  # fmt: skip
     save_checkpoint(saved[0], saved[1], record)
     assert read_record(saved[0]) == record

@@ -19,8 +19,7 @@ def with_text() -> duplex.Dataset:
 
 
 def losses(data: duplex.Dataset, **settings: Any) -> list[float]:
-    run = duplex.fit(data, "csp", epochs=2, learning_rate=0.01, **settings)
-    return run.history["loss_semantic"].tolist()[1:]
+    return duplex.fit(data, "csp", epochs=2, learning_rate=0.01, **settings).history["loss_semantic"].tolist()[1:]
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
@@ -36,12 +35,9 @@ def test_a_precision_of_the_text_tower_is_used(with_text, precision):
 def test_every_setting_changes_training(with_text):
     plain = losses(with_text, batch_size=8)
     changes: dict[str, dict[str, Any]] = {
-        "clip": {"clip": 1e-3},
-        "sgd": {"optimiser": "sgd"},
-        "momentum": {"optimiser": "sgd", "sgd_momentum": 0.0},
-        "optimiser": {"optimiser": torch.optim.NAdam},
-        "schedule": {"schedule": lambda epoch: 0.0},
-    }
+        "clip": {"clip": 1e-3}, "sgd": {"optimiser": "sgd"}, "momentum": {"optimiser": "sgd", "sgd_momentum": 0.0},
+        "optimiser": {"optimiser": torch.optim.NAdam}, "schedule": {"schedule": lambda epoch: 0.0},
+    }  # fmt: skip
     found = {name: losses(with_text, batch_size=8, **settings) for name, settings in changes.items()}
     assert all(values != plain for values in found.values())
     assert len({tuple(values) for values in found.values()}) == len(changes)

@@ -18,8 +18,7 @@ from tests.training.test_hooks import DUPLEX, SETTINGS, Ledger, trained
 
 
 def logged(name: str, folder: Path):
-    log = open_log(name, folder)
-    return trained("hm", log=log)[1]
+    return trained("hm", log=open_log(name, folder))[1]
 
 
 @pytest.mark.slow

@@ -135,8 +135,7 @@ def test_a_step_updates_prompts_by_the_summed_gradients():
     """The prompts' gradient equals that of one backward pass through everything at once."""
     options, chosen = Options(width=5, adapter_dropout=0.0), torch.arange(8)
     network = small_method(options)
-    optimiser = torch.optim.SGD(network.groups(), lr=0.0)
-    optimiser_step(network, images(), chosen, SETTINGS, optimiser)
+    optimiser_step(network, images(), chosen, SETTINGS, torch.optim.SGD(network.groups(), lr=0.0))
     gradient = network.paths.prompts.learned_rows.grad.clone()
     plain = small_method(options)
     step_of(plain, examples().cls[chosen], examples().compositions[chosen]).total.backward()
@@ -324,7 +323,6 @@ def test_epochs_between_validations_are_trained_but_never_kept(every, validated)
     _, outcome = run(settings=dataclasses.replace(SETTINGS, epochs=5, validate_every=every))
     assert [row["epoch"] for row in outcome.history if "val_auc" in row] == validated
     assert [row["epoch"] for row in outcome.history] == list(range(6))
-    whole = run(settings=dataclasses.replace(SETTINGS, epochs=5))[1]
-    aucs = [row["val_auc"] for row in whole.history]
+    aucs = [row["val_auc"] for row in run(settings=dataclasses.replace(SETTINGS, epochs=5))[1].history]
     assert outcome.best_epoch == max(validated, key=lambda epoch: aucs[epoch])
     assert outcome.best_auc == aucs[outcome.best_epoch]

@@ -31,8 +31,7 @@ def test_distances_are_those_of_the_inverse_covariance() -> None:
         train.compositions,
     )
     z_train, z_val = z
-    groups = ClassStatistics.of(torch.from_numpy(z_train), pairs, 2, 2).by_pair()
-    whitening = shared_whitening(groups).numpy()
+    whitening = shared_whitening(ClassStatistics.of(torch.from_numpy(z_train), pairs, 2, 2).by_pair()).numpy()
     inverse = whitening @ whitening.T
     means = [z_train[pairs.numpy() == pair].mean(0) for pair in np.unique(pairs)]
     naive = [min(np.sqrt((row - mean) @ inverse @ (row - mean)) for mean in means) for row in z_val]
@@ -42,8 +41,7 @@ def test_distances_are_those_of_the_inverse_covariance() -> None:
 def unseen(images: int, seed: int, away: float) -> Examples:
     """Images of an unseen pair, farther from the training pairs."""
     other = examples(images, seed)
-    pair = torch.full((images,), int(LABELS.pairs["val"][0]))
-    return Examples(other.rows, {"cls": other.cls + away}, pair)
+    return Examples(other.rows, {"cls": other.cls + away}, torch.full((images,), int(LABELS.pairs["val"][0])))
 
 
 @pytest.mark.parametrize("away", [0, 0.5, 4])
@@ -51,8 +49,7 @@ def unseen(images: int, seed: int, away: float) -> Examples:
 def test_the_stated_share_of_validation_images_passes_if_one_in_ten_is_of_an_unseen_pair(share, away) -> None:
     parts = examples(100, 2), unseen(300, 3, away)
     cls, compositions = (torch.cat([getattr(part, name) for part in parts]) for name in ("cls", "compositions"))
-    both = Examples(np.arange(400), {"cls": cls}, compositions)
-    model = NoveltyDetector.fit(examples(200, 1), both, LABELS, share)
+    model = NoveltyDetector.fit(examples(200, 1), Examples(np.arange(400), {"cls": cls}, compositions), LABELS, share)
     passing = [float((model.distances(part.cls) <= model.threshold).double().mean()) for part in parts]
     assert share - 1e-9 <= 0.9 * passing[0] + 0.1 * passing[1] <= share + 0.02
 

@@ -71,5 +71,4 @@ def test_a_run_measured_on_another_split_of_its_images_is_reported(capsys):
     duplex.evaluate(run, data)
     assert "another table" not in capsys.readouterr().err
     duplex.evaluate(run, small(table={**table, "split": split}))
-    said = capsys.readouterr().err
-    assert "the image table of 'arrays' differs from the one that run 'kg_sp' was trained on" in said
+    assert "the image table of 'arrays' differs from the one that run 'kg_sp' was trained on" in capsys.readouterr().err

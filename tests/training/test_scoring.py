@@ -189,8 +189,7 @@ def test_tune_gets_the_validation_auc_of_scores():
     scores[torch.arange(8), torch.from_numpy(target)] += 2
     expected = measure(ScoreAccumulator(target, labels.seen[columns]).add(scores).competitors(), rounds=0).auc
     assert 0 < auc(scores) == pytest.approx(expected)
-    seen = labels.pairs["val"][labels.seen[labels.pairs["val"]]]
-    tune(method, eight("val", seen), labels)  # type: ignore[arg-type]
+    tune(method, eight("val", labels.pairs["val"][labels.seen[labels.pairs["val"]]]), labels)  # type: ignore[arg-type]
     assert method.asked[2](scores) == 0.0  # undefined
     with pytest.raises(DuplexError, match=r"called auc with a function; pass a tensor of scores"):
         auc(lambda inputs: scores)
