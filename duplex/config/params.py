@@ -151,7 +151,7 @@ class MethodChanges(ParamsSection):
     def _check_keys(self) -> MethodChanges:
         for key in ("kind", "extends", "world", "shown_as", "per_dataset", "of"):
             if key in self.options:
-                raise OptionError("cannot differ by data set; move it to this method in params.yaml, or a new one", key)
+                raise OptionError("cannot differ by data set; set it for the whole method, or add a second method", key)
         return self
 
 

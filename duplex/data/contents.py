@@ -179,7 +179,7 @@ def split_at_random(frame: pd.DataFrame, options: SplitOptions, place: object = 
     held_out = _hold_out([pairs[i] for i in rng.permutation(len(pairs))], sum(wanted))
     if len(held_out) < 2:
         raise DuplexError(
-            f"{place}: no two of its {len(pairs)} pairs can be held out so that training still shows every state and "
+            f"{place} has {len(pairs)} pairs, too few to hold out two (validation, test) and train on every state and "
             "object; add images of more pairs of these states and objects, or give every image a split in a table"
         )
     val_pairs = min(max(1, round(len(held_out) * wanted[0] / sum(wanted))), len(held_out) - 1)

@@ -517,8 +517,8 @@ def render_images(manifest: pd.DataFrame, root: Path, seed: int = SEED) -> int:
         foreign = None if stamp.exists() else next((name for name in manifest["image"] if (root / name).exists()), None)
         if foreign:
             raise DuplexError(
-                f"{root} holds images without a record that duplex drew them, such as {foreign}; move {root} away, or "
-                "set another `root` under this data set's `source:` in params.yaml"
+                f"{root} holds {foreign} from another source; move that folder, or set another `root` for the drawn "
+                "images in params.yaml"
             )
         write_text(stamp, UNFINISHED)  # if this is interrupted, old and new images are mixed and must be drawn again
     missing = [name for name in manifest["image"] if not current or image_fault(root / name)]

@@ -278,7 +278,8 @@ def _pair(folder: str, root: Path) -> list[str]:
     words = folder.split() if " " in folder else folder.split("_")
     if len(words) != 2 or not all(words):
         raise DuplexError(
-            f"{root / folder} holds images, but its name is not two words; rename it or use `state/object/` folders"
+            f"{root / folder} holds images, but its name is not a state and an object; rename it, as in `red_apple`, "
+            "or use `state/object/` folders"
         )
     return words
 

@@ -306,7 +306,7 @@ def _widened(part: Any, wide: torch.dtype) -> Any:
 
 def _single(ids: tuple[int, ...], name: str) -> int:
     if len(ids) != 1:
-        raise DuplexError(f"prompts need one {name} token (this encoder has {len(ids)}); choose, for example, ViT-B-32")
+        raise DuplexError(f"this encoder has {len(ids)} {name} tokens, but prompts need one; choose, say, ViT-B-32")
     return ids[0]
 
 

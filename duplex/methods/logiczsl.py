@@ -58,7 +58,7 @@ def parse_rules(lines: Sequence[str], labels: LabelSpace) -> tuple[RuleTables, R
         known, where = names[kind], f"{kind} in the rule {line!r}:"
         i, j = known.index(require(a, known, where)), known.index(require(b, known, where))
         if i == j:
-            raise UsageError(f"rule {line!r} relates {kind} {a} to itself; {FORM}")
+            raise UsageError(f"rule {line!r} relates the {kind} {a!r} to itself; {FORM}, with different names")
         getattr(tables[kind], verb)[i, j] = 1.0
         if verb == "excludes":
             tables[kind].excludes[j, i] = 1.0

@@ -90,7 +90,7 @@ class DvcRepo:
         if process.returncode:
             text = " ".join((process.stderr or "").rpartition("ERROR:")[2].split())
             reason = text[:LONGEST_REASON].rstrip(".") or f"exit code {process.returncode}"
-            raise DuplexError(f"`dvc {words[0]}` failed: {reason}; resolve this, then run the same command again")
+            raise DuplexError(f"`dvc {words[0]}` failed: {reason}; once it works, run the same command again")
         return process.stdout if quiet else ""
 
 

@@ -374,8 +374,8 @@ def require_configured_inputs(params: Params, dataset: str, method: str) -> None
     if not missing:
         return
     remedies = {
-        "text": f"the text tower of the encoder that made the features: set datasets.{dataset}.encoder "
-        "in params.yaml to one with a text tower",
+        "text": "the text tower of the encoder that made the features: if it has one, name this encoder as "
+        f"datasets.{dataset}.encoder in params.yaml",
         "words": "word vectors: set evaluation.word_vectors in params.yaml to a file in GloVe format",
         "patch": f"patch tokens, not imported features: give datasets.{dataset} in params.yaml an encoder instead",
     }

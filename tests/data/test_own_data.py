@@ -177,7 +177,7 @@ def test_parquet_cells_must_be_text(tmp_path: Path, column: list[object], says: 
      (["train/car/x.jpg", "Val/car/y.jpg"], "are named after splits, not states"),
      (["red_star/train/x.jpg", "red_star/test/y.jpg"], "test, train are named after splits, not objects"),
      (["fold0/car/x.jpg", "fold1/car/y.jpg"], "are named after splits, not states"),
-     (["car/x.jpg"], "is not two words"), (["red/---/x.jpg", "__/car/x.jpg"], "no word for a prompt")],
+     (["car/x.jpg"], "is not a state and an object"), (["red/---/x.jpg", "__/car/x.jpg"], "no word for a prompt")],
 )  # fmt: skip
 def test_bad_folders_are_errors(tmp_path: Path, paths: list[str], says: str) -> None:
     for path in paths:

@@ -53,7 +53,7 @@ def test_losses_by_loops(written):
 @pytest.mark.parametrize(
     ("line", "says"),
     [("state: red loves hollow", "no rule"), ("state: blue excludes red", "blue"),
-     ("object: star implies star", "relates object star to itself")],
+     ("object: star implies star", "relates the object 'star' to itself")],
 )  # fmt: skip
 def test_malformed_rules_and_those_of_unknown_or_equal_primitives_are_refused(line, says):
     with pytest.raises(UsageError, match=says):

@@ -28,7 +28,7 @@ BAD: dict[str, Callable[[Path], object]] = {  # said -> what is drawn
     "has only one state, 'red'": lambda root: [draw_pair(root, "red", thing, range(4)) for thing in OBJECTS],
     "has only one object, 'star'": lambda root: [draw_pair(root, state, "star", range(4)) for state in STATES],
     "has no image of a seen pair": lambda root: draw_folder(root, 1),
-    "can be held out": lambda root: [draw_pair(root, *pair, range(4)) for pair in zip(STATES, OBJECTS, strict=True)],
+    "too few to hold": lambda root: [draw_pair(root, *pair, range(4)) for pair in zip(STATES, OBJECTS, strict=True)],
     "occur with two labels; for example": copy_with_another_label,
     "holds no images": Path.mkdir,
 }
