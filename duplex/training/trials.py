@@ -9,6 +9,8 @@ best one so far if its validation AUC is higher by more than the standard error 
 
     AUC' - AUC > SE(AUC' - AUC),    by DeLong's formula over the same validation images.
 
+Of recipes with equal costs, such as two learning rates of prompts, the one with the highest AUC replaces it.
+
 Recipes with fine-tuned blocks are first compared with each other, after the same two epochs of each. Any gain in AUC
 decides, as recipes recognise images equally fast once they are trained. Several learning rates are tried at the
 smallest number of blocks, and all larger numbers use the best of them. Two numbers of blocks in a row without a gain
@@ -242,9 +244,9 @@ def search_recipes(
         results = [tried(recipe) for recipe in level if leader is None or recipe.rate == leader[0].rate]
         if level[0].pause is None:
             gaining = [each for each in results if best is None or gain_exceeds_error(each[1], best[1])]
-            best = _best_rate(gaining) if gaining else best
+            best = max(gaining, key=lambda each: each[1].auc) if gaining else best
             continue
-        top = _best_rate(results)
+        top = max(results, key=lambda each: each[1].auc)
         if leader is None or top[1].auc > leader[1].auc:
             leader, failures = top, 0
         else:
@@ -263,15 +265,6 @@ def search_recipes(
     for row in table:
         row["chosen"] = row["recipe"] == best[0].name
     return RecipeChoice(*best, tuple(table))
-
-
-def _best_rate(tried: Sequence[tuple[Trial, TrialResult]]) -> tuple[Trial, TrialResult]:
-    top, *others = tried
-    for other in others:
-        gains = other[1].auc > top[1].auc
-        if gains and (other[0].pause or gain_exceeds_error(other[1], top[1])):
-            top = other
-    return top
 
 
 def gain_exceeds_error(dearer: TrialResult, cheaper: TrialResult) -> bool:
