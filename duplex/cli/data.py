@@ -234,7 +234,7 @@ def _print_findings(name: str, dataset: LabelledImages, issues: list[DataIssue])
     print(statistics_text(name, counts))
     if dataset.made_split:
         images = ", ".join(f"{counts.splits[split].images:,} {split}" for split in SPLITS)
-        print(f"made a split: {images} images; to use your own split, add a table with a column 'split'")
+        print(f"made a split: {images} images; to set your own, add a table with a column 'split' instead")
     if fatal := next((issue for issue in issues if issue.fatal), None):
         raise DuplexError(f"{name} was not added: {fatal}; correct this, then run the same command again")
 

@@ -144,7 +144,9 @@ def load_czsl(root: Path) -> LabelledImages:
             paths = list(_candidates(record, place))
             rows.append((next(filter(tree.has, paths), paths[0]), state, thing, split))
     if not rows:
-        raise DuplexError(f"{root / METADATA}: no row's pair is listed in {_folder(root)}; use files of one data set")
+        raise DuplexError(
+            f"{root / METADATA}: none of its pairs is listed in {_folder(root)}; both must be of one data set"
+        )
     notes = {
         "rows left out because their state, object or split is NA": absent,
         "rows left out because their pair is in no list": unlisted,

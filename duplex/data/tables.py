@@ -412,9 +412,9 @@ def split_options_like(rows: pd.DataFrame, seed: int) -> SplitOptions:
     unseen_pairs, seen_images = [], []
     for split in ("val", "test"):
         here = rows["split"] == split
-        for kind, mask in (("in training", seen), ("not in training", ~seen)):
+        for kind, mask in (("with", seen), ("without", ~seen)):
             if not (here & mask).any():
-                raise UsageError(f"a re-split needs {split} images of pairs {kind}, but there are none; add some")
+                raise UsageError(f"a re-split needs {split} images of pairs {kind} training images; add some")
         unseen_pairs.append(pairs[here & ~seen].nunique() / pairs.nunique())
         seen_images.append(float((here & seen).sum() / seen.sum()))
     return SplitOptions(seed, unseen_pairs[0], unseen_pairs[1], seen_images[0], seen_images[1])

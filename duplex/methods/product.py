@@ -49,8 +49,8 @@ class ProductMethod(Method[ProductOptions]):
         super().__init__(context, options)
         if not context.members:
             raise UsageError(
-                f"a product of runs ({', '.join(options.of)}) cannot be trained; list its name under run.products "
-                "in params.yaml, not run.methods"
+                f"a product of runs ({', '.join(options.of)}) is not trained itself; train these and, in params.yaml, "
+                "list the product under run.products, not run.methods"
             )
         self._members = context.members  # no submodules: their tensors are in their own checkpoints
         for member in self._members:

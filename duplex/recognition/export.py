@@ -286,7 +286,7 @@ def export(
     """
     refuse_existing_model(out, force=force)
     if is_random(trained.backbone.record.get("tag")):
-        raise UsageError(f"{trained.where} has random encoder weights and is not exported; train with pretrained ones")
+        raise UsageError(f"{trained.where} has random encoder weights, so it cannot be exported; train with others")
     tensors = exported_tensors(trained, world)
     fields = {
         "kind": trained.kind,

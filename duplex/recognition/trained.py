@@ -176,7 +176,7 @@ class TrainedRun(TrainedModel):
         digest = None if file is None else sha256(file)
         if digest != self.record.encoder.get(checkpoint.WORD_VECTORS):
             fix = "set evaluation.word_vectors in params.yaml (in Python: `word_vectors`) as in training"
-            raise UsageError(f"{self.where} was trained with other word vectors; change to its project, or {fix}")
+            raise UsageError(f"{self.where} was trained with other word vectors; run this in its project, or {fix}")
         if file is None:
             return PrimitiveVectors(*encode_words(labels, self.backbone.tower("text").text))
         vectors = read_word_vectors(file, [*labels.states, *labels.objects]).vectors

@@ -243,7 +243,7 @@ def load_checkpoint(checkpoint: Path | ModelHeader, context: MethodContext, enco
         method.load_state_dict(tensors)
     except RuntimeError as error:  # tensors are missing, unknown or of another shape
         reason = " ".join(str(error).split())
-        raise DuplexError(f"{path} was written by another version of its method ({reason}); train again") from error
+        raise DuplexError(f"{path} does not fit this version of its method, so train again ({reason})") from error
     return method.eval()
 
 

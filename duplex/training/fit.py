@@ -473,7 +473,7 @@ def _check_same_images(results: Sequence[Result]) -> None:
         for key in ("world", "split"):
             here, there = getattr(results[0], key), getattr(other, key)
             if here != there:
-                raise UsageError(f"the results have different {key}s, {here} and {there}; evaluate both for one {key}")
+                raise UsageError(f"the results differ in {key}: {here} and {there}; evaluate both with the same {key}")
         if not results[0].predictions[SHARED_COLUMNS].equals(other.predictions[SHARED_COLUMNS]):
             raise UsageError(
                 f"{results[0]._title!r} and {other._title!r} have different images; evaluate both on one data set"

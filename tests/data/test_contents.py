@@ -39,7 +39,7 @@ def split_or_assume(*given):
     try:
         return split_by_content(*given)
     except DuplexError as error:
-        assume("held out" not in str(error))
+        assume("hold out" not in str(error))
         raise
 
 

@@ -123,7 +123,7 @@ def test_a_link_within_the_root_and_a_linked_root_are_fine(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("records", "says"),
     [
-        ([], "no row's pair is listed in"),
+        ([], "none of its pairs is listed in"),
         ([1, 2], "not a list of records"),
         ([{"image": "x"}], "attr is None"),
         ([record("x", split="dev")], "'set' is 'dev'; expected train, val, test or NA"),

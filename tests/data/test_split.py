@@ -39,7 +39,7 @@ def test_splits_keep_every_primitive_in_training(grid, seed, val_unseen, test_un
     try:
         made = split_at_random(frame, options)
     except DuplexError as error:
-        assume("held out" not in str(error))
+        assume("hold out" not in str(error))
         raise
     frame = frame.assign(split=made.split)
     pairs = pairs_of(frame)
@@ -125,7 +125,7 @@ def test_few_images_are_a_part_of_the_training_images() -> None:
 
 
 def test_data_without_pairs_to_hold_out_is_refused() -> None:
-    with pytest.raises(DuplexError, match="held out"):
+    with pytest.raises(DuplexError, match="hold out"):
         split_at_random(frame_of({(0, 0): 5, (1, 1): 5, (2, 2): 5}), SplitOptions())
 
 
@@ -210,7 +210,7 @@ def test_resplits_keep_shares_and_primitives(grid: dict[tuple[int, int], int], n
         split_options_like(data.manifest, 0)
         again = resplit(data, number)
     except (DuplexError, UsageError) as error:
-        assume("held out" not in str(error) and "but there are none" not in str(error))
+        assume("hold out" not in str(error) and "training images; add some" not in str(error))
         raise
     assert again.manifest[["image", "state", "object"]].equals(data.manifest[["image", "state", "object"]])
     pairs, before = pairs_of(again.manifest), pairs_of(data.manifest)
@@ -259,7 +259,7 @@ def test_a_split_without_unseen_pairs_or_seen_images_is_refused() -> None:
     numbers = rows["image"].str.extract(r"/(\d)\.jpg")[0].astype(int)
     all_seen = rows.assign(split=numbers.map({0: "train", 1: "train", 2: "val", 3: "test"}))
     only_unseen = rows.assign(split=rows["state"].map({"s0": "train", "s1": "val", "s2": "test"}))
-    for manifest, lacking in ((all_seen, "not in training"), (only_unseen, "in training")):
+    for manifest, lacking in ((all_seen, "without"), (only_unseen, "with")):
         data = from_rows(manifest, SplitOptions(), "here")
-        with pytest.raises(UsageError, match=f"needs val images of pairs {lacking}, but there are none"):
+        with pytest.raises(UsageError, match=f"needs val images of pairs {lacking} training images; add some"):
             resplit(data, 1)

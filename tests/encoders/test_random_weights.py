@@ -65,7 +65,7 @@ def test_an_architecture_is_tried_offline_from_images_to_an_answer(tmp_path, com
     recognizer = duplex.Recognizer.load(run.save(tmp_path / "model"))
     (answer,) = recognizer(tmp_path / "images" / manifest["image"][0])
     assert answer.best.state in data.labels.states
-    assert command("export", tmp_path / "model", tmp_path / "out").refused("has random encoder weights and is")
+    assert command("export", tmp_path / "model", tmp_path / "out").refused("has random encoder weights, so it")
 
 
 @pytest.mark.parametrize(

@@ -258,7 +258,7 @@ def test_undefined_and_unpaired_results_are_one_line(tmp_path):
         duplex.evaluate(run, data, world="open")
     with pytest.raises(UsageError, match="unknown split 'train'"):
         duplex.evaluate(run, data, split="train")
-    with pytest.raises(UsageError, match="have different splits, test and val"):
+    with pytest.raises(UsageError, match="differ in split: test and val; evaluate both"):
         duplex.compare(result, duplex.evaluate(run, data, split="val"))
     renamed = small(table={**arrays()["table"], "image": [f"{row}.jpg" for row in range(33)]})
     with pytest.raises(UsageError, match="different images"):
