@@ -52,7 +52,7 @@ def test_drawing_does_not_replace_images(project: Path, command: Command) -> Non
     mine = project / "data/shapes/red_star/0000.png"
     mine.parent.mkdir(parents=True)
     mine.write_bytes(b"precious")
-    assert command("prepare", "-d", "shapes").refused("data/shapes", "such as red_star/0000.png; move data/shapes away")
+    assert command("prepare", "-d", "shapes").refused("data/shapes", "from another source; move that folder")
     assert mine.read_bytes() == b"precious"
 
 
