@@ -27,7 +27,7 @@ HOLDERS = ("transformer", "blocks", "stages", "layer1", "layer2", "layer3", "lay
 
 
 def patch_tokens(trunk: Any, cells: Tensor) -> Tensor:
-    """Patch tokens [B, P, w] of a trunk's output: a map [B, w, H, W] or [B, H, W, w], or tokens after prefix tokens."""
+    """Extract patch tokens [B, P, w] from a trunk's output: a feature map, or tokens that follow class tokens."""
     if cells.ndim == 4:
         return cells.flatten(1, 2) if getattr(trunk, "output_fmt", "") == "NHWC" else cells.flatten(2).transpose(1, 2)
     return cells[:, getattr(trunk, "num_prefix_tokens", 0) :]

@@ -31,7 +31,7 @@ class WordVectors:
 
 
 def word_vectors_file(path: str | Path | None) -> Path | None:
-    """A user's path of a file of word vectors, made absolute; `UsageError` if there is no such file."""
+    """The absolute path of the word-vector file that a user gave, or None; raises `UsageError` if it does not exist."""
     if path is None:
         return None
     file = expanded_path(path, "word_vectors")

@@ -93,7 +93,7 @@ class MappedRows:
 
 @dataclass(frozen=True, eq=False)
 class DiskTokens:
-    """Patch tokens of n images, left in a file on disk; `tokens[rows]` reads those of the images `rows` alone.
+    """Patch tokens of n images that stay in a file; indexing, as in `tokens[rows]`, reads only the images `rows`.
 
     The file stays open until the last object made from it is deleted; it stays readable even if it is replaced.
     """

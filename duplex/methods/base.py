@@ -317,7 +317,7 @@ class AdaptedRun:
 
 
 class UnsuitableMethod(UsageError):
-    """Raised by a stream adapter that cannot adapt the method of a run; evaluations then leave the stream out."""
+    """Raised by a stream adapter if it cannot adapt a run's method; the run is then evaluated without adapting."""
 
 
 class StreamAdapter:

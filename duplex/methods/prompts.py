@@ -103,7 +103,7 @@ class Prompts(nn.Module):
         return torch.cat([self.frozen_rows, self.dropped(self.learned_rows)])
 
     def dropped(self, rows: Tensor) -> Tensor:
-        """`rows` after dropout of the words' vectors, which are the last rows; unchanged outside of training."""
+        """Token vectors `rows`; in training, after dropout of the last ones, the vectors of states and objects."""
         if not (self.word_dropout and self.training and torch.is_grad_enabled()):
             return rows
         names = len(self.name_rows)

@@ -405,7 +405,7 @@ class FolderRecipes:
         return EncodedFolder(inputs, features.identity, depth, frozenset(each.row for each in bad))
 
     def with_readable_images(self) -> FolderRecipes:
-        """Encode images that are not in the cache; returns the recipes for those that can be read and their labels."""
+        """Encode all images; returns these recipes without unreadable images and without pairs that only they show."""
         if not self.encoded.bad:
             return self
         kept = ~np.isin(np.arange(len(self.data.manifest)), list(self.encoded.bad))

@@ -77,7 +77,7 @@ def curve_figure(data: DatasetResults, world: str) -> Figure | None:
 
 
 def tones_of(data: DatasetResults) -> dict[str, int]:
-    """The number of each method's colour in all figures, by the method's own name and by the name that figures show."""
+    """Colour numbers of methods, equal in all figures; the keys are methods' own names and their names in figures."""
     tones = {method: tone for tone, method in enumerate(data.runs)}
     return {data.shown_as.get(method, method): tone for method, tone in tones.items()} | tones
 

@@ -147,7 +147,7 @@ def run_cell(
 def mean_cell(
     places: Sequence[tuple[RunRecord, Sequence[str]]], form: str, part: str = "metrics", scale: float = 1.0
 ) -> TableCell:
-    """Cell with a number's mean over the runs that have it, times `scale`.
+    """Table cell that shows the mean of a number over those runs that recorded it, multiplied by `scale`.
 
     places: each run's record, and the keys under which the record's `part` has the number.
     """

@@ -129,7 +129,7 @@ class Trials:
     hooks: Callable[[Trial], TrainingHooks] = lambda trial: TrainingHooks()
 
     def files(self, trial: Trial) -> RunPaths:
-        """Paths of a trial's files; a training that pauses and its continuation share them."""
+        """Paths of the files of a training; a trial that pauses it and the one that continues it get the same paths."""
         spec = trial.spec
         tuned = None if spec.finetune is None else spec.finetune.to_dict()
         key = [self.key, spec.kind, spec.options.to_dict(), spec.training.to_dict(), tuned, trial.seed]
@@ -168,7 +168,7 @@ class Trials:
             files.unfinished_training.unlink(missing_ok=True)
 
     def delete_paused(self) -> None:
-        """Delete the files from which paused trainings could continue; called once a search has ended."""
+        """Delete the saved states of trainings that were paused and not chosen; for the end of a search."""
         for file in self.folder.glob(f"*/{RunPaths(self.folder).unfinished_training.name}"):
             file.unlink()
 
