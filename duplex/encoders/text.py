@@ -226,7 +226,8 @@ class ClipTextTower:
             x = torch.cat([x, self.cls.expand(len(x), 1, -1)], 1)
         x = x + self.positions[: x.shape[1]]
         mask = self._attention_mask(real, x)
-        with torch.autocast(device.type, self.dtype, enabled=self.dtype in (torch.bfloat16, torch.float16)):
+        half = self.dtype in (torch.bfloat16, torch.float16)
+        with torch.autocast(device.type, self.dtype, enabled=half, cache_enabled=False):  # as adapters' weights change
             for block in self.blocks:
                 if checkpoint and x.requires_grad:
                     x = recompute(block, x, attn_mask=mask, use_reentrant=False)

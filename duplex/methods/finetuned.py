@@ -69,7 +69,7 @@ class FinetunedBlocks(nn.Module):
         super().__init__()
         self.options = options
         self.checkpointing = False
-        self._precision = precision
+        self.precision = precision
         blocks = copy.deepcopy(cut.blocks)
         for block in blocks:
             block.eval().requires_grad_(False)
@@ -115,14 +115,15 @@ class FinetunedBlocks(nn.Module):
 
     def _compute(self, block_inputs: Tensor) -> dict[str, Tensor]:
         # TF32 only as in the cache, without gradients
-        with nullcontext() if torch.is_grad_enabled() else float32_arithmetic(self._precision):
+        with nullcontext() if torch.is_grad_enabled() else float32_arithmetic(self.precision):
             x = block_inputs.to(self._device)
             is_pixels = x.dtype == torch.uint8
             if is_pixels and self.options.augment and self.training and torch.is_grad_enabled():
                 from duplex.methods.augmentation import augment
 
                 x = augment(x, self.options.augment)
-            with torch.autocast(self._device.type, torch.bfloat16, enabled=self._precision == "bf16"):
+            is_bf16 = self.precision == "bf16"  # no cache: within another autocast, it would keep a step's old weights
+            with torch.autocast(self._device.type, torch.bfloat16, enabled=is_bf16, cache_enabled=False):
                 with torch.no_grad():
                     x = self._begin(x) if self._begin is not None and is_pixels else x.float()
                     for block in self._blocks[: self._frozen]:

@@ -20,6 +20,7 @@ import shutil
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from copy import copy
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -395,7 +396,9 @@ class OnnxImageTower(nn.Module):
     def __init__(self, encoder: Any, preprocess: Mapping[str, Any], model: TrainedModel) -> None:
         super().__init__()
         self.visual = encoder.visual
-        self.finetuned = model.finetuned
+        self.finetuned = copy(model.finetuned)
+        if self.finetuned is not None:
+            self.finetuned.precision = "fp32"  # like the tower
         self._encoder = encoder
         record = model.backbone.record
         self._reads_pixels = PIXELS in record

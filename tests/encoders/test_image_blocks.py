@@ -15,7 +15,8 @@ from duplex.errors import UsageError
 from duplex.methods.adapters import LowRank
 from duplex.methods.finetuned import FinetunedBlocks
 from duplex.options import FinetuneOptions
-from duplex.system.threads import float32_arithmetic
+from duplex.recognition.export import OnnxImageTower
+from duplex.system.threads import float32_arithmetic, in_initial_modes
 
 TimmModel = open_clip.timm_model.TimmModel
 ADAPTERS = ("bottleneck", "lora", "full", "parallel", "experts")
@@ -212,6 +213,31 @@ def test_bfloat16_is_close() -> None:
         rounded = finetuned(encoder, inputs, 2, 2, precision="bf16").eval()(inputs)
     assert rounded.dtype == torch.float32 and not torch.equal(rounded, features)
     torch.testing.assert_close(rounded, features, atol=0.05, rtol=0.05)
+
+
+def test_onnx_gets_the_blocks_of_a_bfloat16_cache_in_float32() -> None:
+    encoder, images = tower("OpenAI ViT")
+    pixels = (255 * images.sigmoid()).byte()
+    _, inputs = run_tower(encoder, pixels / 255, 2)
+    blocks = finetuned(encoder, inputs, 2, 2, precision="bf16").eval()
+    model: Any = SimpleNamespace(finetuned=blocks, backbone=SimpleNamespace(record={"block_inputs": "2"}))
+    with torch.no_grad():
+        exact, rounded = last_blocks(encoder, 2)(inputs.half().float()), blocks(inputs.half())
+        found = OnnxImageTower(encoder, {"mean": [0.0] * 3, "std": [1.0] * 3}, model)(pixels)
+        torch.testing.assert_close(found, exact, atol=1e-5, rtol=0)
+        assert not torch.allclose(rounded, exact, atol=1e-3) and torch.equal(blocks(inputs.half()), rounded)
+
+
+def test_bfloat16_follows_a_step_of_training() -> None:
+    encoder, images = tower("OpenAI ViT")
+    _, inputs = run_tower(encoder, images, 2)
+    blocks = finetuned(encoder, inputs, 2, 2, "full", precision="bf16")
+    with in_initial_modes():
+        before = blocks.method_inputs(inputs)["cls"]
+        with torch.no_grad():
+            for parameter in blocks.parameters():
+                parameter.add_(0.1 * (parameter.dim() == 2))  # only what autocast rounds
+        assert not torch.equal(blocks.method_inputs(inputs)["cls"], before)
 
 
 def test_tf32_follows_the_cache_outside_of_training_and_the_epoch_inside() -> None:
