@@ -188,6 +188,10 @@ def add(
     before = known.features if known else None
     features = features.resolve() if features else before
     encoder_entry = _encoder_entry(encoder, weights, known, features)
+    if known and known.source.resplit is not None:
+        raise UsageError(f"{name} is a re-split, made by `duplex data split`; change datasets/{name}.yaml instead")
+    if known and known.source.table is not None and known.source.table.resolve() == path.resolve():
+        images = images or known.source.root
     source, dataset = _load_own(path, images, split, features)
     if options and not dataset.made_split:
         raise UsageError(f"{path} has a split, so none is made; leave out --split-seed, --val-* and --test-*")
@@ -255,7 +259,7 @@ def split(
     states or objects, the names are NAME-words1, NAME-words2, …; with at most 4 images per pair, NAME-few4-split1, ….
     """
     from duplex.config.params import check_name, write_dataset
-    from duplex.data.sources import load_source
+    from duplex.data.sources import load_source, original
     from duplex.data.tables import resplit, split_name
     from duplex.features.imported import equal_feature_keys
 
@@ -273,7 +277,7 @@ def split(
         if existing is not None and existing.source.resplit != number:
             taken = f"{own}, the name for re-split {number} of {name}, belongs to another data set"
             raise UsageError(f"{taken}; rename that data set, or run `duplex data remove {own}`")
-    data = load_source(base.source, equal_feature_keys(base.features, base.source))
+    data = load_source(original(base.source), equal_feature_keys(base.features, base.source))
     labels_by_split = [resplit(data, number, options).labels for number in range(1, splits + 1)]  # first: may fail
     record = base.model_dump(mode="json", exclude_defaults=True)
     defaults = {entry.name: entry.default for entry in dataclasses.fields(base.training)}

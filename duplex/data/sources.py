@@ -66,10 +66,15 @@ def load_source(source: SourceOptions, feature_keys: Keys | None = None) -> Labe
         found = content_keys(source.root, images)
         return found if feature_keys is None else join_keys(found, feature_keys(images))
 
-    if source.resplit is None:
-        return _load_unchanged(source, keys)
-    own = replace(source.split, unseen_states=0.0, unseen_objects=0.0, images_per_pair=None)
-    return resplit(_load_unchanged(replace(source, split=own), keys), source.resplit, source.split)
+    if source.resplit is not None:
+        return resplit(_load_unchanged(original(source), keys), source.resplit, source.split)
+    return _load_unchanged(source, keys)
+
+
+def original(source: SourceOptions) -> SourceOptions:
+    """The source whose images a re-split divides anew: no image is left out and no word kept from training."""
+    split = replace(source.split, unseen_states=0.0, unseen_objects=0.0, images_per_pair=None)
+    return replace(source, resplit=None, split=split)
 
 
 def _load_unchanged(source: SourceOptions, contents: Keys) -> LabelledImages:

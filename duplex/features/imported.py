@@ -171,7 +171,7 @@ def import_features(
     Images whose features are zero or not finite count as unreadable. Rows of a file with names are matched to `images`.
     Returns the cache's identity, which records the file and the manifest but no encoder, as that is unknown.
 
-    listed: images of the table that a re-split was made from; rows of a file without names are those of this table.
+    listed: images of the data set's table; rows of a file without names are those of this table.
 
     Raises:
         UsageError: the file lacks an image, has another number of rows, or has values that float16 cannot hold.

@@ -29,6 +29,7 @@ from duplex.features.inspect import verify
 from duplex.labels import SPLITS
 from duplex.methods.base import UnsuitableMethod
 from duplex.methods.registry import find_method
+from duplex.options import SplitOptions
 from duplex.project import stamps
 from duplex.project.stream import AdaptableRun, evaluate_stream
 from duplex.system.files import sha256, write_json, write_text
@@ -41,6 +42,8 @@ def prepare(params: Params, dataset: str, paths: ArtifactPaths = ArtifactPaths()
     """Write a data set's manifest, labels and statistics; prints how many rows of the source were left out, and why."""
     source, stamp = params.dataset(dataset).source, stamps.stamp(params, dataset, "prepare", paths=paths)
     data = load_source(source, equal_feature_keys(params.dataset(dataset).features, source))
+    if not data.made_split and source.split != SplitOptions():
+        raise UsageError(f"{source.table or source.root} has a split, so none is made; remove `split:` from `source:`")
     for note, count in data.notes.items():
         print(f"{dataset}: {note}: {count:,}", file=sys.stderr)
     draw_missing_images(source, data.manifest)
@@ -120,8 +123,7 @@ def _import_features(
     stamps.require_data(params, dataset, paths, ("prepare",))
     began, manifest = time.monotonic(), paths.manifest(dataset)
     images, source = read_manifest(manifest)["image"].tolist(), params.dataset(dataset).source
-    is_part = source.table is not None and source.resplit is not None  # a table's rows are those of its features
-    listed = list(dict.fromkeys(read_table(source.table)["image"])) if source.table and is_part else None
+    listed = list(dict.fromkeys(read_table(source.table)["image"])) if source.table else None  # the features' rows
     import_features(features, len(images), sha256(manifest), out, images, params.extraction.max_bad, listed)
     statuses = read_features(out).statuses
     return ExtractionReport(out, len(images), 0, time.monotonic() - began, bad_images(statuses, images))

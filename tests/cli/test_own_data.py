@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from duplex.config.params import load_params, read_yaml, write_dataset
+from duplex.data.sources import load_source
 from tests.commands import Command
 from tests.data.makers import OBJECTS, STATES, make_folder, make_standard, make_table, save
 
@@ -52,6 +53,24 @@ def test_add_again_changes_only_what_the_options_name(project: Path, command: Co
     second = load_params().datasets["mine"]
     assert (second.encoder.name, second.encoder.weights) == ("ViT-B-32", "laion2b_s34b_b79k")
     assert second.source == first.source and second.training == first.training
+
+
+def test_add_again_keeps_the_image_folder_of_a_table(project: Path, command: Command) -> None:
+    make_table(project / "shots", ".csv", split=True).rename("list.csv")
+    for words in (["--images", "shots", "--encoder", "tiny"], ["--no-run"]):
+        assert command("data", "add", "listed", "list.csv", *words).code == 0
+        assert load_params().datasets["listed"].source.root == project / "shots"
+
+
+def test_a_table_with_a_split_replaces_a_folder_whose_split_was_made(project: Path, command: Command) -> None:
+    make_folder(project / "mine", "nested")
+    table = make_table(project / "own", ".csv", split=True)
+    for words in (["mine", "--split-seed", "3", "--encoder", "tiny"], [table]):
+        assert command("data", "add", "mine", *words).code == 0
+    assert command("prepare", "--dataset", "mine").code == 0
+    source = read_yaml(Path("datasets/mine.yaml"))["source"]
+    write_dataset("mine", {"source": {**source, "split": {"seed": 3}}}, run=False)
+    assert command("prepare", "--dataset", "mine").refused("has a split, so none is made; remove `split:` from")
 
 
 @pytest.mark.parametrize(
@@ -128,7 +147,9 @@ def test_names_that_dvc_yaml_or_the_disk_would_refuse(project: Path, command: Co
 
 
 def test_split_adds_data_sets_that_load_and_changes_nothing_else(project: Path, command: Command) -> None:
-    command("data", "add", "mine", make_table(project / "mine", ".csv", split=True), "--encoder", "tiny", "--no-run")
+    table = make_table(project / "mine", ".csv", split=True)
+    command("data", "add", "mine", table, "--encoder", "tiny", "--no-run")
+    write_dataset("mine", {"methods": {"duplex": {"training": {"epochs": 3}}}}, run=False)  # duplex_open extends duplex
     result = command("data", "split", "mine", "--splits", "2")
     assert (result.code, result.out) == (0, "")
     lines = result.err.splitlines()
@@ -144,6 +165,7 @@ def test_split_adds_data_sets_that_load_and_changes_nothing_else(project: Path, 
     assert command("data", "split", "mine", "--splits", "2").code == 0
     assert (project / "params.yaml").read_text() == written
     assert command("data", "split", "mine-split1").refused("is itself a re-split")
+    assert command("data", "add", "mine-split1", table).refused("is a re-split, made by `duplex data split`")
 
 
 def test_split_holds_out_whole_words(project: Path, command: Command) -> None:
@@ -159,6 +181,18 @@ def test_split_holds_out_whole_words(project: Path, command: Command) -> None:
     assert json.loads(command("data", "stats", "mine-few1-split1", "--json").out)["train"] == {"seen": 12, "images": 12}
     assert command("data", "split", "mine", "--unseen-states", "0.95").refused("lower unseen_states")
     assert command("data", "split", "mine", "--unseen-objects", "1").refused("unseen_objects")
+
+
+def test_split_counts_the_pairs_of_the_splits_that_are_prepared(project: Path, command: Command) -> None:
+    make_folder(project / "mine", "nested")
+    assert command("data", "add", "mine", "mine", "--encoder", "tiny").code == 0
+    source = read_yaml(Path("datasets/mine.yaml"))["source"]
+    source["split"] |= {"unseen_states": 0.25, "images_per_pair": 1}
+    write_dataset("mine", {"source": source}, run=False)
+    said = command("data", "split", "mine", "--splits", "1").err
+    labels = load_source(load_params().datasets["mine-few1-words1"].source).labels
+    val, test = (int((~labels.seen[labels.pairs[split]]).sum()) for split in ("val", "test"))
+    assert f"{labels.pairs['train'].size} seen pairs, {val} unseen in validation and {test} in test" in said
 
 
 def test_split_keeps_the_options_of_the_data_set(project: Path, command: Command) -> None:

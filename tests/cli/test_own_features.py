@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from duplex.artifacts import ArtifactPaths
-from duplex.config.params import load_params
+from duplex.config.params import load_params, read_yaml, write_dataset
 from duplex.data.shapes import shapes_manifest
 from duplex.errors import DuplexError
 from duplex.features.file import read_features
@@ -187,6 +187,18 @@ def test_images_of_equal_features_stay_in_one_split(project: Path, command: Comm
     for name in ("mine", "mine-split1"):
         assert command("prepare", "--dataset", name).code == 0
         assert (splits_of_copies(twice, pd.read_csv(ArtifactPaths().manifest(name))) == 1).all()
+
+
+def test_rows_are_the_tables_where_a_split_leaves_images_out(project: Path, command: Command, table: pd.DataFrame):
+    table.drop(columns="split").to_csv("table.csv", index=False)
+    assert command("data", "add", "mine", "table.csv", "--features", "X.npy").code == 0
+    source = read_yaml(Path("datasets/mine.yaml"))["source"]
+    write_dataset("mine", {"source": {**source, "split": {"images_per_pair": 1}}}, run=False)
+    assert [command(stage, "--dataset", "mine").code for stage in ("prepare", "extract")] == [0, 0]
+    images = pd.read_csv(ArtifactPaths().manifest("mine"))["image"]
+    rows = [table["image"].tolist().index(image) for image in images]
+    assert len(rows) < len(table)
+    assert np.allclose(read_features(ArtifactPaths().features("mine")).cls, features(table)[rows], atol=1e-2)
 
 
 def test_equal_features_in_two_splits_of_the_user_are_reported(project: Path, command: Command, table: pd.DataFrame):
