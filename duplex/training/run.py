@@ -320,16 +320,16 @@ def initialised_method(
     Raises `UsageError` for states or objects without training images, and for training images without a state or an
     object, unless the method can use them.
     """
-    labels, (states, objects) = context.labels, context.labels.trained_words
-    new = [*compress(labels.states, ~states), *compress(labels.objects, ~objects)]
+    labels, images = context.labels, inputs.examples["train"].to(device)
+    known, alone = np.concatenate(labels.trained_words), images.compositions[images.compositions < 0]
+    known[-1 - alone.cpu().numpy()] = True  # words of images with only a state or an object
+    new = list(compress((*labels.states, *labels.objects), ~known))
     if new and not find_method(kind).scores_new_words(options):
         raise UsageError(
             f"{kind} with these options learns words from images alone, but there are no training images of "
             f"{', '.join(map(repr, new))}; choose a method with prompts or word vectors, or add such images to train"
         )
-    images = inputs.examples["train"].to(device)
-    partial = int((images.compositions < 0).sum())
-    if partial and not find_method(kind).accepts_partial_labels(options):
+    if (partial := len(alone)) and not find_method(kind).accepts_partial_labels(options):
         raise UsageError(
             f"{kind} with these options learns from pairs, but {partial} training images have only a state or object; "
             "complete their labels, leave these images out, or choose a method such as kg_sp or linear"
