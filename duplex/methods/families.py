@@ -124,6 +124,7 @@ class WordTable(nn.Module):
 
     states: Tensor
     objects: Tensor
+    fixed_rows: dict[str, Tensor]
 
     def __init__(self, states: Tensor, objects: Tensor, *, trained: bool, unit_words: bool = True) -> None:
         super().__init__()
@@ -163,6 +164,9 @@ class WordMethod(SeenMethod[WordOptionsT], Generic[WordOptionsT]):
         assert context.words is not None
         states, objects = context.words.states, context.words.objects
         self.words = WordTable(states, objects, trained=trained_words, unit_words=options.unit_words)
+        if trained_words:
+            new = (torch.from_numpy(~known).nonzero()[:, 0] for known in context.labels.trained_words)
+            self.words.fixed_rows = dict(zip(("states", "objects"), new, strict=True))
 
     def prepare(self, candidates: CompositionIndex) -> Any:
         return self.composer(self.words, candidates)

@@ -81,6 +81,9 @@ class Prompts(nn.Module):
         self.register_buffer("frozen_rows", torch.cat(frozen), persistent=False)
         self.state_end_rows = np.arange(len(self.frozen_rows) - len(frozen[-1]), len(self.frozen_rows))
         self.learned_rows = nn.Parameter(torch.cat(learned)) if learned else None
+        if vocabulary == "learned":
+            new = torch.from_numpy(~np.concatenate(labels.trained_words)).nonzero()[:, 0]
+            self.fixed_rows = {"learned_rows": new - len(names)}  # counted from the table's end
 
         # frozen rows (ends, context, names) come before learned ones (contexts, names); paths share a fixed context
         first = 2 if context == "fixed" else len(self.frozen_rows)

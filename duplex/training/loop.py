@@ -36,15 +36,27 @@ def make_optimiser(
     """The optimiser of a method's parameters (a dummy if it has none), chosen by `hooks` or else by `settings`."""
     groups = [{**group, "params": list(group["params"])} for group in method.groups()]
     groups = groups or [{"params": [torch.nn.Parameter(torch.zeros(1))]}]
-    if hooks.optimiser is not None:
-        with_rates = [{"lr": settings.learning_rate, **group} for group in groups]
-        return hooks.optimiser(with_rates)
     kinds: dict[str, Callable[..., torch.optim.Optimizer]] = {
-        "adam": partial(torch.optim.Adam, eps=settings.eps),
-        "adamw": partial(torch.optim.AdamW, eps=settings.eps),
-        "sgd": partial(torch.optim.SGD, momentum=settings.sgd_momentum),
+        "adam": partial(torch.optim.Adam, eps=settings.eps, weight_decay=settings.weight_decay),
+        "adamw": partial(torch.optim.AdamW, eps=settings.eps, weight_decay=settings.weight_decay),
+        "sgd": partial(torch.optim.SGD, momentum=settings.sgd_momentum, weight_decay=settings.weight_decay),
     }
-    return kinds[settings.optimiser](groups, lr=settings.learning_rate, weight_decay=settings.weight_decay)
+    make = hooks.optimiser or kinds[settings.optimiser]
+    optimiser = make([{"lr": settings.learning_rate, **group} for group in groups])
+    fixed = []  # vectors of words without training images, which weight decay would change
+    for module in method.modules():
+        for name, rows in getattr(module, "fixed_rows", {}).items():
+            table = getattr(module, name)
+            if len(rows):
+                fixed.append((table, rows.to(table.device), table.detach()[rows]))
+
+    @torch.no_grad()
+    def restore(*_: Any) -> None:
+        for table, rows, start in fixed:
+            table[rows] = start
+
+    optimiser.register_step_post_hook(restore)
+    return optimiser
 
 
 def make_schedule(

@@ -1,20 +1,26 @@
 """States and objects without training images: which methods score them, and that added words have the same scores."""
 
-from typing import Any, cast
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from duplex.errors import UsageError
+from duplex.features.tokens import Examples
 from duplex.labels import LabelSpace
 from duplex.methods import portable
+from duplex.methods.base import PrimitiveVectors
 from duplex.methods.closed_form import ClosedFormMethod, ClosedFormOptions
 from duplex.methods.paths import Paths
 from duplex.methods.prompt_method import PromptOptions
 from duplex.methods.registry import find_method
+from duplex.options import TrainingOptions
 from duplex.recognition.answers import are_words_trained, with_rows
-from duplex.training.inputs import RunInputs
+from duplex.training.logs import TrainingHooks
+from duplex.training.loop import make_optimiser
 from duplex.training.run import initialised_method
 from tests.methods.world import OBJECTS, STATES, batch_of, features, small_context, small_tower
 
@@ -22,6 +28,7 @@ TRAIN = [("red", "circle"), ("red", "heart"), ("striped", "circle"), ("striped",
 HEADS: dict[str, Any] = {"inference": ("linear", "gaussian"), "losses": ("state", "object")}
 NEW = [("hollow", "circle"), ("hollow", "star")]
 FIXED: dict[str, Any] = {"context": "fixed", "vocabulary": "fixed", "paths": "composition", "adapter": "none"}
+TABLES = ("learned_rows", "words.states", "words.objects")
 
 
 def labels_with(new: list[tuple[str, str]]) -> LabelSpace:
@@ -42,12 +49,37 @@ def test_kinds_say_whether_they_score_new_words(kind: str, options: dict[str, An
     assert method.scores_new_words(method.Options(**options)) is able
 
 
-@pytest.mark.parametrize("kind", ["linear", "kg_sp"])
-def test_kinds_that_cannot_are_refused_before_training(kind: str) -> None:
-    context, options, unread = small_context(labels_with(NEW)), find_method(kind).Options(), cast(RunInputs, None)
+@pytest.mark.parametrize(("kind", "chosen"), [("linear", {"l2": 1.0}), ("kg_sp", {})])
+def test_kinds_that_cannot_are_refused_unless_images_show_the_word_alone(kind: str, chosen: dict[str, Any]) -> None:
+    labels, options = labels_with(NEW), find_method(kind).Options(**chosen)
+
+    def initialise(*alone: int) -> Any:
+        compositions = torch.tensor([*labels.pairs["train"], *alone])
+        train = Examples(np.arange(len(compositions)), {"cls": features(len(compositions), 1)}, compositions)
+        inputs: Any = SimpleNamespace(examples={"train": train})
+        return initialised_method(kind, options, small_context(labels), inputs, 0, torch.device("cpu"))
+
     with pytest.raises(UsageError, match=f"{kind} .* no training images of 'hollow'; choose a method") as refused:
-        initialised_method(kind, options, context, unread, 0, torch.device("cpu"))
+        initialise()
     assert "\n" not in str(refused.value)
+    assert initialise(-1 - labels.states.index("hollow")).labels is labels
+
+
+@pytest.mark.parametrize("own", [None, partial(torch.optim.NAdam, weight_decay=0.5)], ids=["adam", "own"])
+@pytest.mark.parametrize("kind", ["prompts", "gipcol", "compcos"])
+def test_vectors_of_new_words_do_not_decay(kind: str, own: Any) -> None:
+    labels, method_class, vectors = labels_with(NEW), find_method(kind), torch.eye(3)
+    context = small_context(labels, torch.float32, words=PrimitiveVectors(vectors, vectors))
+    method = method_class(context, method_class.Options())
+    tables = list[torch.Tensor](table for name, table in method.named_parameters() if name.endswith(TABLES))
+    before, known = torch.cat(tables).detach().clone(), np.concatenate(labels.trained_words)
+    settings = TrainingOptions(learning_rate=0.1, batch_size=8, epochs=1, weight_decay=0.5)
+    optimiser = make_optimiser(method, settings, TrainingHooks(optimiser=own))
+    for parameter in method.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimiser.step()
+    changed = (torch.cat(tables) != before).any(1)
+    assert changed[-len(known) :].tolist() == known.tolist()
 
 
 def test_a_product_scores_new_words_if_each_member_does() -> None:
