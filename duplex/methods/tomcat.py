@@ -125,9 +125,8 @@ class Tomcat(StreamAdapter):
 
     def _log_probabilities(self, scores: Tensor) -> tuple[Tensor, bool]:
         competing = scores[:, self.columns].to(self.t)
-        is_probability = bool(((scores >= 0) & (scores <= 3)).all())  # or a sum of up to three
-        p = normalise_posterior_sums(competing) if is_probability else self.run.method.probabilities(competing)
-        return p.clamp(min=LEAST).log(), is_probability
+        p = self.run.method.probabilities(competing)
+        return p.clamp(min=LEAST).log(), torch.equal(p, normalise_posterior_sums(competing))
 
     def _adapted(self, z: Tensor, base: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
         # the change of the log-probabilities `base` [C], and the loss
