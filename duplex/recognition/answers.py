@@ -435,8 +435,9 @@ def encode_prompts(
         words = []
         for name, kind in zip(pair, ("states", "objects"), strict=True):
             place = None if name is None else _find(name, getattr(labels, kind))
-            if place is not None and f"words.{kind}" in t:
-                words.append(t[f"words.{kind}"][place : place + 1])
+            learned = t.get(f"words.{kind}", ends[:0])  # an update adds words to the labels, but not here
+            if place is not None and place < len(learned):
+                words.append(learned[place : place + 1])
             elif name is not None:
                 words.append(tower.embedding(tower.tokens(prompt_name(name))))
         prompts.append(torch.cat([ends[:1], t[f"context.{path}"], *words, ends[1:]]))

@@ -188,6 +188,9 @@ def test_prompts_of_known_names_equal_the_methods_prototypes(trained, recognizer
     torch.testing.assert_close(encode("composition", candidates.pairs), tensors["semantic"], rtol=0, atol=1e-5)
     names = [(name, None) for name in recognizer.labels.states]
     torch.testing.assert_close(encode("state", names), tensors["states"], rtol=0, atol=1e-5)
+    labels = replace(recognizer.labels, states=(*recognizer.labels.states, "picture"))  # by an update, without vectors
+    added = encode_prompts(tensors, labels, tower, "state", [("picture", None)])
+    assert torch.equal(added, encode("state", [("picture", None)]))
 
 
 def test_unreadable_files_do_not_stop_a_stream(trained, recognizer, tmp_path):
