@@ -17,10 +17,10 @@ from duplex.features.tokens import BLOCK, DiskTokens, read_tokens
 from duplex.methods.finetuned import FINETUNED_PREFIX, WithFinetuning
 from duplex.options import FinetuneOptions
 from duplex.project import stages
-from duplex.project.runs import load_featured_run, model_card_facts
+from duplex.project.runs import load_featured_run
 from duplex.project.train import train_stage
 from duplex.recognition import numpy_example
-from duplex.recognition.export import export, exported_tensors
+from duplex.recognition.export import export, exported_tensors, model_card_facts
 from duplex.recognition.recognizer import Recognizer, open_image
 from duplex.training import inputs as inputs_module
 from duplex.training.checkpoint import load_checkpoint, read_record

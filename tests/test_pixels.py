@@ -18,10 +18,9 @@ from duplex.features.tokens import read_tokens
 from duplex.methods.finetuned import finetuned_blocks_factory
 from duplex.options import FinetuneOptions
 from duplex.project import stages
-from duplex.project.runs import model_card_facts
 from duplex.project.stages import extract, prepare
 from duplex.project.train import train_stage
-from duplex.recognition.export import export
+from duplex.recognition.export import export, model_card_facts
 from duplex.recognition.recognizer import Recognizer
 from duplex.training.checkpoint import read_record
 from duplex.training.inputs import InputRequest, load_inputs

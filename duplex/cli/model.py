@@ -401,9 +401,8 @@ def export(
     force: Force = False,
 ) -> None:
     """Export a trained run to a folder: prototypes, labels, card, and recognize.py (needs numpy and safetensors)."""
-    from duplex.project.runs import model_card_facts
     from duplex.recognition import export as export_folder
-    from duplex.recognition.export import FIT
+    from duplex.recognition.export import FIT, model_card_facts
 
     if out is None and push is None:
         raise UsageError(f"no folder to export to; run `duplex export {run} FOLDER`, or add --push OWNER/NAME")

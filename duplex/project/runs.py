@@ -21,8 +21,6 @@ from duplex.methods.base import Method
 from duplex.methods.registry import find_method
 from duplex.project.stamps import require_current_run, require_data, run_difference
 from duplex.recognition.answers import NeighbourIndex
-from duplex.recognition.export import FIT, REMARK, RunFacts, read_fit
-from duplex.report.aggregate import stored_numbers
 from duplex.report.images import RetrievalContext, thumbnails_under
 from duplex.system.files import sha256, write_json
 from duplex.training.checkpoint import check_inputs, load_checkpoint, read_checkpoint_header, read_record
@@ -131,23 +129,7 @@ def dataset_of_run(run: Path, paths: ArtifactPaths = ArtifactPaths()) -> str | N
     return folder.relative_to(root).parts[0] if root in folder.parents else None
 
 
-def model_card_facts(run: Path, *, name: str | None, licence: str, repository: str | None) -> RunFacts:
-    """Facts for the model card of a run or fitted model, titled `name`; without metrics if their file is missing."""
-    folder = run.resolve()
-    folder = folder.parent if folder.is_file() else folder
-    if (folder / FIT).is_file():
-        record = read_fit(folder)
-        title = name or repository or folder.name
-        return RunFacts(title, licence, record["measured"]["metrics"], record["counts"], repository, REMARK)
-    metrics = stored_numbers(RunPaths(folder).metrics, "dvc repro") or {}
-    counts = stored_numbers(folder.parent.parent / "statistics.json", "dvc repro") or {}
-    title = name or repository or " ".join(folder.parts[-3:])
-    return RunFacts(title, licence, metrics, counts, repository)
-
-
-def training_neighbours(
-    params: Params, dataset: str, paths: ArtifactPaths = ArtifactPaths(), *, check: Callable[[Features], None]
-) -> NeighbourIndex:
+def training_neighbours(params: Params, dataset: str, *, check: Callable[[Features], None]) -> NeighbourIndex:
     """Index of a data set's readable training images; `check` may raise an error for features that do not fit."""
     manifest = read_manifest(paths.manifest(dataset))
     features = read_features(paths.features(dataset), expect={"manifest": sha256(paths.manifest(dataset))})

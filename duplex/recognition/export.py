@@ -29,6 +29,7 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
+from duplex.artifacts import RunPaths
 from duplex.encoders.base import Encoder, first_line, is_random
 from duplex.encoders.image_blocks import cached_blocks, capture_block_input
 from duplex.errors import DuplexError, UsageError, as_usage_error, install_command
@@ -40,6 +41,7 @@ from duplex.methods.gaussian import ClassStatistics, FitSettings, FittedStatisti
 from duplex.methods.layers import unit
 from duplex.recognition import numpy_example
 from duplex.recognition.trained import MODEL, TrainedModel, encoder_code_changed
+from duplex.report.aggregate import stored_numbers
 from duplex.system.files import refuse_existing, replace_folder, sha256, sole_writer, write_json, write_text
 from duplex.training.checkpoint import read_header, read_tensors, tensor_digest, with_checksum, write_model
 
@@ -166,8 +168,28 @@ def _metrics(metrics: Mapping[str, Any]) -> str:
 
 FIT, STATISTICS = "fit.json", "statistics.safetensors"
 FIT_FORMAT = "duplex-fit-5"
-REMARK = "The numbers were measured before the model was fitted once more, on all labelled images."
 FIELDS = ("pairs", "counts", "sums", "moment")
+
+
+def remark(record: Mapping[str, Any]) -> str:
+    """The remark on a model card's numbers, by fit.json: what was added to the model after they were measured."""
+    if added := sum(update["images"] for update in record.get("updates", [])):
+        return f"The numbers were measured before images were added without training ({added})."
+    return "The numbers were measured before the model was fitted once more, on all labelled images."
+
+
+def model_card_facts(run: Path, *, name: str | None, licence: str, repository: str | None) -> RunFacts:
+    """Facts for the model card of a run or fitted model, titled `name`; without metrics if their file is missing."""
+    folder = run.resolve()
+    folder = folder.parent if folder.is_file() else folder
+    if (folder / FIT).is_file():
+        record = read_fit(folder)
+        title = name or repository or folder.name
+        return RunFacts(title, licence, record["measured"]["metrics"], record["counts"], repository, remark(record))
+    metrics = stored_numbers(RunPaths(folder).metrics, "dvc repro") or {}
+    counts = stored_numbers(folder.parent.parent / "statistics.json", "dvc repro") or {}
+    title = name or repository or " ".join(folder.parts[-3:])
+    return RunFacts(title, licence, metrics, counts, repository)
 
 
 def write_fit(folder: Path, record: Mapping[str, Any], model: Mapping[str, Tensor]) -> None:

@@ -55,11 +55,11 @@ from duplex.methods.registry import method_entry_point, parse_options
 from duplex.options import SourceOptions, TrainingOptions
 from duplex.recognition.answers import answers_with_labels
 from duplex.recognition.export import (
-    REMARK,
     RunFacts,
     export,
     refuse_existing_model,
     refuse_lost_updates,
+    remark,
     sole_model_writer,
     write_fit,
     write_statistics,
@@ -659,7 +659,7 @@ def _write_model(
     trained = TrainedRun(recipes.final_files(choice.recipe).checkpoint, recipes.device)
     data = recipes.data
     counts = count_dataset(data.labels, data.manifest).to_dict()
-    facts = RunFacts(out.name, metrics=measured["metrics"], counts=counts, remark=REMARK)
+    facts = RunFacts(out.name, metrics=measured["metrics"], counts=counts, remark=remark({}))
     fitted = run.method.fitted_statistics()
     images = data.manifest["split"].value_counts()
     record = {  # without dates or durations, so that equal fits have equal files

@@ -47,7 +47,7 @@ from duplex.labels import WORLDS, LabelSpace, World
 from duplex.methods import base
 from duplex.methods.base import Inputs
 from duplex.recognition.answers import Answer, Candidates, Pair, UnreadableImage, as_pair, with_added_compositions
-from duplex.recognition.export import README, RunFacts, copy_export, export, readdress_card, upload
+from duplex.recognition.export import README, copy_export, export, model_card_facts, readdress_card, upload
 from duplex.recognition.trained import TrainedModel, TrainedRun, download, open_trained
 from duplex.system.files import expanded_path
 from duplex.system.threads import in_initial_modes
@@ -165,7 +165,8 @@ class Recognizer:
             if repository is not None:
                 readdress_card(out / README, repository, licence)
         else:
-            facts = RunFacts(repository or out.resolve().name, licence, repository=repository)
+            name, run = repository or out.resolve().name, Path(self.trained.where)
+            facts = model_card_facts(run, name=name, licence=licence, repository=repository)
             export(self.trained, self.worlds[0] if world is None else world, out, facts, force=force)
         return out
 

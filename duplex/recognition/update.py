@@ -47,6 +47,7 @@ from duplex.recognition.export import (
     read_statistics,
     refuse_existing_model,
     refuse_lost_updates,
+    remark,
     sole_model_writer,
     write_files,
     write_fit,
@@ -272,13 +273,13 @@ def write_update(
     model = header.path.parent
     fields = {**header.fields, "labels": updated.labels.to_dict()}
     entry = {"images": len(new.rows), "contents": new.contents}
-    remark = f"The numbers were measured before {len(new.rows)} images were added without training."
-    facts = RunFacts(out.name, metrics=record["measured"]["metrics"], counts=record["counts"], remark=remark)
+    record = {**record, "updates": [*record.get("updates", []), entry]}
+    facts = RunFacts(out.name, metrics=record["measured"]["metrics"], counts=record["counts"], remark=remark(record))
     with replace_folder(out.resolve()) as folder:  # a link to a folder stays
         if (model / TOWER).is_file():
             shutil.copyfile(model / TOWER, folder / TOWER)
         write_files(folder, fields, updated.tensors, facts, read_notes(model / README))
-        write_fit(folder, {**record, "updates": [*record.get("updates", []), entry]}, updated.tensors)
+        write_fit(folder, record, updated.tensors)
         write_statistics(folder, updated.fitted, updated.tensors)
 
 

@@ -23,6 +23,7 @@ from duplex.project.runs import best_run
 from duplex.project.stages import extract, prepare
 from duplex.project.stamps import DATA_STAGES, RUN_STAGES, data_difference, planned_params, run_difference, settings
 from duplex.project.train import train_stage
+from duplex.recognition.export import model_card_facts
 from duplex.system.code import code_hash
 from duplex.system.files import sha256
 from duplex.training.inputs import load_inputs
@@ -145,7 +146,7 @@ def test_what_the_stages_of_a_data_set_record(project: Path) -> None:
     assert json.loads((out / "files.json").read_text()) == files
     assert (out / "featured.json").read_text() == "{}\n", "no run has visual prototypes"
     for title, repository, shown in (("A", "b/c", "A"), (None, "b/c", "b/c"), (None, None, "own csp 0")):
-        assert runs.model_card_facts(CSP.root, name=title, licence="mit", repository=repository).name == shown
+        assert model_card_facts(CSP.root, name=title, licence="mit", repository=repository).name == shown
 
 
 def test_files_of_encoders_count(project: Path) -> None:

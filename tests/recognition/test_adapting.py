@@ -63,6 +63,8 @@ def test_what_cannot_adapt_is_refused(project, tmp_path, features):
     with pytest.raises(UsageError, match="cannot be combined with adapting"):
         adapting.with_compositions(["rusty kettle"]).scores(features.numpy())
     adapting.save_pretrained(tmp_path / "export")
+    auc = json.loads((project.run("clip") / "metrics.json").read_text())["closed"]["auc"]
+    assert f"| AUC | {auc:.2f} |" in (tmp_path / "export" / "README.md").read_text(encoding="utf-8")
     exported = Recognizer.load(tmp_path / "export", device="cpu", adapt=adaptation())
     with pytest.raises(UsageError, match="is no run, so it cannot adapt"):
         exported.candidates()

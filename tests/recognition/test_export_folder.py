@@ -207,8 +207,7 @@ def test_the_onnx_script_reads_sixteen_bit_grey_like_the_library(tmp_path):
 
 
 def test_an_export_that_fails_at_its_onnx_files_leaves_the_earlier_one(trained, exported, tmp_path):
-    from duplex.project.runs import model_card_facts
-    from duplex.recognition.export import export
+    from duplex.recognition.export import export, model_card_facts
 
     folder = shutil.copytree(exported["duplex"], tmp_path / "out")
     before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
@@ -234,8 +233,7 @@ def test_the_card_has_the_metrics_and_counts(trained, exported):
 
 
 def test_notes_below_the_last_line_of_a_card_are_kept(exported, trained, tmp_path):
-    from duplex.project.runs import model_card_facts
-    from duplex.recognition.export import NOTES, export
+    from duplex.recognition.export import NOTES, export, model_card_facts
 
     folder = shutil.copytree(exported["duplex"], tmp_path / "out")
     card = folder / "README.md"

@@ -17,7 +17,7 @@ from duplex.methods.gaussian import ClassStatistics, ClosedForm, LinearDiscrimin
 from duplex.methods.layers import unit
 from duplex.methods.prompts import encode_words
 from duplex.recognition import fit, update
-from duplex.recognition.export import STATISTICS, read_fit, read_statistics
+from duplex.recognition.export import STATISTICS, model_card_facts, read_fit, read_statistics
 from duplex.recognition.update import update_model
 from duplex.system.files import sha256, sole_writer
 from duplex.training.checkpoint import read_header, read_tensors
@@ -129,6 +129,10 @@ def test_updates_in_place_add_up(model, further, tmp_path):
     done = duplex("update", out, more, "--in-place")
     assert done.returncode == 0, done.stderr
     assert [update["images"] for update in read_fit(out)["updates"]] == [10, 2]
+    assert (
+        "images were added without training (12)"
+        in model_card_facts(out, name=None, licence="mit", repository=None).remark
+    )
     counts = read_statistics(out).statistics.counts
     assert counts.sum() == read_statistics(model).statistics.counts.sum() + 12
     with pytest.raises(UsageError, match="2 of the 2 images are in the model already"):
