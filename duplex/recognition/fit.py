@@ -34,7 +34,7 @@ from duplex.data.check import DataIssue, alike_labels, check_labels_of
 from duplex.data.contents import join_copies, looks_from_texts, near_copies, read_digests
 from duplex.data.download import local_source
 from duplex.data.sources import detect_source, load_source, read_folder
-from duplex.data.tables import LabelledImages, count_dataset, from_rows, labels_of, read_table
+from duplex.data.tables import LabelledImages, complete_rows, count_dataset, from_rows, labels_of, read_table
 from duplex.encoders.base import (
     PACKAGED,
     Encoder,
@@ -279,6 +279,8 @@ def distinct_images(
     else:
         problem = "is not a folder" if root.exists() else "does not exist"
         raise UsageError(f"--images: {root} {problem}; give the folder that the table's image paths start from")
+    if partial := len(frame) - len(complete_rows(frame)):
+        raise UsageError(f"some rows of {source} ({partial:,}) have only a state or an object; complete or remove them")
     images = frame["image"]
     files, pixels = read_digests(root, images.tolist(), known_pixels)
     digests = pd.Series(files, index=frame.index, dtype=object)

@@ -22,7 +22,6 @@ from torch import Tensor
 
 from duplex.data.contents import change_error, changed_images
 from duplex.data.sources import detect_source
-from duplex.data.tables import complete_rows
 from duplex.errors import UsageError, as_usage_error
 from duplex.features.file import FIRST_BAD, status_reason
 from duplex.labels import LabelSpace, prompt_name
@@ -134,10 +133,7 @@ def read_images(recognizer: Recognizer, source: Path, images: Path | None, recor
     description = detect_source(source, None, images)
     with as_usage_error():
         distinct = distinct_images(description, source)
-    frame = distinct.rows
-    notes = distinct.notes
-    if partial := len(frame) - len(complete_rows(frame)):
-        raise UsageError(f"{partial:,} rows of {source} have only a state or an object; complete or remove these rows")
+    frame, notes = distinct.rows, distinct.notes
     if "split" in frame and (test := int((frame["split"] == "test").sum())):
         notes.append(f"{test:,} of the images have the split test and are added too: an update uses every row")
     contents = {file: distinct.pixels[file].partition(" ")[0] for file in distinct.digests}

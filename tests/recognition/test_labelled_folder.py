@@ -72,6 +72,12 @@ def test_a_benchmarks_folder_has_the_labels_of_its_lists(tmp_path):
         assert len(table) == count and set(table["state"]) == {row[1] for row in rows()}
 
 
+def test_rows_with_only_a_state_are_refused_before_an_image_is_read(tmp_path):
+    (tmp_path / "t.csv").write_text("image,state,object,split\n0.png,red,star,train\n1.png,red,,train\n")
+    with pytest.raises(UsageError, match=r"some rows of .*t\.csv \(1\) have only a state or an object; complete or"):
+        read_labelled_folder(tmp_path / "t.csv")
+
+
 def test_images_that_are_nowhere_are_named(tmp_path, drawn):
     (drawn.parent / "t.csv").write_text("image,state,object\nred\\star\\0.png,red,star\n")
     with pytest.raises(UsageError, match=r"none of its 1 images, such as 'red\\\\star\\\\0.png', exists below "):
