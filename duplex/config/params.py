@@ -290,8 +290,8 @@ class Params(ParamsSection):
         """The method that tables of a world (closed, open) list as `name`; raises UsageError if there is none."""
         if world in self.entry(name).worlds:
             return name
-        for other, entry in self.methods.items():
-            if entry.shown_as == name and world in entry.worlds:
+        for other in (*self.run.methods, *self.methods):  # first those that the tables show
+            if self.methods[other].shown_as == name and world in self.methods[other].worlds:
                 return other
         only = self.entry(name).world
         raise UsageError(f"{name} is only for the {only} world; use --world {only}, or edit its `world` in params.yaml")

@@ -121,8 +121,8 @@ def warn_of_outdated(params: Params, paths: ArtifactPaths) -> None:
 def read_metrics_of(params: Params, dataset: str, paths: ArtifactPaths) -> tuple[dict[str, list[Tree]], list[str]]:
     """Read a data set's metrics; returns each method's metrics, one per seed, and names of runs without metrics.
 
-    With `shown_as: NAME`, a method's metrics in the worlds of its option `world` are listed under NAME. If METHOD was
-    also evaluated while it adapted to the test images, the metrics are listed as METHOD+stream.
+    With `shown_as: NAME`, a method's metrics are listed under NAME; with `world: open`, only those of this world. If
+    METHOD was also evaluated while it adapted to the test images, the metrics are listed as METHOD+stream.
     """
     by_method: dict[str, dict[int, Tree]] = {}
     missing = []
@@ -132,7 +132,7 @@ def read_metrics_of(params: Params, dataset: str, paths: ArtifactPaths) -> tuple
         if record is None:
             missing.append(f"{name} seed {seed}")
             continue
-        shown, worlds = entry.shown_as or name, entry.worlds if entry.shown_as else ()
+        shown, worlds = entry.shown_as or name, entry.worlds if entry.shown_as and entry.world == "open" else ()
         names = [name for world in worlds for name in (world, VALIDATION_OF[world])]
         for row, numbers in ((shown, record), (f"{shown}{aggregate.STREAM}", record.get("stream", {}))):
             if numbers:

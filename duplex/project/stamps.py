@@ -78,9 +78,14 @@ def settings(
         made["block_inputs"] = params.block_inputs(dataset)
         made["pixels"] = params.pixels(dataset)
     if stage == "inventory":
-        made["featured"] = params.report.featured
+        made |= _rows_shown(params)
     modules = {"extract": [family_module(entry.encoder.name)], "maps": _method_modules(params)}
     return {**made, "code": code_hash(stage, *drawn, modules=modules.get(stage, ()))}
+
+
+def _rows_shown(params: Params) -> Stamp:
+    shown_as = {name: shown for name in params.run.methods if (shown := params.entry(name).shown_as) is not None}
+    return {"featured": params.report.featured, "shown_as": shown_as}
 
 
 def _run_settings(params: Params, dataset: str, stage: str, method: str, paths: ArtifactPaths) -> Stamp:
@@ -269,8 +274,8 @@ def write_plan(params: Params, paths: ArtifactPaths = ArtifactPaths()) -> None:
     """
     table = paths.ablations
     ablations = {"ablations": sha256(table)} if table.is_file() else {}
-    report = {**ablations, "featured": params.report.featured}
-    records = {"report": {**report, "code": code_hash("report", modules=_method_modules(params))}}
+    report = {**ablations, **_rows_shown(params), "code": code_hash("report", modules=_method_modules(params))}
+    records = {"report": report}
     for dataset in params.run.datasets:
         for stage in (*DATA_STAGES, "inventory", "maps"):
             records[f"{dataset}/{stage}"] = settings(params, dataset, stage, paths=paths)

@@ -460,8 +460,9 @@ def efficiency_table(results: Results, data: DatasetResults) -> Table:
     rows = []
     for method, runs in data.runs.items():
         seeds = list(runs.values())
-        closed = data.summary.get(method, {}).get("closed", {})
-        place = (results.metrics_file, data.name, method, "closed")
+        shown = data.shown_as.get(method, method) if any("closed" in run.metrics for run in seeds) else ""
+        closed = data.summary.get(shown, {}).get("closed", {})
+        place = (results.metrics_file, data.name, shown, "closed")
         counts = ("parameters", "finetuned_blocks", "codebook_rows", "codebook_values")
         cells = [
             *(run_cell(seeds, (name,), "{:,.0f}", "timing") for name in counts),

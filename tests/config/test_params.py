@@ -81,6 +81,13 @@ def test_the_world_of_a_method_is_not_inherited():
     assert params.method("duplex_open") == params.method("duplex")
 
 
+def test_the_method_of_a_world_is_that_of_the_tables(tmp_path):
+    with edited_params(SHIPPED, tmp_path / "params.yaml") as record:
+        other = {"extends": "duplex", "world": "open", "shown_as": "duplex"}
+        record["methods"] = {"other": other, **record["methods"]}
+    assert load_params(tmp_path / "params.yaml").method_for_world("duplex", "open") == "duplex_open"
+
+
 def test_an_ablation_is_a_method_with_changed_options():
     params = load_params(SHIPPED.parent / "ablations" / "params.yaml")
     params.check_entries()

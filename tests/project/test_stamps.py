@@ -138,7 +138,7 @@ def test_what_the_stages_of_a_data_set_record(project: Path) -> None:
     for name, drawn in (("own", []), ("shapes", ["shapes"])):
         assert settings(params, name, "prepare")["code"] == code_hash("prepare", *drawn)
     encoded = {"batch_size", "block_inputs", "encoder", "images", "max_bad", "pixels", "tokens"}
-    expected = {"prepare": {"source"}, "extract": encoded, "inventory": {"featured"}, "maps": set()}
+    expected = {"prepare": {"source"}, "extract": encoded, "inventory": {"featured", "shown_as"}, "maps": set()}
     assert {stage: set(settings(params, "own", stage)) - {"code"} for stage in expected} == expected
     runs.inventory_stage(params, "own")
     listed = [path for path in folder.rglob("*") if path.is_file() and not path.name.endswith(".stamp.json")]
@@ -178,7 +178,7 @@ def test_files_that_are_not_on_this_machine_are_not_compared(project: Path) -> N
     assert stale() == set()
 
 
-def test_the_report_depends_on_the_results_of_ablations(project: Path) -> None:
+def test_the_report_depends_on_the_results_of_ablations_and_on_the_names_of_rows(project: Path) -> None:
     def planned() -> str:
         stamps.write_plan(load_params())
         return Path("artifacts/plan/report.json").read_text()
@@ -187,6 +187,9 @@ def test_the_report_depends_on_the_results_of_ablations(project: Path) -> None:
     results.parent.mkdir(parents=True)
     results.write_text("{}")
     assert planned() != before
+    before, listed = planned(), settings(load_params(), "own", "inventory")
+    edit("params.yaml", "\n  csp:\n", "\n  csp:\n    shown_as: soft\n")
+    assert planned() != before and settings(load_params(), "own", "inventory") != listed
 
 
 # What commands do

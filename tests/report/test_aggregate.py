@@ -11,7 +11,7 @@ from duplex.config.params import load_params
 from duplex.project.report import read_metrics_of
 from duplex.report.aggregate import aggregate, headline_numbers, read_table
 from duplex.report.tables import metrics_as_text
-from tests.projects import SHIPPED
+from tests.projects import SHIPPED, edited_params
 
 NUMBERS = ("seen", "unseen", "hm", "auc", "state_accuracy", "object_accuracy")
 
@@ -46,6 +46,17 @@ def test_runs_of_two_worlds_share_a_row_also_while_they_adapt(tmp_path: Path) ->
     for name, factor in (("duplex", 1.0), ("duplex+stream", 10.0)):
         [shown] = found[name]
         assert (shown["closed"]["auc"], shown["open"]["auc"]) == (factor, 2 * factor)
+
+
+def test_a_row_of_both_worlds_keeps_its_numbers_under_another_name(tmp_path: Path) -> None:
+    with edited_params(SHIPPED, tmp_path / "params.yaml") as content:
+        content["methods"]["csp"]["shown_as"] = "soft"
+    numbers = {**record(1.0, head=2.0), "open": {"auc": 1.0}, "score_terms": {"semantic": {"auc": 1.0}}}
+    file = ArtifactPaths(tmp_path).run("shapes", "csp", 0).metrics
+    file.parent.mkdir(parents=True)
+    file.write_text(json.dumps(numbers))
+    found, _ = read_metrics_of(load_params(tmp_path / "params.yaml"), "shapes", ArtifactPaths(tmp_path))
+    assert found == {"soft": [numbers]}
 
 
 def test_means_and_standard_errors_over_seeds():

@@ -90,17 +90,20 @@ def test_the_cost_table_shows_fine_tuned_blocks_and_prototypes():
     deep = {"parameters": 726_592, "finetuned_blocks": 2, "peak_bytes": 6e8, "seconds_per_epoch": 3.25}
     files = {part: f"{part}.json" for part in ("timing", "evaluation_timing")}
     runs = {
-        "duplex": {0: RunRecord({}, timing=timing, files=files)},
-        "dual_finetuned": {0: RunRecord({}, timing=deep, files=files)},
+        "duplex": {0: RunRecord(line(20.0), timing=timing, files=files)},
+        "duplex_open": {0: RunRecord({"open": {}}, timing=timing, files=files)},
+        "dual_finetuned": {0: RunRecord(line(30.0), timing=deep, files=files)},
     }
-    data = DatasetResults("shapes", {"duplex": line(20.0), "dual_finetuned": line(30.0)}, runs=runs)
+    shown_as = {"duplex_open": "duplex", "dual_finetuned": "dual"}
+    data = DatasetResults("shapes", {"duplex": line(20.0), "dual": line(30.0)}, runs=runs, shown_as=shown_as)
     table = tables.efficiency_table(Results((data,)), data)
     titles = [column.title for column in table.columns]
     said = {row[0]: dict(zip(titles, row, strict=True)) for row in texts(table)}
     asked = ("trained parameters", "fine-tuned blocks", "prototypes", "codebook values", "epoch", "AUC")
     assert [said["duplex"][title] for title in asked] == ["416,320", "–", "192", "24,576", "1.50 s", "20.0"]
     assert [said["dual_finetuned"][title] for title in asked] == ["726,592", "2", "–", "–", "3.25 s", "30.0"]
-    assert [row["peak memory"] for row in said.values()] == ["500 MB", "600 MB"]
+    assert [row["peak memory"] for row in said.values()] == ["500 MB", "500 MB", "600 MB"]
+    assert said["duplex_open"]["AUC"] == "–"
 
 
 def test_the_best_two_numbers_of_a_column_are_marked():
