@@ -302,9 +302,9 @@ def split(
         counts = f"{(~states).sum()} states and {(~objects).sum()} objects"
         words = f"; {counts} without training images" if unseen_states or unseen_objects else ""
         log(f"{own}: {seen}, {val} unseen in validation and {test} in test{words}")
-    listed = {method for method, entry in params.methods.items() if name in entry.per_dataset}
-    special = [method for method in params.methods if method in listed - base.methods.keys()]
-    if special:
+    after = load_params().methods  # which have the `methods:` of datasets/NAME.yaml for re-splits, too
+    listed = {method: entry.per_dataset[name] for method, entry in params.methods.items() if name in entry.per_dataset}
+    if special := [method for method, own in listed.items() if after[method].per_dataset.get(names[0]) != own]:
         log(f"params.yaml: per_dataset of {', '.join(special)} has {name} but not its re-splits; add them there")
 
 

@@ -310,7 +310,7 @@ def tune(
 
     params = load_params()
     name = require(dataset or params.run.datasets[0], params.datasets, "data set")
-    chosen = split_names(methods) or list(params.run.methods)
+    chosen = split_names(methods) or [each for each in params.run.methods if not params.entry(each).members]
     numbers = parse_seeds(seeds) or []
     rows = search(params, name, chosen, parse_grid(grid), numbers, jobs, engine=engine)  # type: ignore[arg-type]
     best = best_rows(rows)
@@ -328,8 +328,11 @@ def tune(
             ends = "none of them is written" if write else "* marks the first"
             log(f"{row.method}: {len(tied)} settings have the same best AUC, {row.val_auc:.2f}; {ends}")
     for method, row in best.items() if write else ():
+        before = load_params().methods
         write_settings(params, method, name, row.settings)
-        log(f"datasets/{name}.yaml: methods.{method}: {dict(row.settings)}")
+        heirs = [each for each, entry in load_params().methods.items() if entry != before[each] and each != method]
+        more = f"; also in effect for {', '.join(heirs)}, by `extends`" if heirs else ""
+        log(f"datasets/{name}.yaml: methods.{method}: {dict(row.settings)}{more}")
     if any(row.errors for row in rows):
         raise typer.Exit(1)
 

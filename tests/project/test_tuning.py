@@ -117,6 +117,21 @@ def test_settings_without_effect_are_reported_as_a_tie(project):
     assert Path("params.yaml").read_text() == before
 
 
+@pytest.mark.usefixtures("in_this_process")
+def test_a_search_repeated_after_its_best_settings_were_written_trains_nothing(project):
+    with edited_params(project / "params.yaml") as record:
+        record["run"] |= {"methods": ["clip", "csp"], "products": ["both"]}
+        record["methods"]["both"] = {"kind": "product", "of": ["clip", "csp"]}
+    found = list[set[int]]()
+    for _ in range(2):
+        answer = command("--grid", "learning_rate=1e-3,1e-2", "--grid", "epochs=1", "--seeds", "7", "--write")
+        assert answer.exit_code == 0, answer.output
+        assert "datasets/own.yaml: methods.csp: " in answer.stderr
+        assert "; also in effect for csp_maxima, by `extends`" in answer.stderr or found
+        found.append({path.stat().st_mtime_ns for path in ArtifactPaths().trials.rglob("checkpoint.safetensors")})
+    assert found[0] == found[1] and len(found[0]) == 4
+
+
 @pytest.mark.slow
 def test_the_best_settings_are_written_where_asked(project):
     choices = "learning_rate=1e-3,1e-2", "template=a photo of", "epochs=1"
