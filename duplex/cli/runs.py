@@ -433,7 +433,7 @@ def _margins_of_runs(
 
     require_data(params, dataset)
     entries = [params.method_for_world(method.removesuffix(STREAM), world) for method in methods]  # type: ignore[arg-type]
-    seeds = [seed] if seed is not None else _common_seeds(params, dataset, entries)
+    seeds = [seed] if seed is not None else _common_seeds(params, dataset, methods, entries)
     margins: list[list[Margins]] = [[], []]
     first: tuple[Path, str, pd.DataFrame] | None = None
     for name, entry, margins_by_seed in zip(methods, entries, margins, strict=True):
@@ -457,9 +457,14 @@ def _margins_of_runs(
     return seeds, margins[0], margins[1]
 
 
-def _common_seeds(params: Params, dataset: str, entries: list[str]) -> list[int]:
-    runs = [ArtifactPaths().run(dataset, entry, 0) for entry in entries]
-    names = [{file.parent.name for file in run.root.parent.glob(f"*/{run.predictions.name}")} for run in runs]
+def _common_seeds(params: Params, dataset: str, methods: Sequence[str], entries: list[str]) -> list[int]:
+    from duplex.report.aggregate import STREAM, stored_numbers
+
+    names = []
+    for name, run in zip(methods, (ArtifactPaths().run(dataset, entry, 0) for entry in entries), strict=True):
+        roots = {file.parent for file in run.root.parent.glob(f"*/{run.predictions.name}")}
+        known = {root.name: stored_numbers(root / run.metrics.name) or {} for root in roots}
+        names.append({each for each in known if "stream" in known[each] or not name.endswith(STREAM)})
     return sorted(int(name) for name in set.intersection(*names) if name.isdecimal()) or sorted(params.run.seeds)[:1]
 
 

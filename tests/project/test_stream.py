@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import sys
 from dataclasses import replace
 from importlib.metadata import EntryPoint
@@ -223,5 +224,7 @@ def test_a_flag_adapts_a_run_without_making_it_outdated(trained, command):
     stages.evaluate_stage(trained, "own", "csp", 0)
     absent = command("compare", "--dataset", "own", "--methods", "csp", "csp+stream", "--seed", "0")
     assert absent.refused("evaluate", "--stream")
+    shutil.copytree(ArtifactPaths().run("own", "csp", 0).root, ArtifactPaths().run("own", "csp", 1).root)
     stages.evaluate_stage(with_stream(trained, ("closed", "open"), options=QUICK, orders=1), "own", "csp", 0)
     assert command("compare", "--dataset", "own", "--methods", "csp", "csp+stream", "--seed", "0").err == ""
+    assert ", seed 0" in command("compare", "--dataset", "own", "--methods", "csp", "csp+stream").out
