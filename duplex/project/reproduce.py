@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from statistics import median
@@ -29,6 +30,7 @@ from duplex.encoders.image_blocks import block_count
 from duplex.errors import DuplexError, UsageError
 from duplex.features.encode import WantedOutputs, encode_outputs
 from duplex.features.file import size_text
+from duplex.features.imported import equal_feature_keys
 from duplex.methods.base import Batch
 from duplex.options import FinetuneOptions
 from duplex.project import stamps
@@ -87,11 +89,11 @@ def plan_reproduction(
 ) -> Plan:
     """Find out what is left to do for a data set, without writing anything; `DuplexError` if its images are missing."""
     entry = params.dataset(dataset)
-    is_drawn = entry.source.kind == "shapes"
-    if not is_drawn and not is_on_disk(entry.source):
+    reads_images = entry.source.kind != "shapes" and entry.features is None
+    if reads_images and not is_on_disk(entry.source):
         require_images(dataset, entry.source.root, [])
-    data = load_source(entry.source)
-    if not is_drawn:
+    data = load_source(entry.source, equal_feature_keys(entry.features, entry.source))
+    if reads_images:
         require_images(dataset, entry.source.root, data.manifest["image"].tolist())
     published = params.run.recipes == "published"
     rows, absent = (list(params.run.methods), []) if published else methods_in_paper(params, dataset, data)
@@ -262,8 +264,8 @@ def _step_seconds(spec: MethodSpec, data: Data, tower: Encoder) -> tuple[float, 
     method.train()
     batch = Batch(images.inputs, images.compositions)
     rows = torch.arange(min(spec.training.batch_size, len(images)))
-    optimiser = make_optimiser(method, spec.training)
-    step = _seconds(lambda: next(iter(optimiser_step(method, batch, rows, spec.training, optimiser).values())))
+    work = partial(optimiser_step, method, batch, rows, spec.training, make_optimiser(method, spec.training))
+    step = _seconds(lambda: next(iter(work().values()))) if method.groups() else 0.0
     validate = Validation(examples["val"], data.labels)
     return step, _seconds(lambda: torch.tensor(validate(method)["auc"]))
 

@@ -12,6 +12,7 @@ from duplex.data.shapes import shapes_manifest
 from duplex.errors import DuplexError
 from duplex.features.file import read_features
 from duplex.project import stamps
+from duplex.project.reproduce import plan_reproduction
 from duplex.project.stamps import settings
 from tests.commands import Command
 
@@ -69,6 +70,8 @@ def test_a_named_encoder_lends_its_text_tower(project: Path, command: Command, t
     np.save(project / "X.npy", np.random.default_rng(0).normal(size=(len(table), 128)).astype(np.float32))
     assert command("data", "add", "mine", "table.csv", "--features", "X.npy", "--encoder", "tiny").code == 0
     assert load_params().run.datasets == ("shapes", "mine")
+    params = load_params().model_copy(update={"methods": {"cso": load_params().methods["cso"]}})
+    assert plan_reproduction(params, "mine", [0], None).topics["data"].startswith(f"{len(table)} images in ")
     for words in (["prepare"], ["extract"], ["train", "--method", "clip"]):
         assert command(*words, "--dataset", "mine").code == 0
 

@@ -161,6 +161,8 @@ def test_the_plan_of_published_recipes(zappos: Path, command: Command):
     assert "prepare (missing), extract (missing), 15 of 15 runs" in lines["stages"]
     assert "about" in lines["hours"] and "of csp, troika, cluspro on this device" in lines["hours"]
     assert lines["rows"].endswith("3 × seeds 0, 1, 2, 3, 4: csp, troika, cluspro") and "not run" not in plan.out
+    untrained = lines_of(command("reproduce", "ut-zappos", "--methods", "clip", "--seeds", "0", "--dry-run"))
+    assert "of clip on this device" in untrained["hours"]
     assert command("reproduce", "ut-zappos", "--methods", "cds", "--dry-run").refused("cds has no published")
     assert command("reproduce", "shapes", "--methods", "troika").refused("no published settings for shapes")
 
