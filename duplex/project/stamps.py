@@ -105,7 +105,8 @@ def _run_settings(params: Params, dataset: str, stage: str, method: str, paths: 
         made["calibration"] = {key: evaluation[key] for key in CALIBRATION}
         if entry.members:
             made["members"] = {name: _run_settings(params, dataset, stage, name, paths) for name in entry.members}
-            made["seeds"] = list(params.run.seeds)
+            if params.method(method, dataset).to_dict().get("seeds") == "all":
+                made["seeds"] = list(params.run.seeds)
     else:
         made |= {"threads": training.threads, "evaluation": evaluation}
     modules = [module_of(method_entry_point(kind)) for kind in entry.kinds_for(dataset)] + [family_module(encoder.name)]
@@ -157,7 +158,7 @@ def stamp(
         if stage == "evaluate":
             inputs["checkpoint.safetensors"] = _checksum(paths.run(dataset, method, seed).checkpoint)
         elif members := params.entry(method).members:
-            seeds = params.run.seeds if params.method(method, dataset).to_dict().get("seeds") == "all" else (seed,)
+            seeds = made.get("seeds", [seed])
             files = {f"{name}-{n}": paths.run(dataset, name, n).checkpoint for name in members for n in seeds}
             inputs["members"] = {name: _checksum(path) for name, path in files.items()}
     return {**made, "inputs": inputs}

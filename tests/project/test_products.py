@@ -174,6 +174,9 @@ def test_the_record_of_a_product_changes_with_its_members(params: Params) -> Non
     record = json.loads((ArtifactPaths().plan / "own/both/train.json").read_text())
     assert record["members"]["csp"] == settings(params, "own", "train", "csp")
     assert params.run.methods == ("csp", "closed_form", "both", "csp_seeds")
+    more = params.model_copy(update={"run": params.run.model_copy(update={"seeds": (0, 1, 2)})})
+    for name, is_changed in (("both", False), ("csp_seeds", True)):
+        assert (settings(more, "own", "train", name) != settings(params, "own", "train", name)) == is_changed
 
 
 @pytest.mark.slow
