@@ -167,6 +167,7 @@ def _check_losses(method: Method[Any]) -> None:
     method.train()
     for count, title in ((8, "a batch"), (1, "a batch of one image")):
         method.zero_grad(set_to_none=True)
+        method.before_step(train.compositions_np[:count])
         shared = method.shared()
         _demand(isinstance(shared, tuple), method, "shared() does not return a tuple")
         losses = method.losses(train[torch.arange(count)], shared)
@@ -330,3 +331,5 @@ def _check_predictions(method: Method[Any]) -> None:
         _demand(not odd, method, f"portable() returns {odd[:1]}, which is not a tensor")
         total = torch.stack([term for _, term in portable.score_terms(tensors, batch.inputs["cls"])]).sum(0)
         _demand(torch.allclose(total[:, 1:], scores[:, 1:], atol=1e-5), method, "portable() disagrees with scorer()")
+        alike = torch.allclose(portable.probabilities(tensors, scores), p, atol=1e-5)
+        _demand(alike, method, "portable(): an export's probabilities, without `product`, are shares of the scores")

@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from duplex.methods.base import Inspectable, Method
+from duplex.methods.layers import unit
 from duplex.methods.registry import find_method, installed_methods
 from duplex.options import Options
 from duplex.testing import MethodFault, check_method
@@ -49,7 +50,13 @@ class Probe(Method[ProbeOptions]):
         self.head = nn.Linear(context.dim, context.labels.size)
 
     def logits(self, z):
-        return self.options.scale * self.head(z)
+        return self.options.scale * self.head(unit(z))
+
+    def before_step(self, compositions):
+        self.images = len(compositions)
+
+    def shared(self):
+        return (self.images,)
 
     def losses(self, batch, shared):
         return {"composition": cross_entropy(self.logits(batch.cls), batch.compositions)}
@@ -117,6 +124,13 @@ FAULTS: dict[str, dict[str, Any]] = {  # message -> functions that violate the p
     "do not sum to the scores": {"score_terms": lambda self, rows: lambda inputs: [("a", torch.zeros(6, len(rows)))]},
     "negative or do not sum to 1": {"probabilities": lambda self, scores: scores},
     "candidate are not 0": {"probabilities": lambda self, scores: torch.ones_like(scores) / scores.shape[1]},
+    "an export's probabilities, without .product., are shares": {
+        "probabilities": lambda self, scores: scores.softmax(-1),
+        "portable": lambda self, rows: {
+            "classifier.pairs.weight": self.options.scale * self.head.weight[rows].T,
+            "classifier.pairs.offset": self.options.scale * self.head.bias[rows],
+        },
+    },
     "which is not a tensor": {"portable": lambda self, candidates: {"a": 1}},
 }
 

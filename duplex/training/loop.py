@@ -108,6 +108,7 @@ def choose_threads(method: Method[Any], images: Batch, batch_size: int) -> tuple
     rows = torch.arange(min(batch_size, len(images)))
 
     def step() -> None:
+        trial.before_step(images.compositions_np[: len(rows)])
         torch.stack(list(trial.losses(images[rows], trial.shared()).values())).sum().backward()
 
     try:
