@@ -304,6 +304,10 @@ def fit(
     reads_text = find_method(spec.kind).needs(spec.options) & {"text", "words"}
     if settings.get("precision") in ("bf16", "fp16") and not reads_text:
         raise UsageError(f"precision is for the text tower, which {spec.name} does not use; leave out precision")
+    replaced = {"optimiser": ("weight_decay", "eps", "sgd_momentum"), "schedule": ("decay", "decay_every", "warm_up")}
+    for key, names in replaced.items():
+        if own.get(key) is not None and (given := [each for each in names if each in settings]):
+            raise UsageError(f"{given[0]} has no effect with your own {key}; set it in that function, or leave it out")
     training_log = own.get("log")
     if training_log is None:
         training_log = open_log(spec.training.log, log_folder(spec.training.log, data.name, name, seed))

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import duplex
+from duplex.errors import UsageError
 from tests.projects import inside
 from tests.training.test_hooks import Ledger
 from tests.training.test_ten_lines import arrays, small
@@ -41,6 +42,15 @@ def test_every_setting_changes_training(with_text):
     found = {name: losses(with_text, batch_size=8, **settings) for name, settings in changes.items()}
     assert all(values != plain for values in found.values())
     assert len({tuple(values) for values in found.values()}) == len(changes)
+
+
+@pytest.mark.parametrize(
+    ("own", "setting"),
+    [({"optimiser": torch.optim.NAdam}, {"weight_decay": 0.1}), ({"schedule": lambda epoch: 0.5}, {"warm_up": 1})],
+)
+def test_settings_that_a_function_replaces_are_refused(own: dict[str, Any], setting: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=f"^{next(iter(setting))} has no effect with your own {next(iter(own))}"):
+        duplex.fit(small(), "kg_sp", epochs=2, **own, **setting)
 
 
 def test_the_metric_that_selected_is_named(tmp_path):
