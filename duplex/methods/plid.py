@@ -97,7 +97,9 @@ class Plid(TextMethod[PlidOptions]):
     def shared(self) -> tuple[Tensor, ...]:
         """Six tensors: mean text features of compositions, states and objects, then `sample_deviations` of each."""
         t = self.prompts(self.labels.pairs["train"], self.checkpointing).compositions  # [C, d]
-        described = self.described.to(t)  # [C, D, d]
+        is_trained = getattr(self.context.tower, "is_trained", False)
+        described = self.describe(self.labels.pairs["train"]) if is_trained else self.described
+        described = described.to(t)  # [C, D, d]
         means = [self.enrich(t, described)]
         means += self.primitive_means(means[0])
         described_by_path = (described, *self.primitive_means(described))

@@ -188,6 +188,14 @@ def test_a_method_trains_scores_and_loads_with_adapters_in_both_towers(kind: str
     assert torch.equal(context.encode_prompts(columns).compositions, frozen), "the shared tower has changed"
 
 
+def test_plid_trains_with_the_descriptions_that_it_scores_with() -> None:
+    plain = started("plid", finetuning_task("bottleneck", text="parallel"))
+    perturb(plain)
+    prepared = plain.method.prepare(plain.method.train_candidates)
+    for found, expected in zip(plain.method.shared(), prepared, strict=False):
+        torch.testing.assert_close(found, expected)
+
+
 def test_low_rank_updates_fit_a_tower_in_half_precision() -> None:
     tower = ClipTextTower(small_model(quick_gelu=True).float(), precision="bf16")
     trained = add_text_adapters(tower, FinetuneOptions(1, text="lora"))
