@@ -282,8 +282,8 @@ class Recognizer:
         compositions, train = self.labels.candidates(world, "train"), torch.zeros(0, dtype=torch.int64)
         none = base.Batch({"cls": torch.zeros(0, self.trained.backbone.dim)}, train)
         run = base.AdaptedRun(self.trained.method, compositions, candidates.feasible, none, candidates.scorer)
-        scorer = stream_scorer(kind(run, kind.Options.from_dict(adapt["options"])), adapt["batch"])
-        return replace(candidates, scorer=scorer, terms=None)
+        options = kind.Options.from_dict(adapt.get("options", {}))
+        return replace(candidates, scorer=stream_scorer(kind(run, options), adapt.get("batch", 1)), terms=None)
 
     def _with_added(self, candidates: Candidates, world: World) -> Candidates:
         tensors = self.trained.tensors(world)

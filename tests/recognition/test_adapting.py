@@ -49,6 +49,14 @@ def test_answers_depend_on_the_images_before_unless_nothing_moves(project, featu
     torch.testing.assert_close(still.scores(features.numpy()), plain, rtol=1e-5, atol=1e-7)
 
 
+def test_an_adapter_alone_adapts_to_each_image_by_its_defaults(project, features):
+    brief, full = (
+        Recognizer.load(project.run("clip"), device="cpu", adapt={"adapter": "tomcat", **more})
+        for more in ({}, {"batch": 1, "options": TomcatOptions().to_dict()})
+    )
+    assert torch.equal(brief.scores(features[:4].numpy()), full.scores(features[:4].numpy()))
+
+
 def test_unreadable_files_teach_nothing(project, tmp_path):
     (tmp_path / "bad.png").write_text("no image")
     images = sorted(project.folder.rglob("pictures/**/*.png"))[:12]
