@@ -361,7 +361,7 @@ def next_(
 ) -> None:
     """Choose the unlabelled images whose labels would help a model most, and list them in a CSV file to label.
 
-    Copies of images that the model was fitted to are left out. Features are kept in a feature cache.
+    Files that the model was fitted to are left out. Features are kept in a feature cache.
     """
     from duplex.project.suspects import rank_unlabelled
     from duplex.recognition.export import FIT, fitted_digests, read_fit
