@@ -466,6 +466,6 @@ def relabel(
     log(f"wrote {target} with {result.changed} corrected labels; {hint}")
     if result.outdated:
         why = f"their labels in {name} have changed since the list was made"
-        log(f"{len(result.outdated):,} images were not relabelled, as {why}: {', '.join(result.outdated[:SHOWN])}")
+        log(f"not relabelled ({len(result.outdated):,}), as {why}: {', '.join(result.outdated[:SHOWN])}")
     if result.new:
         log(f"new states or objects, perhaps misspelt: {', '.join(result.new)}")

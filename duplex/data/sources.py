@@ -230,7 +230,7 @@ def read_pair_list(path: Path) -> list[Pair]:
             )
         pairs.append((words[0], words[1]))
     if not pairs:
-        raise DuplexError(f"{path} lists no pairs; write one `state object` per line")
+        raise DuplexError(f"{path} lists no pairs; write a state and an object per line, or download it again")
     check_labels((state for state, _ in pairs), "state", path)
     check_labels((thing for _, thing in pairs), "object", path)
     return pairs

@@ -313,7 +313,7 @@ class ClipFamily(EncoderFamily):
         if architecture is None:
             raise UsageError(f"unknown encoder {name!r}; `duplex encoders list` shows the names")
         if weights is None:
-            raise UsageError(f"encoder {name!r} needs weights; give a file or a tag as `weights` ({_tags(name)})")
+            raise UsageError(f"{name!r} needs weights; give `weights` (--weights), a file or a tag ({_tags(name)})")
         if (seed := random_seed(weights)) is not None:
             return EncoderSource(name, architecture, complete_preprocess({}, architecture), Path(RANDOM), seed=seed)
         if Path(weights).expanduser().is_file():

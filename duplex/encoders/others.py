@@ -192,7 +192,7 @@ class TimmFamily(EncoderFamily):
         tags = [config.tag for config in published if config is not None and config.hf_hub_id]  # others are pickles
         listed = ", ".join(tags) or "none"
         if weights is None:
-            raise UsageError(f"encoder {name!r} needs weights; give a file or a tag as `weights` ({listed})")
+            raise UsageError(f"{name!r} needs weights; give `weights` (--weights), a file or a tag ({listed})")
         path, seed = Path(weights).expanduser(), random_seed(weights)
         is_local = path.is_file() or seed is not None
         if not is_local and weights not in tags:

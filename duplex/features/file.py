@@ -395,7 +395,7 @@ def read_features(path: Path | str, expect: Mapping[str, str | None] | None = No
             )
         pending = int((statuses == PENDING).sum())
         if pending:
-            raise DuplexError(f"{path} has {pending} rows that were never encoded; {repair_hint(path)}")
+            raise DuplexError(f"{path} has rows that were never encoded ({pending}); {repair_hint(path)}")
         return Features(path, identity, read_rows(file, "cls").astype(np.float32), statuses, contents_digest(file))
 
 

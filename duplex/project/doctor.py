@@ -261,5 +261,6 @@ def _run(command: list[str], folder: Path) -> None:
     if done.returncode:
         lines = (done.stderr or done.stdout).strip().splitlines()
         reason = lines[-1] if lines else f"exit code {done.returncode}"
-        failed = f"`{' '.join(command[-3:])}` failed in the folder {folder} ({reason})"
-        raise DuplexError(f"{failed}; run it there to see why, then empty the folder and run the same command again")
+        shown = " ".join(command).replace(f"{sys.executable} -m ", "")
+        failed = f"`{shown}` failed in the folder {folder} ({reason})"
+        raise DuplexError(f"{failed}; run it there to see why, then empty the folder and run `duplex init` again")

@@ -57,11 +57,9 @@ def best_run(
                 continue
             candidates.append(((world or "closed") in worlds, record.val_auc, RunPaths(checkpoint.parent)))
     if not candidates:
-        matching = " and matches params.yaml" if outdated else ""
-        raise UsageError(
-            f"{root}/{dataset} has no trained run that is calibrated for {f'the {world}' if world else 'any'} world"
-            f"{matching}; run `dvc repro`, or {hint}"
-        )
+        matching = " that matches params.yaml" if outdated else ""
+        kind = f" for the {world} world" if world else ""
+        raise UsageError(f"{root}/{dataset} has no trained run{kind}{matching}; run `dvc repro`, or {hint}")
     return max(candidates, key=lambda candidate: candidate[:2])[2]
 
 

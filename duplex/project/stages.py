@@ -64,7 +64,7 @@ def ensure_prepared(params: Params, dataset: str, paths: ArtifactPaths = Artifac
     source = params.dataset(dataset).source
     if source.kind != "shapes" and not source.root.is_dir():
         require_images(dataset, source.root, [])
-    print(f"{dataset} is prepared first: {found}", file=sys.stderr)
+    print(f"preparing {dataset} first: {found}", file=sys.stderr)
     prepare(params, dataset, paths)
 
 

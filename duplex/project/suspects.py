@@ -74,7 +74,7 @@ class LabelledSource:
         if found.bad.any():
             example = self.table["image"][found.bad].iloc[0]
             print(
-                f"duplex: {found.bad.sum():,} new, changed or unreadable images are left out, such as {example}",
+                f"duplex: new, changed or unreadable images are left out ({found.bad.sum():,}), such as {example}",
                 file=sys.stderr,
             )
         return found

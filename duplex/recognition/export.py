@@ -245,7 +245,7 @@ def refuse_lost_updates(folder: Path, contents: Mapping[str, str]) -> None:
         return
     if lost := copied_images(fitted_digests({"contents": {}, "updates": updates}), contents).count(False):
         raise UsageError(
-            f"replacing {folder} would lose the {lost:,} images that updates added to it; choose another --out, or "
+            f"replacing {folder} would lose images that updates added to it ({lost:,}); choose another --out, or "
             "move the old model"
         )
 

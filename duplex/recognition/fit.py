@@ -316,8 +316,8 @@ def _contradicted(frame: pd.DataFrame, contents: pd.Series, source: Path) -> pd.
         copies = kinds[kinds["content"] == twice.iloc[0]].head(2).itertuples()
         named = " and ".join(f"{row.image} ({row.state} {row.object})" for row in copies)
         raise UsageError(
-            f"{source}: {twice.nunique():,} images occur with two labels; for example, {named} have equal pixels; "
-            "keep only the correctly labelled copy of each image"
+            f"{source}: some images ({twice.nunique():,}) occur with two labels; for example, {named} "
+            "have equal pixels; keep only the correctly labelled copy of each image"
         )
     return mask
 
@@ -402,7 +402,7 @@ class FolderRecipes:
         features, bad = encode_shared(user_cache(), self.tower, data.root, images, data.digests, block_inputs=depth)
         if bad:
             listed = ", ".join(f"{each.image} ({each.reason})" for each in bad[:3]) + ", ..." * (len(bad) > 3)
-            self.say(f"{len(bad):,} images cannot be used and are left out: {listed}")
+            self.say(f"images that cannot be used are left out ({len(bad):,}): {listed}")
         inputs = Data(data.manifest, data.labels, features, self.encoder, str(self.device), skip_frozen_blocks=True)
         return EncodedFolder(inputs, features.identity, depth, frozenset(each.row for each in bad))
 
@@ -561,8 +561,8 @@ def fit_folder(
     say(f"encoder: {entry.name} ({reason})")
     if long := long_prompts(entry.name, entry.weights, data.labels):
         raise UsageError(
-            f"{len(long):,} pairs have prompts that are too long for {entry.name}; shorten the names of their states "
-            f"or objects, such as those of {long[0]!r}"
+            f"some pairs ({len(long):,}) have prompts that are too long for {entry.name}; shorten the names of their "
+            f"states or objects, such as those of {long[0]!r}"
         )
     with reproducible(), sole_writer(fit_cache_folder(out) / "fit", "fit", "or choose another --out"):
         write_json(fit_cache_folder(out) / SOURCE, [str(place), image_folder and str(image_folder)])

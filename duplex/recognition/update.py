@@ -139,7 +139,7 @@ def read_images(recognizer: Recognizer, source: Path, images: Path | None, recor
     contents = {file: distinct.pixels[file].partition(" ")[0] for file in distinct.digests}
     if again := list(compress(frame["image"], copied_images(contents, fitted_digests(record)))):
         raise UsageError(
-            f"{len(again):,} of the {len(frame):,} images are in the model already, such as {again[0]}, and would "
+            f"the model already has {len(again):,} of the {len(frame):,} images, such as {again[0]}, which would "
             "count twice; leave them out, or run `duplex fit` with all images"
         )
     paths = [description.root / image for image in frame["image"]]
@@ -283,7 +283,7 @@ def describe_additions(before: LabelSpace, after: LabelSpace, rows: pd.DataFrame
     """Lines of text on an update: numbers of images added and of pairs with images, new pairs and new words."""
     known = set(before.names(before.pairs["train"]))
     pairs = [name for name in after.names(after.pairs["train"]) if name not in known]
-    lines = [f"{len(rows)} images added; {len(after.pairs['train'])} pairs have images now, {len(known)} had before"]
+    lines = [f"images added: {len(rows)}; pairs with images: {len(after.pairs['train'])} (before: {len(known)})"]
     if pairs:
         lines.append(f"new pairs: {', '.join(pairs)}")
     for kind, old, new in (("states", before.states, after.states), ("objects", before.objects, after.objects)):

@@ -78,7 +78,8 @@ def example_and_error_parts(
     ]
     examples: Block = example_gallery(answers, thumbnails, texts.lines)
     if not len(answers):
-        examples = Note("There are no predictions in the closed world, which examples need.", "dvc repro")
+        remedy = "add closed to evaluation.worlds, or let report.featured name a method for this world"
+        examples = Note(f"There are no predictions in the closed world, which examples need: {remedy}.")
     return [ReportPart("Examples", [*notes, examples, *texts.blocks]), ReportPart("Errors", tables)]
 
 

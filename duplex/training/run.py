@@ -331,8 +331,8 @@ def initialised_method(
         )
     if (partial := len(alone)) and not find_method(kind).accepts_partial_labels(options):
         raise UsageError(
-            f"{kind} with these options learns from pairs, but {partial} training images have only a state or object; "
-            "complete their labels, leave these images out, or choose a method such as kg_sp or linear"
+            f"{kind} with these options learns from pairs, but some training images ({partial}) have only a state or "
+            "object; complete their labels, leave these images out, or choose a method such as kg_sp or linear"
         )
     torch.manual_seed(seed)
     method = make_method(kind, options, context).to(device)

@@ -49,12 +49,12 @@ def test_extract_prepares_what_is_missing_or_stale(
     monkeypatch.chdir(tmp_path)
     first = command("extract", "-d", "own")
     assert first.code == 0
-    assert first.err.startswith("own is prepared first: artifacts/own/manifest.csv does not exist\n")
+    assert first.err.startswith("preparing own first: artifacts/own/manifest.csv does not exist\n")
     assert "prepared" not in command("extract", "-d", "own").err
     table = tmp_path / "pictures.csv"
     table.write_text(table.read_text().replace(",striped,", ",lined,"))
     second = command("extract", "-d", "own")
-    assert second.code == 0 and second.err.startswith("own is prepared first: its table, lists or image files")
+    assert second.code == 0 and second.err.startswith("preparing own first: its table, lists or image files")
     assert "of them encoded before" in second.err and "images per second" not in second.err
     assert ",lined," in (tmp_path / "artifacts/own/manifest.csv").read_text()
 

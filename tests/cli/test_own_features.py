@@ -99,7 +99,7 @@ def test_features_replaced_after_extract_are_refused(project: Path, command: Com
     assert "its file of features has changed" in command("doctor").out
     extracted = command("extract", "--dataset", "mine")
     assert extracted.code == 0
-    assert extracted.err.startswith("mine is prepared first: its file of features has changed\n")
+    assert extracted.err.startswith("preparing mine first: its file of features has changed\n")
     assert command("train", *words).code == 0
     (project / "X.npy").unlink()
     assert command("evaluate", *words).code == 0, "the file may be on another machine"

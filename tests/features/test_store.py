@@ -47,7 +47,7 @@ def test_rows_without_a_status_do_not_count(tmp_path: Path) -> None:
     cache = PartialCache(tmp_path / "f.h5")
     assert (cache.statuses == PENDING).all() and cache.done == 0
     cache.finish()
-    with pytest.raises(DuplexError, match="4 rows that were never encoded"):
+    with pytest.raises(DuplexError, match=r"rows that were never encoded \(4\)"):
         read_features(tmp_path / "f.h5")
 
 

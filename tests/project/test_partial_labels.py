@@ -66,7 +66,7 @@ def test_methods_with_two_classifiers_train_on_them_and_others_are_refused_by_na
     for method in ("csp", "closed_form", "linear_pairs"):
         done = command("train", "--dataset", "own", "--method", method, "--seed", "0")
         kind = {"csp": "prompts", "linear_pairs": "linear"}.get(method, method)
-        assert done.refused(f"{kind} with these options", f"{gaps.sum()} training images have only a state or object")
+        assert done.refused(f"{kind} with these options", f"images ({gaps.sum()}) have only a state or object")
         assert done.err.count("\n") == 1
 
 

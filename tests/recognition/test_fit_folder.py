@@ -179,7 +179,7 @@ def test_suspects_need_features_and_the_place_of_a_models_images(fitted, drawn, 
     draw_pair(tmp_path / "shop", "red", "ring", range(12))
     shutil.copytree(drawn, tmp_path / "shop", dirs_exist_ok=True)
     assert len(rank_suspects(open_labelled(str(tmp_path / "shop")))) == len(open_labelled(str(drawn)).table)
-    assert "12 new, changed or unreadable images are left out, such as red/ring/0000.png" in capsys.readouterr().err
+    assert "new, changed or unreadable images are left out (12), such as red/ring/0000.png" in capsys.readouterr().err
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with pytest.raises(UsageError, match=r"the images in .* have not been encoded; run `duplex fit` on them first"):
         rank_suspects(open_labelled(str(fitted[0])))
@@ -200,7 +200,7 @@ def test_an_unreadable_image_is_counted_nowhere(drawn, tmp_path, monkeypatch):
     counted = [record["counts"][split]["images"] for split in ("train", "val", "test")]
     assert sum(counted) == sum(record["images"].values()) == len(record["contents"]) == images
     assert f"fitting the model to all {images} labelled images" in lines
-    assert "1 images cannot be used and are left out: blue/star/0003.png (not an image)" in lines
+    assert "images that cannot be used are left out (1): blue/star/0003.png (not an image)" in lines
     labels = Recognizer.load(model, device="cpu").labels
     assert not labels.seen[labels.states.index("blue") * len(labels.objects) + labels.objects.index("star")]
     card = (model / "README.md").read_text(encoding="utf-8")

@@ -83,7 +83,7 @@ def test_listed_images_are_labelled_and_update_the_model(unlabelled, tmp_path, m
     listed.assign(state=words[0], object=words[1]).to_csv(table, index=False)
     updated = duplex("update", model, table, "--images", unlabelled, cwd=tmp_path)
     assert updated.returncode == 0, updated.stderr
-    assert "5 images added" in updated.stderr
+    assert "images added: 5" in updated.stderr
 
 
 def test_folders_without_new_images_are_refused_in_one_line(trained, tmp_path):

@@ -80,7 +80,7 @@ def test_an_open_world_run_is_the_default_only_if_there_is_no_other(project, tmp
     from duplex.project.runs import best_run
 
     paths = ArtifactPaths(tmp_path)
-    with pytest.raises(UsageError, match=r"no trained run that is calibrated for any world; .* or name one with --run"):
+    with pytest.raises(UsageError, match=r"no trained run; .* or name one with --run"):
         best_run(paths=paths, hint="name one with --run")
     for method, world in (("open", "open"), ("closed", "closed")):
         run = paths.run("own", method, 0)
