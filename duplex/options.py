@@ -212,9 +212,7 @@ class TrainingOptions(Options):
     threads: Annotated[int, Field(ge=1, le=1024)] | Literal["auto"] = "auto"  # CPU threads; auto: one or all, by timing
     memory: Annotated[float, Field(ge=2**-8)] = 2.0  # GiB; larger patch tokens and block inputs are read from disk
     checkpointing: bool = False  # recompute the text tower's activations in the backward pass: slower, less memory
-    log: str = (
-        "none"  # where losses, rates and validation are logged: dvclive, tensorboard, wandb, mlflow, a plug-in, or none
-    )
+    log: str = "none"  # where losses, rates and validation go: dvclive, tensorboard, wandb, mlflow, a plug-in, or none
 
     def result_settings(self) -> dict[str, Any]:
         """The options that training results depend on: all except `log`."""
@@ -244,9 +242,7 @@ class FinetuneOptions(Options):
     """
 
     blocks: int | Literal["all"]  # number of the image tower's last blocks to fine-tune
-    adapter: str = (
-        "bottleneck"  # what is trained: bottleneck | parallel | lora | full | concepts | experts, or a plug-in's
-    )
+    adapter: str = "bottleneck"  # what is trained: bottleneck, parallel, lora, full, concepts, experts, or a plug-in's
     text: str | None = None  # what is trained in the text tower's blocks, with the names of `adapter`; null: nothing
     width: Count | None = None  # hidden units of a bottleneck (null: 64; concepts: channels / 4), rank (null: 8)
     dropout: Rate = 0.1  # inside a bottleneck

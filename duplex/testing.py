@@ -85,9 +85,8 @@ def small_labels() -> LabelSpace:
     """A label space of 12 compositions: 8 seen, 2 unseen in val and 2 unseen in test."""
     pairs = [(s, o) for s in STATES for o in OBJECTS]
     seen = [pairs[i] for i in (0, 1, 3, 5, 7, 8, 9, 10)]
-    return LabelSpace.from_pairs(
-        {"train": seen, "val": [*seen[:2], pairs[2], pairs[4]], "test": [*seen[2:4], pairs[6], pairs[11]]}
-    )
+    val, test = [*seen[:2], pairs[2], pairs[4]], [*seen[2:4], pairs[6], pairs[11]]
+    return LabelSpace.from_pairs({"train": seen, "val": val, "test": test})
 
 
 @cache
@@ -262,8 +261,7 @@ def _check_reload(kind: type[Method[Any]], options: Options, method: Method[Any]
 def _check_run(kind: str, options: Options, folder: Path) -> None:
     inputs = small_inputs()
     settings = EvaluationParams(bootstrap=10)
-    spec = MethodSpec(kind, kind, options, SETTINGS, WORLDS, "closed")
-    run = train_run(spec, inputs, 0, CPU, settings)
+    run = train_run(MethodSpec(kind, kind, options, SETTINGS, WORLDS, "closed"), inputs, 0, CPU, settings)
     checkpoint = RunPaths(run.save(folder)).checkpoint
     method = load_checkpoint(checkpoint, inputs.context(), inputs.encoder)
     for world in WORLDS:

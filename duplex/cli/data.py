@@ -451,9 +451,8 @@ def relabel(
     from duplex.data.tables import write_manifest
     from duplex.project.suspects import open_labelled, relabelled
 
-    labelled = open_labelled(
-        source, images, load_params() if Path("params.yaml").exists() else None, stages=["prepare"]
-    )
+    params = load_params() if Path("params.yaml").exists() else None
+    labelled = open_labelled(source, images, params, stages=["prepare"])
     name = labelled.name
     target = out or Path(f"{name}-relabelled.csv")
     if target.suffix.lower() != ".csv":

@@ -375,9 +375,8 @@ def next_(
         table.to_csv(scratch, index=False, lineterminator="\n")
     for row in table.to_dict("records"):
         note = "" if row["in_distribution"] else "  none of these?"
-        typer.echo(
-            escape_unprintable(f"{row['rank']:>5}  {row['answer']:<28} {row['margin']:.3f}  {row['image']}{note}")
-        )
+        line = f"{row['rank']:>5}  {row['answer']:<28} {row['margin']:.3f}  {row['image']}{note}"
+        typer.echo(escape_unprintable(line))
     log(
         f"wrote {target}; fill in state and object, delete the lines without labels, then run "
         f"`duplex update {model} {target} --images {folder}`"

@@ -158,10 +158,8 @@ def load_czsl(root: Path) -> LabelledImages:
         "rows left out because their pair is only in another split's list": elsewhere,
         "lines of the pair lists left out because they repeat a pair": repeats,
     }
-    manifest = pd.DataFrame(rows, columns=COLUMNS, dtype=str)
-    return LabelledImages(
-        manifest, LabelSpace.from_pairs(pairs), {text: count for text, count in notes.items() if count}
-    )
+    notes = {text: count for text, count in notes.items() if count}
+    return LabelledImages(pd.DataFrame(rows, columns=COLUMNS, dtype=str), LabelSpace.from_pairs(pairs), notes)
 
 
 def read_metadata(path: Path) -> list[dict[str, Any]]:

@@ -293,9 +293,8 @@ def _as_files(cells: Sequence[Any], table: Path) -> list[Any]:
 def _read_label_studio(path: Path, *_: Sequence[str]) -> tuple[pd.DataFrame, Place]:
     from duplex.data.label_studio import read_tasks
 
-    return pd.DataFrame(
-        read_tasks(path), columns=[*NEEDED, *CROP], dtype=object
-    ), lambda row: f"{path}, label {row + 1}"
+    frame = pd.DataFrame(read_tasks(path), columns=[*NEEDED, *CROP], dtype=object)
+    return frame, lambda row: f"{path}, label {row + 1}"
 
 
 @dataclass(frozen=True)

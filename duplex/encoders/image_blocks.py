@@ -126,9 +126,8 @@ def capture_block_input(encoder: Any, count: int) -> Iterator[list[Tensor]]:
     if count == 0:
         yield inputs
         return
-    hook = select_blocks(encoder, count)[0][0].register_forward_pre_hook(
-        lambda _, arguments: inputs.append(arguments[0])
-    )
+    first = select_blocks(encoder, count)[0][0]
+    hook = first.register_forward_pre_hook(lambda _, arguments: inputs.append(arguments[0]))
     try:
         yield inputs
     finally:

@@ -359,9 +359,8 @@ class ResizeAndCrop:
 
     def __init__(self, preprocess: dict[str, Any]) -> None:
         steps = image_transform_v2(PreprocessCfg(**preprocess), is_train=False).transforms
-        self.steps = transforms.Compose(
-            [*steps[:-3], transforms.PILToTensor()]
-        )  # without conversions and normalisation
+        # without conversions and normalisation
+        self.steps = transforms.Compose([*steps[:-3], transforms.PILToTensor()])
         self.shortest = preprocess["resize_mode"] == "shortest"
 
     def __call__(self, image: Image.Image) -> Tensor:

@@ -80,9 +80,8 @@ class PromptTree:
         np.maximum.accumulate(node, out=node)
         ends = np.empty_like(order)
         ends[order] = node[np.arange(len(rows)), (rows != PAD).sum(1) - 1]
-        return cls(
-            rows=rows[new], depths=depths, parents=np.where(depths == 0, -1, node[prompts, depths - 1]), ends=ends
-        )
+        parents = np.where(depths == 0, -1, node[prompts, depths - 1])
+        return cls(rows=rows[new], depths=depths, parents=parents, ends=ends)
 
     @property
     def tokens(self) -> int:

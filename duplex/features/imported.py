@@ -173,9 +173,8 @@ def import_features(
 
     listed: images of the data set's table; rows of a file without names are those of this table.
 
-    Raises:
-        UsageError: the file lacks an image, has another number of rows, or has values that float16 cannot hold.
-        DuplexError: more than the share `max_bad` of images count as unreadable; an existing cache stays as it is.
+    Raises `UsageError` if the file lacks an image, has another number of rows, or values that float16 cannot hold, and
+    `DuplexError` if more than the share `max_bad` of images count as unreadable; an existing cache stays as it is.
     """
     file = FeatureFile.open(source)
     if listed is not None and file.names is None:

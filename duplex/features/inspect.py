@@ -62,9 +62,8 @@ def verify(
         A dict with the number of images `checked` and the `worst_cosine`.
     """
     with cache_file.open_cache(path) as file:
-        cache_file.check_identity(
-            cache_file.read_identity(file), {**encoder.identity.to_dict(), "manifest": manifest_sha256}, path
-        )
+        expected = {**encoder.identity.to_dict(), "manifest": manifest_sha256}
+        cache_file.check_identity(cache_file.read_identity(file), expected, path)
         span, statuses = cache_file.read_row_span(file), file["status"][...]
         rows = np.sort(np.random.default_rng(seed).permutation(span.rows)[:sample])
         cache_file.verify_checksums(file)

@@ -190,9 +190,8 @@ class EmbeddingHead(WordMethod[WordOptionsT], Generic[WordOptionsT]):
         super().__init__(context, options, trained_words=trained_words)
         self.scale = scale
         if context.world == "open":
-            self.train_candidates = CompositionIndex(
-                context.labels.candidates("open", "train"), len(context.labels.objects)
-            )
+            compositions = context.labels.candidates("open", "train")
+            self.train_candidates = CompositionIndex(compositions, len(context.labels.objects))
         self.register_buffer("margins", None)
 
     def embed_images(self, z: Tensor) -> Tensor:

@@ -195,10 +195,8 @@ def reproduce(plan: Plan, jobs: int | None, paths: ArtifactPaths = ArtifactPaths
     if _stale(params, plan.dataset, "extract", paths):
         print("\n".join(extract(params, plan.dataset, paths).lines()), file=sys.stderr)
     report = sweep(params, plan.runs, jobs, "local", paths, commit=False)  # DVC takes seconds per run
-    run = params.run.model_copy(
-        update={"datasets": (plan.dataset,), "methods": plan.rows, "seeds": plan.seeds, "products": ()}
-    )
-    shown = params.model_copy(update={"run": run})
+    planned = {"datasets": (plan.dataset,), "methods": plan.rows, "seeds": plan.seeds, "products": ()}
+    shown = params.model_copy(update={"run": params.run.model_copy(update=planned)})
     if report.executed or not paths.maps(plan.dataset).exists():
         maps_stage(shown, plan.dataset, paths)
     return report, report_stage(shown, paths.of_reproduction(plan.dataset), write_metrics=False)

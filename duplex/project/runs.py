@@ -129,6 +129,7 @@ def dataset_of_run(run: Path, paths: ArtifactPaths = ArtifactPaths()) -> str | N
 
 def training_neighbours(params: Params, dataset: str, *, check: Callable[[Features], None]) -> NeighbourIndex:
     """Index of a data set's readable training images; `check` may raise an error for features that do not fit."""
+    paths = ArtifactPaths()
     manifest = read_manifest(paths.manifest(dataset))
     features = read_features(paths.features(dataset), expect={"manifest": sha256(paths.manifest(dataset))})
     check(features)

@@ -292,17 +292,15 @@ def write_plan(params: Params, paths: ArtifactPaths = ArtifactPaths()) -> None:
             write_json(scratch / f"{name}.json", record)
 
 
-def planned_params(
-    dataset: str, *stages: str, method: str | None = None, paths: ArtifactPaths = ArtifactPaths()
-) -> Params:
+def planned_params(dataset: str, *stages: str, method: str | None = None) -> Params:
     """Load params.yaml for `stages` of the pipeline; raises `DuplexError` if it or the code changed since `plan` ran.
 
     Without this check, DVC would record new results under old settings. Stages that `plan` omits are not checked.
     """
     params = load_params()
     for stage in stages:
-        file = paths.plan / dataset / (method or "") / f"{stage}.json"
-        found = difference(file, settings(params, dataset, stage, method, paths))
+        file = ArtifactPaths().plan / dataset / (method or "") / f"{stage}.json"
+        found = difference(file, settings(params, dataset, stage, method))
         if found and found != UNSTAMPED:
             raise DuplexError(
                 f"params.yaml or the code has changed since {file} was written ({found}), so DVC would record this "

@@ -193,8 +193,7 @@ def rank_by_margins(table: pd.DataFrame, labels: LabelSpace, margins_by_kind: di
     out["better_object"] = np.where(thing.margin < 0, np.array(labels.objects)[thing.better], out["object"])
     out = out.assign(**{old: out[name] for name, old in OLD.items()})
     total = sum(kind.margin / max(float(kind.margin.std()), 1e-12) for kind in margins_by_kind.values())
-    order = np.argsort(total, kind="stable")
-    out = out.iloc[order].reset_index(drop=True)
+    out = out.iloc[np.argsort(total, kind="stable")].reset_index(drop=True)
     out.insert(0, "rank", np.arange(1, len(out) + 1))
     return out
 
@@ -224,8 +223,7 @@ def write_suspects_page(path: Path, title: str, ranked: pd.DataFrame, root: Path
     )
     parts = [ReportPart(name, [Gallery([Strips("", [Strip("", part)])], text)]) for name, part, text in found if part]
     lead = "Correct the columns state and object of suspects.csv, which lists these images."
-    report = Report(title, lead, [ReportSection("suspects", "Suspicious labels", parts)])
-    write_text(path, render_page(report))
+    write_text(path, render_page(Report(title, lead, [ReportSection("suspects", "Suspicious labels", parts)])))
 
 
 def copied_pairs(ranked: pd.DataFrame) -> list[tuple[str, ...]]:

@@ -233,8 +233,7 @@ def _marginals(shares: Tensor, groups: Ints, count: int) -> Floats:
 
 
 def _ranked(names: tuple[str, ...], shares: Floats) -> dict[str, float]:
-    order = np.argsort(-shares, kind="stable")
-    return {names[place]: float(shares[place]) for place in order}
+    return {names[place]: float(shares[place]) for place in np.argsort(-shares, kind="stable")}
 
 
 @torch.no_grad()

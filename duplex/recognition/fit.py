@@ -433,8 +433,7 @@ class FolderRecipes:
         )
 
     def _hooks(self, trial: Trial) -> TrainingHooks:
-        place = log_folder(self.log, self.cache.stem, trial.slug, trial.seed)
-        return TrainingHooks(log=open_log(self.log, place))
+        return TrainingHooks(log=open_log(self.log, log_folder(self.log, self.cache.stem, trial.slug, trial.seed)))
 
     def _accuracy(self, run: Run, val: Examples) -> float | None:
         return answers_with_labels(run.method, val, self.data.labels, run.record.confidence, self.world).accuracy

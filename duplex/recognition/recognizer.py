@@ -268,8 +268,7 @@ class Recognizer:
             if self.adapt is not None:
                 candidates = self._adapting(candidates, world, self.adapt)
             if self.new_share is not None:
-                confidence = replace(candidates.confidence, new_share=self.new_share)
-                candidates = replace(candidates, confidence=confidence)
+                candidates = replace(candidates, confidence=replace(candidates.confidence, new_share=self.new_share))
             self._candidates[world] = self._with_added(candidates, world) if self.added else candidates
         return self._candidates[world]
 
@@ -379,8 +378,7 @@ def encode_files(
     workers = min(decoding_workers(num_workers), max(0, len(blocks) - 1))  # a process takes longer than one block
     batches = pad_batches(decode_batches(images, blocks, workers, pinned=encoder.device.type == "cuda"), batch_multiple)
     with explain_memory_errors(batch_size, kept=""):
-        encoded = encode_batches(encoder, batches, outputs)
-        for block, (_, statuses, values) in zip(blocks, encoded, strict=True):
+        for block, (_, statuses, values) in zip(blocks, encode_batches(encoder, batches, outputs), strict=True):
             rows = len(block)
             yield statuses[:rows], as_inputs({name: value[:rows] for name, value in values.items()}, encoder.device)
 

@@ -142,8 +142,7 @@ def read_images(recognizer: Recognizer, source: Path, images: Path | None, recor
             f"the model already has {len(again):,} of the {len(frame):,} images, such as {again[0]}, which would "
             "count twice; leave them out, or run `duplex fit` with all images"
         )
-    paths = [description.root / image for image in frame["image"]]
-    inputs = _encoded(recognizer, paths)
+    inputs = _encoded(recognizer, [description.root / image for image in frame["image"]])
     if changed := changed_images(description.root, dict(zip(contents, frame["image"], strict=True))):
         raise change_error(description.root / changed[0])
     blocks = recognizer.trained.finetuned
@@ -186,8 +185,7 @@ def updated_model(
     enlarged = LabelSpace(tuple(states), tuple(objects), {"train": total.statistics.pairs.numpy()})
     tensors = {name: value.cpu() for name, value in stored.items() if not name.startswith("novelty.")}
     present = tensors["state_of"].numpy() * shape[1] + tensors["object_of"].numpy()
-    wanted = enlarged.candidates(world, "train")
-    missing = np.setdiff1d(wanted, present)
+    missing = np.setdiff1d(enlarged.candidates(world, "train"), present)
     if len(missing):
         pairs = np.stack([enlarged.state_of(missing), enlarged.object_of(missing)], axis=1)
         tensors = with_rows(tensors, labels, (states, objects), pairs, trained.backbone.tower("text").text)

@@ -280,7 +280,7 @@ def draw(chart: Chart) -> str:
 
 def standalone_svg(svg: str) -> str:
     """Return the content of an SVG file: the `<svg>` element with the style sheet that sets its colours."""
-    style = _package_text("charts.css")
+    style = package_text("charts.css")
     head, rest = svg.split(">", 1)
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{head}>\n<style>{escape(style)}</style>{rest}\n'
 
@@ -301,7 +301,7 @@ def coordinate(value: float) -> str:
     return f"{value:.1f}".removesuffix(".0")
 
 
-def _package_text(name: str) -> str:
+def package_text(name: str) -> str:
     return files("duplex.report").joinpath(name).read_text(encoding="utf-8")
 
 
@@ -373,9 +373,9 @@ def _series(series: Series, x: Axis, y: Axis, colour: str) -> list[str]:
 
 def render_page(report: Report) -> str:
     """The report as a self-contained HTML page: styles, script, drawings and images are embedded."""
-    style = Markup(_package_text("page.css") + "\n" + _package_text("charts.css"))
+    style = Markup(package_text("page.css") + "\n" + package_text("charts.css"))
     template = _environment().get_template("page.html.j2")
-    return template.render(report=report, style=style, script=Markup(_package_text("page.js")))
+    return template.render(report=report, style=style, script=Markup(package_text("page.js")))
 
 
 def render_for_notebook(title: str, blocks: Sequence[Block]) -> str:

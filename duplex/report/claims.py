@@ -13,7 +13,6 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from importlib.resources import files
 from statistics import NormalDist, fmean
 from typing import Any
 
@@ -23,7 +22,7 @@ from duplex.data.tables import read_benchmarks
 from duplex.evaluation.metrics import METRICS, MISSING
 from duplex.labels import SPLITS, WORLDS
 from duplex.report.aggregate import DatasetResults, Results, RunRecord, Tree, standard_error
-from duplex.report.blocks import json_pointer
+from duplex.report.blocks import json_pointer, package_text
 
 REPRODUCED, NOT_REPRODUCED = "reproduced", "not reproduced"
 UNDECIDED = "undecided"
@@ -41,8 +40,7 @@ COSTS = {"parameters": "parameters", "peak_bytes": "memory", "seconds_per_epoch"
 @lru_cache
 def read_package_yaml(name: str) -> Tree:
     """Read quoted.yaml (published numbers), claims.yaml (the paper's claims) or ablation_tables.yaml."""
-    text = files("duplex.report").joinpath(name).read_text(encoding="utf-8")
-    return dict(YAML(typ="safe", pure=True).load(text))
+    return dict(YAML(typ="safe", pure=True).load(package_text(name)))
 
 
 @dataclass(frozen=True)
@@ -155,9 +153,8 @@ class Measured:
             return None
         numbers = [float(getattr(run, part)[metric]) for run in found]
         error = standard_error(numbers) if len(numbers) > 1 else None
-        return MeanWithError(
-            fmean(numbers), error, len(numbers), " ".join(json_pointer(r.files[part], metric) for r in found)
-        )
+        sources = " ".join(json_pointer(run.files[part], metric) for run in found)
+        return MeanWithError(fmean(numbers), error, len(numbers), sources)
 
     def surroundings(self, table: str, shared: Sequence[str] = SHARED) -> str:
         """The settings named in `shared` of a `table` of the summary, as JSON; equal JSON: results can be compared."""
@@ -215,8 +212,7 @@ def counts_of(statistics: Tree | None) -> Tree | None:
         return None
     counts: Tree = {key: statistics.get(key) for key in ("states", "objects")}
     for split in SPLITS:
-        numbers = statistics.get(split, {})
-        counts[split] = [numbers.get(key) for key in ("seen", "unseen", "images")]
+        counts[split] = [statistics.get(split, {}).get(key) for key in ("seen", "unseen", "images")]
     return counts
 
 
@@ -352,9 +348,8 @@ def comparisons_of(claim: Tree) -> Iterator[Comparison]:
     lowers = others[0] if others and isinstance(others[0], list) else None
     for rows in [(first, *others)] if lowers is None else [(first, lower) for lower in lowers]:
         for metric in claim["on"]:
-            yield Comparison(
-                claim, rows, tables, (metric, metric) if isinstance(metric, str) else (metric[0], metric[1])
-            )
+            metrics = (metric, metric) if isinstance(metric, str) else (metric[0], metric[1])
+            yield Comparison(claim, rows, tables, metrics)
 
 
 def _names(claim: Tree) -> list[Any]:

@@ -186,8 +186,7 @@ def result_table(results: Results, data: DatasetResults, world: str) -> Table | 
         if others := sorted(encoder for encoder in encoders if backbone_of(encoder) != CLIP):
             note += f" The encoder here is {', '.join(others)}: not comparable with rows of {CLIP}."
     others = [Column(title, tip=TIPS[title]) for title in ("AUC 95 %", *further.values())]
-    header = [*headings("method"), *NUMBERS, *others]
-    return Table(f"{data.name}, {world} world", header, [*rows, *quoted], note)
+    return Table(f"{data.name}, {world} world", [*headings("method"), *NUMBERS, *others], [*rows, *quoted], note)
 
 
 def quoted_rows(data: DatasetResults, world: str, further: int) -> list[TableRow]:

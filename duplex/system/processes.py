@@ -151,10 +151,8 @@ class ProgressBar:
             TimeRemainingColumn(),
         )
         hidden = not sys.stderr.isatty() or total == 0
-        # the time left is estimated from the whole run: a step may take longer than rich looks back by default
-        self._progress = Progress(
-            *columns, console=Console(stderr=True), disable=hidden, speed_estimate_period=math.inf
-        )
+        period = math.inf  # the time left is estimated from the whole run: a step may outlast rich's default period
+        self._progress = Progress(*columns, console=Console(stderr=True), disable=hidden, speed_estimate_period=period)
         self._task = self._progress.add_task(label, total=total, values="")
 
     def show(self, done: int, values: Mapping[str, float] | None = None) -> None:

@@ -441,8 +441,7 @@ class Result:
         mean = mean_curve([self.margins])
         alt = f"Unseen against seen accuracy of {self._title}"
         lines = [values.tolist() for values in (mean.seen, mean.unseen, mean.low, mean.high)]
-        series = Series(self.name, *lines)
-        chart = Chart(alt, "seen accuracy (%)", "unseen accuracy (%)", [series])
+        chart = Chart(alt, "seen accuracy (%)", "unseen accuracy (%)", [Series(self.name, *lines)])
         return render_for_notebook(self._title, [table, Figure("curve", draw(chart), alt)])
 
     @property

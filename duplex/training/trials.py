@@ -142,8 +142,7 @@ class Trials:
         if not result.is_file():
             self._train(trial, files, result, margins)
         with errors_as_damage(files.root), np.load(margins) as arrays:
-            record = json.loads(result.read_text(encoding="utf-8"))
-            return TrialResult(trial.name, Margins(**arrays), **record)
+            return TrialResult(trial.name, Margins(**arrays), **json.loads(result.read_text(encoding="utf-8")))
 
     def _train(self, trial: Trial, files: RunPaths, result: Path, margins: Path) -> None:
         start, inputs = time.monotonic(), self.read(trial.spec.request)
@@ -351,9 +350,7 @@ def finetunable_blocks(encoder: Encoder, images: int, folder: Path, depths: Sequ
     """Find how many last blocks of the image tower can be fine-tuned at most, and what limits the number.
 
     The tower must be of a kind that can be cut before these blocks, and their inputs, cached for all images, must fit
-    into half of the disk's free space.
-
-    folder: where the cache will be; it need not exist.
+    into half of the free space of the disk of `folder`, which need not exist.
     """
     existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
     free = shutil.disk_usage(existing).free
@@ -433,12 +430,7 @@ class ImageCounts:
 
 
 def choose_depths(
-    depth: int,
-    cost: Callable[[int], BlockCost],
-    sizes: ImageCounts,
-    budget: float,
-    epoch_seconds: float,
-    rates: Sequence[float] = RATES,
+    depth: int, cost: Callable[[int], BlockCost], sizes: ImageCounts, budget: float, epoch_seconds: float
 ) -> Schedule:
     """Choose the numbers of fine-tuned blocks and the learning rates that a search tries within `budget` seconds.
 
@@ -464,14 +456,13 @@ def choose_depths(
 
     possible = tuple(costs)
     for end in range(len(possible), 0, -1):
-        for depths, tried in _depth_choices(possible[:end], len(rates)):
+        for depths, tried in _depth_choices(possible[:end], len(RATES)):
             fitting = [n for n in range(1, len(EPOCHS) + 1) if predicted(depths, tried, n) <= budget]
             if fitting:
                 epochs, seconds = EPOCHS[: fitting[-1]], predicted(depths, tried, fitting[-1])
-                reason = (
-                    f"blocks {', '.join(map(str, depths))}, up to {epochs[-1]} epochs: at most {_duration(seconds)}"
-                )
-                return Schedule(depths, tuple(rates[:tried]), epochs, seconds, reason)
+                listed = ", ".join(map(str, depths))
+                reason = f"blocks {listed}, up to {epochs[-1]} epochs: at most {_duration(seconds)}"
+                return Schedule(depths, RATES[:tried], epochs, seconds, reason)
     if not possible:
         return Schedule((), (), (), 0.0, "no block of the encoder can be fine-tuned")
     least = min(predicted((blocks,), 1) for blocks in possible)
