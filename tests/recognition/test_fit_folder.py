@@ -115,7 +115,7 @@ def test_an_update_that_ends_during_a_fit_is_kept(fitted, drawn, tmp_path, monke
         assert update().returncode == 0
         return fit_chosen(*arguments)
 
-    with monkeypatch.context() as patch, pytest.raises(UsageError, match="would lose the 3 images"):
+    with monkeypatch.context() as patch, pytest.raises(UsageError, match="would lose images that updates"):
         patch.setattr(fit, "fit_on_all_images", updated_meanwhile)
         fit.fit_folder(drawn, out, encoder="tiny", say=lambda _: None, force=True)
     assert [each["images"] for each in read_fit(out)["updates"]] == [3]
