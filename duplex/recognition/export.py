@@ -172,10 +172,13 @@ FIELDS = ("pairs", "counts", "sums", "moment")
 
 
 def remark(record: Mapping[str, Any]) -> str:
-    """The remark on a model card's numbers, by fit.json: what was added to the model after they were measured."""
-    if added := sum(update["images"] for update in record.get("updates", [])):
-        return f"The numbers were measured before images were added without training ({added})."
-    return "The numbers were measured before the model was fitted once more, on all labelled images."
+    """The remark on a model card's numbers, by fit.json: the recipe, its accuracy, and what was done afterwards."""
+    measured, added = record["measured"], sum(update["images"] for update in record.get("updates", []))
+    later = f"images were added without training ({added})" if added else "the model was fitted to all labelled images"
+    return (
+        f"The recipe is {record['chosen']!r}. Its answers were right for {measured['accuracy_seen']:.1f} % of test "
+        f"images of seen pairs and {measured['accuracy_unseen']:.1f} % of those of unseen pairs, before {later}."
+    )
 
 
 def model_card_facts(run: Path, *, name: str | None, licence: str, repository: str | None) -> RunFacts:

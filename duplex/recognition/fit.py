@@ -660,7 +660,6 @@ def _write_model(
     trained = TrainedRun(recipes.final_files(choice.recipe).checkpoint, recipes.device)
     data = recipes.data
     counts = count_dataset(data.labels, data.manifest).to_dict()
-    facts = RunFacts(out.name, metrics=measured["metrics"], counts=counts, remark=remark({}))
     fitted = run.method.fitted_statistics()
     images = data.manifest["split"].value_counts()
     record = {  # without dates or durations, so that equal fits have equal files
@@ -672,6 +671,7 @@ def _write_model(
         "measured": measured,
         "contents": data.contents,  # which an update does not count twice
     }
+    facts = RunFacts(out.name, metrics=measured["metrics"], counts=counts, remark=remark(record))
 
     def add_files(folder: Path, tensors: dict[str, Tensor]) -> None:
         write_fit(folder, record, tensors)
