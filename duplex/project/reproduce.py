@@ -206,7 +206,6 @@ def _hours(plan: Plan, data: LabelledImages, jobs: int | None, extracts: bool) -
     """Estimated hours of what is left, as text; rows of the paper take as long as the first one."""
     params, dataset = plan.params, plan.dataset
     device = resolve_device(params.device)
-    print("timing a batch of images and a training step", file=sys.stderr)
     try:
         entry = weights_for_timing(params.dataset(dataset).encoder)
         tower = load_encoder(entry.name, entry.weights, towers="image", device=device, precision=entry.precision)
@@ -217,7 +216,10 @@ def _hours(plan: Plan, data: LabelledImages, jobs: int | None, extracts: bool) -
     specs = {name: MethodSpec.of(params, dataset, name) for name in timed}
     features = np.random.default_rng(0).standard_normal((len(data.manifest), tower.dim), dtype=np.float32)
     made = Data(data.manifest, data.labels, features, entry, str(tower.device), params.evaluation.word_vectors)
-    runs = {name: _run_seconds(spec, made, tower) for name, spec in specs.items()}
+    runs = {}
+    for name, spec in specs.items():
+        print(f"timing {name}", file=sys.stderr)
+        runs[name] = _run_seconds(spec, made, tower)
     threads = specs[timed[0]].training.threads
     threads = torch.get_num_threads() if threads == "auto" else threads
     workers = min(workers_and_gpus(params.device, jobs, threads)[0], max(1, len(plan.left)))
