@@ -63,7 +63,7 @@ NUMBERS = tuple(Column(title, tip=TIPS[title]) for title in METRICS.values())
 RECIPE = "recipe_"  # prefix of the recipes in a run's metrics
 COUNTS = ("compositions", "train_images", "train_percent", "test_images", "test_percent")  # of frequency groups
 GRAPH = ("codebook without graph", "with graph", "gain")
-PACKAGES = ("duplex", "torch", "open_clip_torch", "numpy", "h5py", "pillow", "dvc")
+PACKAGES = ("duplex-czsl", "torch", "open_clip_torch", "numpy", "h5py", "pillow", "dvc")
 ENCODER = ("encoder", "architecture", "weights", "preprocessing", "precision", "dim", "manifest", "torch",
            "open_clip_torch")  # fmt: skip
 RUN_COLUMNS = ("dataset", "method", "seed", "world", "options", "val_auc", "val_auc_all", "epoch", "auc", "hm", "seen",
