@@ -71,7 +71,8 @@ RUN_COLUMNS = ("dataset", "method", "seed", "world", "options", "val_auc", "val_
 TERMS_NOTE = (
     "Score terms of one trained method, evaluated without the others and weighted as in the whole score: semantic "
     "prototypes (semantic), visual prototypes (visual), states and objects by prompts (factors), pairs by closed-form "
-    "prototypes (gaussian), states and objects by closed-form prototypes (gaussian_factors)."
+    "prototypes (gaussian), states and objects by closed-form prototypes (gaussian_factors). A term of states or of "
+    "objects alone is equal for several pairs, and ties count as wrong answers."
 )
 COST_FORMS = {"parameters": ("{:,.0f}", 1.0), "peak_bytes": ("{:,.0f} MB", 1e-6)}
 COST_FORMS |= dict.fromkeys(("seconds_per_epoch", "test_seconds"), ("{:.2f} s", 1.0))
