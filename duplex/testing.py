@@ -330,4 +330,4 @@ def _check_predictions(method: Method[Any]) -> None:
         total = torch.stack([term for _, term in portable.score_terms(tensors, batch.inputs["cls"])]).sum(0)
         _demand(torch.allclose(total[:, 1:], scores[:, 1:], atol=1e-5), method, "portable() disagrees with scorer()")
         alike = torch.allclose(portable.probabilities(tensors, scores), p, atol=1e-5)
-        _demand(alike, method, "portable(): an export's probabilities, without `product`, are shares of the scores")
+        _demand(alike, method, "portable(): an export would divide scores by their sum, unlike probabilities()")

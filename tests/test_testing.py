@@ -124,7 +124,7 @@ FAULTS: dict[str, dict[str, Any]] = {  # message -> functions that violate the p
     "do not sum to the scores": {"score_terms": lambda self, rows: lambda inputs: [("a", torch.zeros(6, len(rows)))]},
     "negative or do not sum to 1": {"probabilities": lambda self, scores: scores},
     "candidate are not 0": {"probabilities": lambda self, scores: torch.ones_like(scores) / scores.shape[1]},
-    "an export's probabilities, without .product., are shares": {
+    "an export would divide scores by their sum": {
         "probabilities": lambda self, scores: scores.softmax(-1),
         "portable": lambda self, rows: {
             "classifier.pairs.weight": self.options.scale * self.head.weight[rows].T,
