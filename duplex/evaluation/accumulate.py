@@ -188,7 +188,8 @@ class ScoreAccumulator:
     Raises `UsageError` for invalid arguments. Columns sorted by group (seen ones, then each bucket) are read fastest.
 
     Args:
-        target, seen: column of each image's label [N]; mask of the columns that are seen compositions [C].
+        target: column of each image's label [N].
+        seen: mask of the columns that are seen compositions [C].
         k: the largest k for which top-k accuracy is to be measured.
         feasible_mask: mask of the columns that count [C] (default: all); the others score -inf.
         bucket: the step (0, 1, ...) in which `cumulative` adds each unseen column [C] to the seen ones (default: 0).

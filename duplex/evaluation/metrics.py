@@ -101,8 +101,10 @@ def measure(
     Args:
         competitors: the result of `ScoreAccumulator.competitors`.
         k: an image is right if its pair is among the best k.
-        states, objects: state and object of each column [C], for their accuracies.
-        rounds, seed: number of bootstrap resamples for the intervals of S, U and HM (0: no intervals), and their seed.
+        states: state of each column [C], for the accuracy of states.
+        objects: object of each column [C], for the accuracy of objects.
+        rounds: number of bootstrap resamples for the intervals of S, U and HM; 0: no intervals.
+        seed: seed of these resamples.
     """
     rounds, seed = require_whole(rounds, "rounds", 0), require_whole(seed, "seed", 0)
     margins = Margins.of(competitors, k)

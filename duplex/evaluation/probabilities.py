@@ -75,7 +75,8 @@ def fit_probabilities(log_p: Tensor, target: Any, seen: Bools, new_share: float 
 
     Args:
         log_p: log probabilities of the candidates [N, C], in float64.
-        target, seen: column of each image's label [N]; mask of the seen candidates [C].
+        target: column of each image's label [N].
+        seen: mask of the seen candidates [C].
         new_share: expected share of images of unseen pairs.
     """
     start = Confidence(new_share=new_share)
