@@ -211,7 +211,7 @@ def predict(
     out: Annotated[Path | None, Option(help="Write to this file instead of stdout.")] = None,
     force: Force = False,
     batch_size: Annotated[int, Option(min=1, help="Number of images encoded at once.")] = 64,
-    num_workers: Annotated[int | None, Option(min=0, help="Decoding processes; default: one less than cores.")] = None,
+    num_workers: Annotated[int | None, Option(min=0, help="Decoding processes; default: cores minus one.")] = None,
     device: Device = "auto",
 ) -> None:
     """Name the state and object in each image. Without --model, use the run with the best validation AUC.

@@ -317,7 +317,9 @@ def labels_of(manifest: pd.DataFrame) -> LabelSpace:
     labels = LabelSpace.from_pairs(pairs)
     for kind, other, names in (("state", "object", labels.states), ("object", "state", labels.objects)):
         if lacking := sorted(set(manifest[kind]) - {"", *names}):
-            raise DuplexError(f"every image of the {kind} {lacking[0]!r} lacks its {other}; add one or remove them all")
+            raise DuplexError(
+                f"every image of the {kind} {lacking[0]!r} lacks its {other}; fill in one, or remove these rows"
+            )
     return labels
 
 
