@@ -211,7 +211,7 @@ def reproduce(
         str, Argument(help="Name of a data set in ablations/params.yaml; with --methods, in params.yaml.")
     ] = "shapes",
     methods: Annotated[str | None, Option(help="Comma-separated methods to run with their published settings.")] = None,
-    seeds: Annotated[str | None, Option(help="Seeds, like 0,2 or 0-4; default: run.seeds; with --methods 0-4.")] = None,
+    seeds: Annotated[str | None, Option(help="Seeds, such as 0-4; default: run.seeds (0-4 with --methods).")] = None,
     jobs: Jobs = None,
     dry_run: Annotated[
         bool,

@@ -72,7 +72,7 @@ def load_source(source: SourceOptions, feature_keys: Keys | None = None) -> Labe
 
 
 def original(source: SourceOptions) -> SourceOptions:
-    """The source whose images a re-split divides anew: no image is left out and no word kept from training."""
+    """A re-split's source without the re-split: all images of the data set, and no words kept out of training."""
     split = replace(source.split, unseen_states=0.0, unseen_objects=0.0, images_per_pair=None)
     return replace(source, resplit=None, split=split)
 

@@ -31,7 +31,7 @@ class WordVectors:
 
 
 def word_vectors_file(path: str | Path | None) -> Path | None:
-    """The absolute path of the word-vector file that a user gave, or None; raises `UsageError` if it does not exist."""
+    """Make the path of a word-vector file absolute (None stays None); raise `UsageError` if there is no such file."""
     if path is None:
         return None
     file = expanded_path(path, "word_vectors")

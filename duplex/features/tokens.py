@@ -93,7 +93,7 @@ class MappedRows:
 
 @dataclass(frozen=True, eq=False)
 class DiskTokens:
-    """Patch tokens of n images that stay in a file; indexing, as in `tokens[rows]`, reads only the images `rows`.
+    """Patch tokens of images, kept in a file; `tokens[rows]` reads only those of the images `rows` into memory.
 
     The file stays open until the last object made from it is deleted; it stays readable even if it is replaced.
     """

@@ -106,7 +106,7 @@ class Prompts(nn.Module):
         return torch.cat([self.frozen_rows, self.dropped(self.learned_rows)])
 
     def dropped(self, rows: Tensor) -> Tensor:
-        """Token vectors `rows`; in training, after dropout of the last ones, the vectors of states and objects."""
+        """Apply `word_dropout` in training to the last of the token vectors `rows`, those of states and objects."""
         if not (self.word_dropout and self.training and torch.is_grad_enabled()):
             return rows
         names = len(self.name_rows)

@@ -172,7 +172,7 @@ FIELDS = ("pairs", "counts", "sums", "moment")
 
 
 def remark(record: Mapping[str, Any]) -> str:
-    """The remark on a model card's numbers, by fit.json: the recipe, its accuracy, and what was done afterwards."""
+    """Text for the card of a fitted model: recipe, accuracy, and what was done later. `record`: content of fit.json."""
     measured, added = record["measured"], sum(update["images"] for update in record.get("updates", []))
     later = f"images were added without training ({added})" if added else "the model was fitted to all labelled images"
     return (
@@ -182,7 +182,7 @@ def remark(record: Mapping[str, Any]) -> str:
 
 
 def model_card_facts(run: Path, *, name: str | None, licence: str, repository: str | None) -> RunFacts:
-    """Facts for the model card of a run or fitted model, titled `name`; without metrics if their file is missing."""
+    """Collect what the card of a run or fitted model says; its title is `name`. Missing metrics are left out."""
     folder = run.resolve()
     folder = folder.parent if folder.is_file() else folder
     if (folder / FIT).is_file():

@@ -131,7 +131,7 @@ class Recognizer:
     def save_pretrained(
         self, folder: str | Path, *, world: World | None = None, licence: str = "other", force: bool = False
     ) -> Path:
-        """Write the model, without `new_share`, to a folder that works without this package; return the folder.
+        """Write the model to a folder that works without this package; `new_share` is not saved. Returns the folder.
 
         Args:
             folder: made if it does not exist.

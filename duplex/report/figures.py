@@ -77,7 +77,7 @@ def curve_figure(data: DatasetResults, world: str) -> Figure | None:
 
 
 def tones_of(data: DatasetResults) -> dict[str, int]:
-    """Colour numbers of methods, equal in all figures; the keys are methods' own names and their names in figures."""
+    """A dict: name of a method, own or shown in figures -> number of its colour, which is the same in all figures."""
     tones = {method: tone for tone, method in enumerate(data.runs)}
     return {data.shown_as.get(method, method): tone for method, tone in tones.items()} | tones
 
