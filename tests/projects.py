@@ -62,6 +62,13 @@ def _drawn(scale: float) -> Path:
     return folder
 
 
+def draw_table(folder: Path, scale: float) -> dict[str, Any]:
+    """Write images to `pictures` and a table of them to `pictures.csv`; return arguments of `duplex.load_dataset`."""
+    shutil.copytree(_drawn(scale), folder / "pictures")
+    shapes_manifest(scale=scale).to_csv(folder / "pictures.csv", index=False)
+    return {"source": folder / "pictures.csv", "images": folder / "pictures", "cache": folder / "cache"}
+
+
 def draw_project(
     folder: Path,
     methods: Sequence[str] = METHODS,
@@ -77,8 +84,7 @@ def draw_project(
     `changes`: called with the content of params.yaml. `training`: training options of `own`; by default with one
     thread, because the last digits of results depend on the number of threads, which `auto` chooses by timing.
     """
-    shutil.copytree(_drawn(scale), folder / "pictures")
-    shapes_manifest(scale=scale).to_csv(folder / "pictures.csv", index=False)
+    draw_table(folder, scale)
     with edited_params(SHIPPED, folder / "params.yaml") as record:
         record["run"] = {"datasets": ["own"], "methods": list(methods), "products": [], "seeds": list(seeds)}
         record["device"], record["evaluation"]["bootstrap"] = device, 20

@@ -14,8 +14,8 @@ from sklearn.preprocessing import Normalizer
 from sklearn.utils.estimator_checks import check_estimator
 
 import duplex
-from duplex.data.shapes import render_images, shapes_manifest
 from duplex.sklearn import CompositionClassifier
+from tests.projects import draw_table
 
 EXPECTED_FAILURES = {"check_classifier_multioutput": "it has three columns of labels; a composition has two"}
 
@@ -34,12 +34,7 @@ class Shapes:
 
 @pytest.fixture(scope="module")
 def shapes(tmp_path_factory) -> Shapes:
-    folder = tmp_path_factory.mktemp("shapes")
-    manifest = shapes_manifest(scale=0.06)
-    render_images(manifest, folder / "images")
-    manifest.to_csv(folder / "table.csv", index=False)
-    place = {"images": folder / "images", "cache": folder / "cache"}
-    data = duplex.load_dataset(folder / "table.csv", encoder="tiny", **place)
+    data = duplex.load_dataset(**draw_table(tmp_path_factory.mktemp("shapes"), 0.06), encoder="tiny")
     features = np.empty((len(data.manifest), 128), np.float32)
     for part in data.inputs().examples.values():
         features[part.rows] = part.cls

@@ -12,11 +12,10 @@ import pytest
 import torch
 
 import duplex
-from duplex.data.shapes import render_images, shapes_manifest
 from duplex.methods.base import Batch, Method, MethodContext
 from duplex.testing import check_method, small_batch, small_context
 from duplex.training.checkpoint import read_record
-from tests.projects import inside
+from tests.projects import draw_table, inside
 from tests.subprocesses import ROOT
 from tests.training.test_ten_lines import arrays, small
 
@@ -49,11 +48,7 @@ def plugin(tmp_path_factory) -> Iterator[ModuleType]:
 
 
 def test_a_method_that_keeps_all_training_images_works_at_the_first_try(plugin, tmp_path):
-    manifest = shapes_manifest(scale=0.05)
-    render_images(manifest, tmp_path / "images")
-    manifest.to_csv(tmp_path / "table.csv", index=False)
-    place = {"images": tmp_path / "images", "cache": tmp_path / "cache"}
-    data = duplex.load_dataset(tmp_path / "table.csv", encoder="tiny", **place)
+    data = duplex.load_dataset(**draw_table(tmp_path, 0.05), encoder="tiny")
     check_method(plugin.Neighbours)
     run = duplex.fit(data, plugin.Neighbours, epochs=3, learning_rate=0.01, scale=20.0)
     assert run.method.keys.shape == (int((data.manifest["split"] == "train").sum()), 128)
@@ -64,7 +59,7 @@ def test_a_method_that_keeps_all_training_images_works_at_the_first_try(plugin, 
     with inside(tmp_path):
         run.save("model")
         recognizer = duplex.Recognizer.load("model")
-        (answer,) = recognizer(tmp_path / "images" / data.manifest["image"][0])
+        (answer,) = recognizer(tmp_path / "pictures" / data.manifest["image"][0])
     assert answer.best.state in data.labels.states
     (cache,) = (tmp_path / "cache").glob("*/*.h5")
     features = duplex.read_features(cache).cls[:9]

@@ -9,12 +9,12 @@ import torch
 
 import duplex
 from duplex.cli.data import _encoder_entry
-from duplex.data.shapes import render_images, shapes_manifest
 from duplex.encoders.base import encoder_identity, load_encoder, missing_weights
 from duplex.errors import DuplexError, UsageError
 from duplex.features.file import read_features
 from tests.commands import command, project
 from tests.encoders.small import add_architecture, noise_image
+from tests.projects import draw_table
 
 __all__ = ["command", "project"]
 NAME = "small-clip"
@@ -51,19 +51,15 @@ def test_loading_leaves_the_generator_of_torch_as_it_was():
 
 
 def test_an_architecture_is_tried_offline_from_images_to_an_answer(tmp_path, command):
-    manifest = shapes_manifest(scale=0.03)
-    render_images(manifest, tmp_path / "images")
-    manifest.to_csv(tmp_path / "table.csv", index=False)
-    place = {"images": tmp_path / "images", "cache": tmp_path / "cache", "encoder": NAME}
-    data = duplex.load_dataset(tmp_path / "table.csv", weights="random:3", **place)
-    duplex.load_dataset(tmp_path / "table.csv", weights="random:4", **place)
+    place = {**draw_table(tmp_path, 0.03), "encoder": NAME}
+    data, _ = (duplex.load_dataset(**place, weights=weights) for weights in ("random:3", "random:4"))
     caches = [read_features(path) for path in sorted((tmp_path / "cache").glob("*/*.h5"))]
     assert {cache.identity["weights"] for cache in caches} == {"random:3", "random:4"}
     with pytest.raises(DuplexError, match="was made with another weights file"):
         read_features(caches[0].path, expect={"weights": caches[1].identity["weights"]})
     run = duplex.fit(data, "prompts", epochs=1)
     recognizer = duplex.Recognizer.load(run.save(tmp_path / "model"))
-    (answer,) = recognizer(tmp_path / "images" / manifest["image"][0])
+    (answer,) = recognizer(tmp_path / "pictures" / data.manifest["image"][0])
     assert answer.best.state in data.labels.states
     assert command("export", tmp_path / "model", tmp_path / "out").refused("has random encoder weights, so it")
 
