@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 import torch
+from PIL import Image
 
 from duplex.data.shapes import draw
 from duplex.data.sources import FOLDER, METADATA
@@ -36,8 +37,13 @@ def save(picture: str, path: Path) -> None:
 
 @cache
 def _png(picture: str) -> bytes:
+    return encoded(draw(picture).convert("RGB"))
+
+
+def encoded(image: Image.Image, kind: str = "PNG", **options: object) -> bytes:
+    """The bytes of a file of the image."""
     stream = io.BytesIO()
-    draw(picture).convert("RGB").save(stream, "PNG")
+    image.save(stream, kind, **options)
     return stream.getvalue()
 
 

@@ -1,6 +1,5 @@
 """Images in HEIC and AVIF, crops, bytes in a Parquet table, and labels of Label Studio: all through one loader."""
 
-import io
 import json
 from itertools import product
 from pathlib import Path
@@ -20,6 +19,7 @@ from duplex.data.shapes import draw
 from duplex.data.sources import detect_source, load_source, read_folder
 from duplex.data.tables import read_table
 from duplex.errors import DuplexError, UsageError
+from tests.data.makers import encoded
 
 WORDS = list(product(("red", "blue", "green"), ("star", "heart", "moon")))
 
@@ -123,9 +123,8 @@ def test_images_in_a_parquet_table_become_files_beside_it(tmp_path):
 
     rows = []
     for number, (state, thing) in enumerate(WORDS):
-        buffer = io.BytesIO()
-        draw(f"{state}_{thing}/0001.png").save(buffer, "PNG")
-        rows.append({"image": {"bytes": buffer.getvalue(), "path": "a.png"}, "state": state, "object": number % 3})
+        image = encoded(draw(f"{state}_{thing}/0001.png"))
+        rows.append({"image": {"bytes": image, "path": "a.png"}, "state": state, "object": number % 3})
     names = {"names": ["star", "heart", "moon"], "_type": "ClassLabel"}
     info = json.dumps({"info": {"features": {"object": names, "image": {"_type": "Image"}}}})
     table = pyarrow.Table.from_pylist(rows).replace_schema_metadata({"huggingface": info})

@@ -1,5 +1,3 @@
-import io
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -11,6 +9,7 @@ from duplex.data import shapes
 from duplex.data.shapes import ABSENT, OBJECTS, SEEN, STATES, UNSEEN, draw, render_images, shapes_manifest
 from duplex.data.tables import COLUMNS, read_manifest, write_manifest
 from duplex.errors import DuplexError
+from tests.data.makers import encoded
 from tests.data.test_split import pairs_of
 
 seeds = st.integers(0, 2**32)
@@ -19,12 +18,6 @@ POWERS = {  # mean squares of the pixels of drawn images, over 255
     "striped": 31.344, "dotted": 29.360, "checkered": 34.090, "hollow": 40.499, "blurry": 30.436, "tiny": 43.582,
     "broken": 27.166, "glossy": 32.796, "furry": 37.806, "melted": 35.176,
 }  # fmt: skip
-
-
-def png(image: Image.Image) -> bytes:
-    file = io.BytesIO()
-    image.save(file, format="PNG")
-    return file.getvalue()
 
 
 @settings(max_examples=8, deadline=None)
@@ -66,12 +59,12 @@ def test_a_smaller_benchmark_keeps_its_pairs():
 @given(st.sampled_from(STATES), st.sampled_from(OBJECTS), st.integers(0, 9999), seeds)
 def test_an_image_depends_on_seed_and_name_alone(state, kind, number, seed):
     name = f"{state}_{kind}/{number:04d}.png"
-    first = png(draw(name, seed))
+    first = encoded(draw(name, seed))
     np.random.default_rng(0).random()
     draw("red_star/0000.png", seed)
-    assert png(draw(name, seed)) == first
-    assert png(draw(name, seed + 1)) != first
-    assert png(draw(f"{state}_{kind}/{number + 1:04d}.png", seed)) != first
+    assert encoded(draw(name, seed)) == first
+    assert encoded(draw(name, seed + 1)) != first
+    assert encoded(draw(f"{state}_{kind}/{number + 1:04d}.png", seed)) != first
 
 
 @pytest.mark.parametrize("state", STATES)

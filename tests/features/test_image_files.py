@@ -18,14 +18,9 @@ from PIL import Image, ImageOps
 from benchmarks.measure import begin_peak, memory
 from duplex.data.images import MAX_PIXELS, BadImageFile, as_rgb, decode_image, read_image
 from duplex.features.file import REASONS, read_features
+from tests.data.makers import encoded
 
 RANDOM = np.random.default_rng(0)
-
-
-def saved(picture: Image.Image, kind: str, **options: object) -> bytes:
-    buffer = io.BytesIO()
-    picture.save(buffer, kind, **options)
-    return buffer.getvalue()
 
 
 def noise(width: int = 30, height: int = 20) -> Image.Image:
@@ -45,16 +40,16 @@ def bomb(width: int, height: int) -> bytes:
 
 
 GOOD: dict[str, Callable[[], bytes]] = {
-    "wrong extension": lambda: saved(noise(), "PNG"), "palette": lambda: saved(noise().quantize(16), "PNG"),
-    "palette with transparency": lambda: saved(noise().quantize(16), "PNG", transparency=b"\0\x80"),
-    "alpha": lambda: saved(noise().convert("RGBA"), "PNG"),
-    "grey and alpha": lambda: saved(noise().convert("LA"), "PNG"),
-    "one bit": lambda: saved(noise().convert("1"), "PNG"), "cmyk": lambda: saved(noise().convert("CMYK"), "JPEG"),
-    "16 bit": lambda: saved(Image.fromarray(RANDOM.integers(0, 65536, (9, 9)).astype(np.uint16)), "PNG"),
-    "animated gif": lambda: saved(noise(), "GIF", save_all=True, append_images=[noise(), noise()]),
-    "animated webp": lambda: saved(noise(), "WEBP", save_all=True, append_images=[noise()]),
-    "1x1": lambda: saved(noise(1, 1), "PNG"), "20000x1": lambda: saved(noise(20_000, 1), "PNG"),
-    "1x20000": lambda: saved(noise(1, 20_000), "PNG"), "progressive": lambda: saved(noise(), "JPEG", progressive=True),
+    "wrong extension": lambda: encoded(noise(), "PNG"), "palette": lambda: encoded(noise().quantize(16), "PNG"),
+    "palette with transparency": lambda: encoded(noise().quantize(16), "PNG", transparency=b"\0\x80"),
+    "alpha": lambda: encoded(noise().convert("RGBA"), "PNG"),
+    "grey and alpha": lambda: encoded(noise().convert("LA"), "PNG"),
+    "one bit": lambda: encoded(noise().convert("1"), "PNG"), "cmyk": lambda: encoded(noise().convert("CMYK"), "JPEG"),
+    "16 bit": lambda: encoded(Image.fromarray(RANDOM.integers(0, 65536, (9, 9)).astype(np.uint16)), "PNG"),
+    "animated gif": lambda: encoded(noise(), "GIF", save_all=True, append_images=[noise(), noise()]),
+    "animated webp": lambda: encoded(noise(), "WEBP", save_all=True, append_images=[noise()]),
+    "1x1": lambda: encoded(noise(1, 1), "PNG"), "20000x1": lambda: encoded(noise(20_000, 1)),
+    "1x20000": lambda: encoded(noise(1, 20_000)), "progressive": lambda: encoded(noise(), "JPEG", progressive=True),
 }  # fmt: skip
 BAD: dict[str, tuple[Callable[[], bytes], str]] = {
     "empty": (lambda: b"", "empty"),
@@ -62,10 +57,10 @@ BAD: dict[str, tuple[Callable[[], bytes], str]] = {
     "page": (lambda: b"<html><body>404</body></html>", "not an image"),
     "archive": (lambda: b"PK\x03\x04" + b"\0" * 99, "not an image"),
     "postscript": (lambda: b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not an image"),
-    "truncated jpeg": (lambda: saved(noise(300, 300), "JPEG")[:5000], "damaged"),
-    "truncated png": (lambda: saved(noise(300, 300), "PNG")[:5000], "damaged"),
-    "header alone": (lambda: saved(noise(), "PNG")[:20], "damaged"),
-    "float": (lambda: saved(Image.fromarray(RANDOM.random((9, 9)).astype("f4")), "TIFF"), "unsupported pixel type"),
+    "truncated jpeg": (lambda: encoded(noise(300, 300), "JPEG")[:5000], "damaged"),
+    "truncated png": (lambda: encoded(noise(300, 300), "PNG")[:5000], "damaged"),
+    "header alone": (lambda: encoded(noise(), "PNG")[:20], "damaged"),
+    "float": (lambda: encoded(Image.fromarray(RANDOM.random((9, 9)).astype("f4")), "TIFF"), "unsupported pixel type"),
     "bomb": (lambda: bomb(60_000, 60_000), "too large"),
     "smaller bomb": (lambda: bomb(10_000, 10_000), "too large"),
     "false pixels": (lambda: bomb(2_000, 2_000), "damaged"),
@@ -113,7 +108,7 @@ def test_an_unreadable_file_has_a_reason_and_no_warning_of_pillow_is_shown(kind:
 
 def test_a_path_that_cannot_be_read_has_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     os.mkfifo(tmp_path / "pipe.jpg")
-    (tmp_path / "a.png").write_bytes(saved(noise(), "PNG"))
+    (tmp_path / "a.png").write_bytes(encoded(noise(), "PNG"))
     monkeypatch.setattr(os, "access", lambda path, how: how != os.R_OK or path.name != "a.png")
     unreadable = dict.fromkeys(("pipe.jpg", ".", "a\0b", "a.png"), "unreadable")
     for name, reason in {"absent.jpg": "missing", **unreadable}.items():
@@ -124,7 +119,7 @@ def test_a_path_that_cannot_be_read_has_a_reason(tmp_path: Path, monkeypatch: py
 
 def test_images_above_the_pixel_limit_are_refused(tmp_path: Path) -> None:
     assert MAX_PIXELS == Image.MAX_IMAGE_PIXELS
-    data = saved(noise(30, 20), "PNG")
+    data = encoded(noise(30, 20), "PNG")
     assert decode_image(io.BytesIO(data), max_pixels=600).size == (30, 20)
     with pytest.raises(BadImageFile, match="too large"):
         decode_image(io.BytesIO(data), max_pixels=599)

@@ -18,6 +18,7 @@ from pyarrow import parquet
 from duplex.data.download import local_source
 from duplex.data.shapes import draw
 from duplex.errors import UsageError
+from tests.data.makers import encoded
 from tests.recognition.drawn_folder import LACKING, OBJECTS, STATES
 from tests.recognition.hub import Hub
 
@@ -39,9 +40,8 @@ def shard(pairs: list[tuple[str, str]], numbers: range, names: tuple[str, str] =
     rows = []
     for state, thing in pairs:
         for number in numbers:
-            data = io.BytesIO()
-            draw(f"{state}_{thing}/{number:04d}.png").save(data, "PNG")
-            rows.append({"image": {"bytes": data.getvalue(), "path": "a.png"}, names[0]: state, names[1]: thing})
+            image = encoded(draw(f"{state}_{thing}/{number:04d}.png"))
+            rows.append({"image": {"bytes": image, "path": "a.png"}, names[0]: state, names[1]: thing})
     file = io.BytesIO()
     parquet.write_table(pa.Table.from_pylist(rows), file)
     return file.getvalue()

@@ -1,6 +1,5 @@
 """The server with programs, hostile clients and slow connections."""
 
-import io
 import json
 import os
 import random
@@ -21,6 +20,7 @@ pytest.importorskip("fastapi")
 
 from duplex import Recognizer
 from duplex.cli.model import _training_images
+from tests.data.makers import encoded
 from tests.features.test_image_files import bomb
 from tests.recognition.serving import BOUNDARY, RunningServer, form, form_headers
 
@@ -186,12 +186,11 @@ def test_clients_that_leave_do_not_affect_others(trained, server):
 @pytest.mark.slow
 def test_it_binds_to_localhost_and_finishes_requests_before_it_stops(trained):
     """A request in progress at SIGTERM is answered; then the exit code is 0."""
-    out = io.BytesIO()
-    Image.effect_noise((3000, 3000), 60).save(out, "PNG")
+    noise = encoded(Image.effect_noise((3000, 3000), 60))
     with RunningServer(trained.run(), trained.folder) as server:
         assert listening(server.process.pid) == {"0100007F"}
         answers = []
-        asking = threading.Thread(target=lambda: answers.append(server.predict(("noise.png", out.getvalue()))))
+        asking = threading.Thread(target=lambda: answers.append(server.predict(("noise.png", noise))))
         asking.start()
         time.sleep(0.3)
         server.process.send_signal(signal.SIGTERM)
