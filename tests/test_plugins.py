@@ -23,8 +23,7 @@ EXAMPLE = ROOT / "examples" / "linear_probe"
 @pytest.fixture(scope="module")
 def site(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("site")
-    source = tmp_path_factory.mktemp("source") / "linear_probe"
-    shutil.copytree(EXAMPLE, source)
+    source = shutil.copytree(EXAMPLE, tmp_path_factory.mktemp("source") / "linear_probe")
     install = ["pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--target", folder, source]
     subprocess.run([sys.executable, "-m", *install], check=True, capture_output=True)
     (folder / "falls_over.py").write_text("import a_package_that_is_not_there\n")

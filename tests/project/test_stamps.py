@@ -53,8 +53,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def project(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of a project with evaluated runs, as the current folder."""
-    folder = tmp_path / "project"
-    shutil.copytree(made, folder)
+    folder = shutil.copytree(made, tmp_path / "project")
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(folder)
     monkeypatch.delitem(sys.modules, "mine_for_stamps", raising=False)

@@ -141,8 +141,7 @@ def test_an_update_and_the_end_of_a_fit_exclude_each_other(fitted, drawn, tmp_pa
 
 def test_corrected_labels_and_renamed_files_encode_nothing_again(fitted, drawn, tmp_path, monkeypatch):
     model, _ = fitted
-    folder, out = tmp_path / "shop", tmp_path / "model"
-    shutil.copytree(drawn, folder)
+    folder, out = shutil.copytree(drawn, tmp_path / "shop"), tmp_path / "model"
     (folder / "red" / "star" / "0003.png").rename(folder / "blue" / "heart" / "corrected.png")
     monkeypatch.setattr(extraction, "extract", None)
     monkeypatch.setattr(fit.FolderRecipes, "levels", only_the_first)
@@ -189,8 +188,7 @@ def test_suspects_need_features_and_the_place_of_a_models_images(fitted, drawn, 
 
 
 def test_an_unreadable_image_is_counted_nowhere(drawn, tmp_path, monkeypatch):
-    folder, images = tmp_path / "shop", 8 * (len(STATES) * len(OBJECTS) - len(LACKING))
-    shutil.copytree(drawn, folder)
+    folder, images = shutil.copytree(drawn, tmp_path / "shop"), 8 * (len(STATES) * len(OBJECTS) - len(LACKING))
     (folder / "blue" / "star").mkdir()
     (folder / "blue" / "star" / "0003.png").write_bytes(b"no image")  # the only one of its pair
     monkeypatch.setattr(fit.FolderRecipes, "levels", only_the_first)

@@ -90,8 +90,7 @@ def save_as_bmp(image: Path, copy: Path) -> None:
 
 
 def test_images_with_equal_pixels_are_used_once(drawn, tmp_path):
-    shop = tmp_path / "shop"
-    shutil.copytree(drawn, shop)
+    shop = shutil.copytree(drawn, tmp_path / "shop")
     before = read_labelled_folder(shop)
     for path in list(shop.rglob("*.png")):
         save_as_bmp(path, path.with_name(f"{path.stem}.z.bmp"))
@@ -101,8 +100,7 @@ def test_images_with_equal_pixels_are_used_once(drawn, tmp_path):
 
 
 def test_near_copies_are_kept_in_one_split_and_counted(drawn, tmp_path):
-    shop = tmp_path / "shop"
-    shutil.copytree(drawn, shop)
+    shop = shutil.copytree(drawn, tmp_path / "shop")
     before = read_labelled_folder(shop).manifest.set_index("image")["split"]
     for path in list(shop.rglob("*.png")):
         with Image.open(path) as image:
@@ -122,8 +120,7 @@ def test_near_copies_are_kept_in_one_split_and_counted(drawn, tmp_path):
 
 
 def test_equal_pixels_with_another_label_or_in_another_split_are_no_images_of_their_own(drawn, tmp_path):
-    shop = tmp_path / "shop"
-    shutil.copytree(drawn, shop)
+    shop = shutil.copytree(drawn, tmp_path / "shop")
     save_as_bmp(shop / "red" / "star" / "0000.png", shop / "red" / "star" / "copy.bmp")
     rows = read_labelled_folder(shop).manifest
     table = rows[rows["image"] != "red/star/copy.bmp"]

@@ -1,7 +1,6 @@
 """Worker processes of the server: their answers, their deaths, and that none outlives the server."""
 
 import asyncio
-import io
 import os
 import shutil
 import signal
@@ -21,6 +20,7 @@ pytest.importorskip("fastapi")
 from duplex import Recognizer
 from duplex.recognition.serve import Batcher, ImageRequest, recognizer_workers
 from duplex.system.processes import ProcessFailed
+from tests.data.makers import encoded
 from tests.recognition.serving import RunningServer
 from tests.waiting import has_ended, wait_until
 
@@ -58,9 +58,7 @@ class FragileRecognizer:
 
 
 def colour(value: int) -> ImageRequest:
-    out = io.BytesIO()
-    Image.new("RGB", (2, 2), (value, 0, 0)).save(out, "PNG")
-    return ImageRequest(out.getvalue(), 1)
+    return ImageRequest(encoded(Image.new("RGB", (2, 2), (value, 0, 0))), 1)
 
 
 def answer(workers: Any, *images: ImageRequest) -> list[Any]:
@@ -137,9 +135,8 @@ def test_a_killed_worker_is_replaced_and_its_image_is_answered(trained, server):
     with ThreadPoolExecutor(4) as clients:
         assert all(best(reply) == first for reply in clients.map(server.predict, [good] * 4))
     assert not set(killed) & set(server.workers)
-    out, replies = io.BytesIO(), list[tuple[int, dict]]()
-    Image.effect_noise((4000, 4000), 60).save(out, "PNG")
-    client = threading.Thread(target=lambda: replies.append(server.predict(("noise.png", out.getvalue()))))
+    noise, replies = encoded(Image.effect_noise((4000, 4000), 60)), list[tuple[int, dict]]()
+    client = threading.Thread(target=lambda: replies.append(server.predict(("noise.png", noise))))
     client.start()
     time.sleep(0.3)
     for pid in server.workers:
@@ -152,8 +149,7 @@ def test_a_killed_worker_is_replaced_and_its_image_is_answered(trained, server):
 @pytest.mark.slow
 def test_a_replacement_refuses_a_model_that_has_changed(trained, tmp_path):
     """Labels and scores would mix if a run was trained again while the server ran."""
-    run = tmp_path / "run"
-    shutil.copytree(trained.run(), run)
+    run = shutil.copytree(trained.run(), tmp_path / "run")
     with RunningServer(run, trained.folder, "--workers", "1", "--seconds", "60") as server:
         good = ("good.png", trained.images()[0].read_bytes())
         first = best(server.predict(good))

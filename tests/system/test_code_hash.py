@@ -38,10 +38,9 @@ def hashes() -> dict[str, str]:
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("copy") / "duplex"
-    shutil.copytree(
+    return shutil.copytree(
         ROOT / "duplex", folder, ignore=lambda _, names: {n for n in names if Path(n).suffix not in ("", ".py")}
     )
-    return folder
 
 
 @pytest.mark.parametrize(

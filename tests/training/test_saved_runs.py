@@ -43,8 +43,7 @@ def test_the_metrics_of_the_run_before_do_not_stay_beside_a_new_one(tmp_path):
 
 
 def test_a_data_set_prepared_again_is_refused_until_it_is_loaded_again(project, tmp_path):  # noqa: F811
-    folder = tmp_path / "copy"
-    shutil.copytree(project.folder, folder)
+    folder = shutil.copytree(project.folder, tmp_path / "copy")
     with inside(folder):
         data = duplex.load_dataset("own")
         table = pd.read_csv("pictures.csv")
