@@ -71,7 +71,7 @@ class Problem:
         return MessageNodes(self.z_s, self.z_s, self.z_o, p_s, p_o, self.states, self.objects)
 
     def candidates(self) -> BatchCandidates:
-        return BatchCandidates.of(*self.host, self.target, self.n_objects, self.states.device)
+        return BatchCandidates.of(*self.host, self.target, self.n_objects, self.states.device, diagonal=True)
 
     def step(self, dense: bool) -> Tensor:
         """Refine, backpropagate, commit; the result is the refined prototypes."""

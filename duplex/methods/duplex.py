@@ -163,13 +163,7 @@ class BatchCandidates:
 
     @classmethod
     def of(
-        cls,
-        states: Ints,
-        objects: Ints,
-        candidates: CandidateSet,
-        n_objects: int,
-        device: torch.device,
-        diagonal: bool = True,
+        cls, states: Ints, objects: Ints, candidates: CandidateSet, n_objects: int, device: torch.device, diagonal: bool
     ) -> BatchCandidates:
         distinct_s, state_of = np.unique(states, return_inverse=True)
         distinct_o, object_of = np.unique(objects, return_inverse=True)
