@@ -212,10 +212,9 @@ FAILURES = 2  # numbers of blocks in a row without a gain, after which the searc
 
 @dataclass(frozen=True)
 class RecipeChoice:
-    """Outcome of a search: the chosen recipe, its result, and a table of all recipes tried."""
+    """Outcome of a search: the chosen recipe, and a table of all recipes tried."""
 
     recipe: Trial
-    attempt: TrialResult
     table: tuple[dict[str, Any], ...]  # one row per attempt, in order: `recipe_row`
 
 
@@ -263,7 +262,7 @@ def search_recipes(
             break
     for row in table:
         row["chosen"] = row["recipe"] == best[0].name
-    return RecipeChoice(*best, tuple(table))
+    return RecipeChoice(best[0], tuple(table))
 
 
 def gain_exceeds_error(dearer: TrialResult, cheaper: TrialResult) -> bool:
