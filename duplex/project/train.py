@@ -46,13 +46,12 @@ def train_stage(
     spec = MethodSpec.of(params, dataset, method)
     device = torch.device(resolve_device(params.device))
     with reproducible(spec.training.threads):
-        if isinstance(spec.options, CombinedRunsOptions):
-            spec = with_member_paths(spec, spec.options, params, dataset, seed, paths, out.root)
+        spec = with_member_paths(spec, params, dataset, seed, paths, out.root)
         inputs = load(params, dataset, paths, spec.request)
         if isinstance(spec.options, CombinedRunsOptions):
             inputs = replace(inputs, members=load_members(spec.options, out.root, inputs.context(), inputs.encoder))
         with sole_writer(out.checkpoint, "training"):
-            stamp = stamps.stamp(params, dataset, "train", method, seed, paths)
+            stamp = stamps.stamp(params, dataset, "train", paths, method, seed)
             is_gpu = device.type == "cuda"
             machine = torch.cuda.get_device_name(device) if is_gpu else torch.get_num_threads()  # decides the last bits
             key = json_digest({**stamp, "machine": machine, "torch": torch.__version__})
@@ -82,15 +81,12 @@ def train_stage(
 
 
 def with_member_paths(
-    spec: MethodSpec,
-    options: CombinedRunsOptions,
-    params: Params,
-    dataset: str,
-    seed: int,
-    paths: ArtifactPaths,
-    folder: Path,
+    spec: MethodSpec, params: Params, dataset: str, seed: int, paths: ArtifactPaths, folder: Path
 ) -> MethodSpec:
-    """A copy of a product's `spec` with the finished runs to combine, by paths relative to its `folder`."""
+    """A product's `spec` with the finished runs to combine, by paths relative to its `folder`; others unchanged."""
+    options = spec.options
+    if not isinstance(options, CombinedRunsOptions):
+        return spec
     if spec.finetune is not None:
         raise UsageError(f"the method {spec.name!r} trains nothing, so it has nothing to fine-tune; remove `finetune`")
     members = []
