@@ -34,7 +34,7 @@ def extract_dataset_on_ray(
     """Encode a data set's images on Ray into one feature cache; returns a report per shard."""
     paths = ArtifactPaths()
     cache = out or paths.features(dataset)
-    stamp = stamps.stamp(params, dataset, "extract", paths=paths)
+    stamp = stamps.stamp(params, dataset, "extract", paths)
     images, settings = extraction_inputs(params, dataset, paths)
     settings |= {"shards": shards, "device": params.device}
     entry = params.dataset(dataset).encoder

@@ -144,7 +144,7 @@ def _stale(params: Params, dataset: str, stage: str, paths: ArtifactPaths) -> st
     made = paths.manifest(dataset) if stage == "prepare" else paths.features(dataset)
     if not made.exists():
         return "missing"
-    found = stamps.difference(paths.stamp(dataset, stage), stamps.stamp(params, dataset, stage, paths=paths))
+    found = stamps.difference(paths.stamp(dataset, stage), stamps.stamp(params, dataset, stage, paths))
     return "" if found == stamps.UNSTAMPED else found
 
 

@@ -40,7 +40,7 @@ from duplex.training.run import calibration_for, evaluate_world, frequency_accur
 
 def prepare(params: Params, dataset: str, paths: ArtifactPaths = ArtifactPaths()) -> None:
     """Write a data set's manifest, labels and statistics; prints how many rows of the source were left out, and why."""
-    source, stamp = params.dataset(dataset).source, stamps.stamp(params, dataset, "prepare", paths=paths)
+    source, stamp = params.dataset(dataset).source, stamps.stamp(params, dataset, "prepare", paths)
     data = load_source(source, equal_feature_keys(params.dataset(dataset).features, source))
     if not data.made_split and source.split != SplitOptions():
         raise UsageError(f"{source.table or source.root} has a split, so none is made; remove `split:` from `source:`")
@@ -57,7 +57,7 @@ def ensure_prepared(params: Params, dataset: str, paths: ArtifactPaths = Artifac
     """Prepare a data set if its manifest is missing or outdated, with a note on stderr."""
     manifest, found = paths.manifest(dataset), f"{paths.manifest(dataset)} does not exist"
     if manifest.exists():
-        stamp = stamps.stamp(params, dataset, "prepare", paths=paths)
+        stamp = stamps.stamp(params, dataset, "prepare", paths)
         found = stamps.difference(paths.stamp(dataset, "prepare"), stamp)
     if found in ("", stamps.UNSTAMPED):
         return
@@ -87,32 +87,25 @@ def extract(
     params: Params, dataset: str, paths: ArtifactPaths = ArtifactPaths(), *, out: Path | None = None, **options: Any
 ) -> ExtractionReport:
     """Encode images, or import features, into `out` or the data set's cache; `options`: those of `features.extract`."""
-    features = params.dataset(dataset).features
-    is_whole = options.get("shard") is None
-    stamp = stamps.stamp(params, dataset, "extract", paths=paths) if out is None and is_whole else None
+    features, encoder = params.dataset(dataset).features, params.dataset(dataset).encoder
+    is_whole, place = options.get("shard") is None, out or paths.features(dataset)
+    stamp = stamps.stamp(params, dataset, "extract", paths) if out is None and is_whole else None
     if features is not None:
-        report = _import_features(params, dataset, paths, features, out or paths.features(dataset), options)
+        report = _import_features(params, dataset, paths, features, place, options)
     else:
-        report = _encode_images(params, dataset, paths, out or paths.features(dataset), options, is_whole)
+        images, settings = extraction_inputs(params, dataset, paths)
+        if encoder.name == IMPORTED:
+            raise UsageError(
+                f"the data set {dataset!r} has no known encoder, so its images cannot be encoded; set `features` in "
+                f"params.yaml or datasets/{dataset}.yaml to the file of imported features"
+            )
+        tower = _load_image_encoder(params, encoder)
+        reuse = [paths.features(name) for name in params.datasets] if is_whole else []
+        report = encode(images, out=place, encoder=tower, reuse=reuse, **{**settings, **options})
     write_extraction_summary(report.path)
     if stamp is not None:
         stamps.write(paths.stamp(dataset, "extract"), stamp)
     return report
-
-
-def _encode_images(
-    params: Params, dataset: str, paths: ArtifactPaths, out: Path, options: dict[str, Any], is_whole: bool
-) -> ExtractionReport:
-    entry = params.dataset(dataset).encoder
-    images, settings = extraction_inputs(params, dataset, paths)
-    if entry.name == IMPORTED:
-        raise UsageError(
-            f"the data set {dataset!r} has no known encoder, so its images cannot be encoded; set `features` in "
-            f"params.yaml or datasets/{dataset}.yaml to the file of imported features"
-        )
-    encoder = _load_image_encoder(params, entry)
-    reuse = [paths.features(name) for name in params.datasets] if is_whole else []
-    return encode(images, out=out, encoder=encoder, reuse=reuse, **{**settings, **options})
 
 
 def _import_features(
@@ -195,7 +188,7 @@ def evaluate_stage(
     record = checkpoint.record
     stamps.require_data(params, dataset, paths)
     stamps.require_current_run(params, dataset, method, seed, paths)
-    stamp = stamps.stamp(params, dataset, "evaluate", method, seed, paths)
+    stamp = stamps.stamp(params, dataset, "evaluate", paths, method, seed)
     device = torch.device(resolve_device(params.device))
     needs = find_method(record.kind).needs(record.options)
     with reproducible(training.threads):

@@ -138,12 +138,7 @@ def _method_modules(params: Params) -> set[str]:
 
 
 def stamp(
-    params: Params,
-    dataset: str,
-    stage: str,
-    method: str | None = None,
-    seed: int | None = None,
-    paths: ArtifactPaths = ArtifactPaths(),
+    params: Params, dataset: str, stage: str, paths: ArtifactPaths, method: str | None = None, seed: int | None = None
 ) -> Stamp:
     """The stamp that a stage's files should have now: settings, seed, and checksums of the files that it reads."""
     inputs: dict[str, Any] = {}
@@ -226,7 +221,7 @@ def run_difference(
     """Why a run is outdated (params.yaml, its data or the code changed), in words; "" if it is not."""
     for stage in stages:
         file = paths.run(dataset, method, seed).stamp(stage)
-        if found := difference(file, stamp(params, dataset, stage, method, seed, paths)):
+        if found := difference(file, stamp(params, dataset, stage, paths, method, seed)):
             return found
     return ""
 
@@ -249,7 +244,7 @@ def data_difference(
     Files without a stamp, which no stage wrote, count as up to date.
     """
     for stage in stages:
-        found = difference(paths.stamp(dataset, stage), stamp(params, dataset, stage, paths=paths))
+        found = difference(paths.stamp(dataset, stage), stamp(params, dataset, stage, paths))
         if found and found != UNSTAMPED:
             done = {"prepare": "prepared", "extract": "extracted"}[stage]
             return (

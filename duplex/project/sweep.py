@@ -469,7 +469,7 @@ def tune(
 
 def _trials_folder(params: Params, dataset: str, method: str, paths: ArtifactPaths, parent: Path) -> Path:
     """The folder of a method's trials; deletes trials that were made from other data or code."""
-    stamp = stamps.stamp(params, dataset, "train", method, 0, paths)
+    stamp = stamps.stamp(params, dataset, "train", paths, method, 0)
     shared = {key: value for key, value in stamp.items() if key not in ("options", "training", "finetune")}
     folder = parent / method / json_digest({**shared, "torch": torch.__version__})[:16]
     for other in folder.parent.glob("*"):
