@@ -26,7 +26,7 @@ from duplex.recognition.answers import answers_with_labels
 from duplex.report import aggregate, images
 from duplex.report.aggregate import DatasetResults, Results, Tree
 from duplex.report.answers import example_and_error_parts
-from duplex.report.blocks import Block, Figure, Note, ReportPart, write_report
+from duplex.report.blocks import Block, Note, ReportPart, write_report
 from duplex.report.claims import counts_of
 from duplex.report.figures import COLUMNS, EARLY, STEPS, Prototypes, Scene, compute_tsne_maps, map_count, map_figures
 from duplex.report.own import OwnData, write_page
@@ -255,10 +255,8 @@ def _maps(dataset: str, path: Path) -> ReportPart:
     table = aggregate.read_table(path)
     if table is None:
         return ReportPart("Maps", [Note("The maps have not been drawn.", f"dvc repro maps@{dataset}")])
-    figures: list[Figure] = []
-    for names in (("prototypes", "before", "after"), ("semantic", "visual", "combined")):
-        figures += map_figures(table, dataset, names)
-    return ReportPart("Maps", figures or [Note("No method of `run:` has visual prototypes to map.")])
+    none = Note("No method of `run:` has visual prototypes to map.")
+    return ReportPart("Maps", map_figures(table, dataset) or [none])
 
 
 def maps_stage(params: Params, dataset: str, paths: ArtifactPaths = ArtifactPaths()) -> None:

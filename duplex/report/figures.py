@@ -232,14 +232,14 @@ def _tsne(vectors: Array, tick: Tick, done: int) -> NDArray[np.float64]:
     return np.asarray(fit)
 
 
-def map_figures(table: pd.DataFrame, data: str, names: tuple[str, ...]) -> list[Figure]:
-    """Figures of the maps `names` in a table of `compute_tsne_maps`; captions list the kinds of points drawn."""
+def map_figures(table: pd.DataFrame, data: str) -> list[Figure]:
+    """Figures of the maps in a table of `compute_tsne_maps`; captions list the kinds of points drawn."""
     figures = []
-    for name in names:
+    for name, title in TITLES.items():
         rows = table[table["map"] == name]
         if len(rows):
             drawn = [text for kind, text in SYMBOLS.items() if (rows["kind"] == kind).any()]
-            caption = f"{TITLES[name].format(n=rows['label'].nunique())}: {', '.join(drawn)}."
+            caption = f"{title.format(n=rows['label'].nunique())}: {', '.join(drawn)}."
             svg = draw_map(rows, PLACES.get(name, "label"), f"t-SNE map of {data}. {caption}")
             figures.append(Figure(slug(data, "map", name), svg, caption, small=True))
     return figures

@@ -101,8 +101,8 @@ def test_the_maps_draw_all_kinds_of_points(project):
 
 def test_a_caption_names_what_the_map_draws(project):
     table = pd.read_csv(project.paths.maps("own"))
-    with_squares = map_figures(table, "own", ("prototypes",))[0].caption
-    without = map_figures(table[table["kind"] != "semantic"], "own", ("prototypes",))[0].caption
+    with_squares = map_figures(table, "own")[0].caption
+    without = map_figures(table[table["kind"] != "semantic"], "own")[0].caption
     assert "□" in with_squares and "△" in with_squares and "○" in with_squares
     assert "□" not in without and "△" in without
 
