@@ -83,11 +83,9 @@ class Gap:
     @property
     def equality(self) -> str:
         """Is `value` 0? Reproduced if 0 is in the interval and |value| <= 1 point, not if outside, else undecided."""
-        if self.low is None or self.high is None:
-            return UNDECIDED
-        if self.low <= 0 <= self.high:
-            return REPRODUCED if abs(self.value) <= CLOSE else UNDECIDED
-        return NOT_REPRODUCED
+        if self.order != UNDECIDED:
+            return NOT_REPRODUCED
+        return REPRODUCED if self.low is not None and abs(self.value) <= CLOSE else UNDECIDED
 
     @property
     def interval(self) -> str:
@@ -293,11 +291,8 @@ class Comparison:
     @property
     def sides(self) -> list[tuple[float, str, str, str]]:
         """Terms (factor, row, table, metric) of a sum that is above zero if the claim holds."""
-        factors = [1.0, -1.0]
-        if "gain" in self.claim:
-            factors = [1.0, -1.0, -1.0, 1.0]
-        if "cost" in self.claim:
-            factors = [-1.0, float(self.claim["at_most"])]
+        is_cost = "cost" in self.claim
+        factors = [-1.0, float(self.claim["at_most"])] if is_cost else [1.0, -1.0, -1.0, 1.0]  # the last two of a gain
         return [
             (factor, name, self.tables[place % 2], self.metrics[place % 2])
             for place, (factor, name) in enumerate(zip(factors, self.names, strict=False))

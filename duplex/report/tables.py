@@ -294,19 +294,14 @@ def ablation_tables(results: Results, data: DatasetResults) -> list[tuple[str, T
     candidates = measured_methods(results, data)
     for entry in read_package_yaml("ablation_tables.yaml")["tables"]:
         lines = [(row, found) for row in entry["rows"] if (found := _ablation(candidates, row["run"])) is not None]
-        if len(lines) < 2 or not any(found.file == results.ablations_file for _, found in lines):
-            tables.append((entry["title"], None))
-            continue
-        tables.append((entry["title"], _ablation_table(entry, lines, data.name)))
+        was_run = len(lines) > 1 and any(found.file == results.ablations_file for _, found in lines)
+        tables.append((entry["title"], _ablation_table(entry, lines, data.name) if was_run else None))
     return tables
 
 
 def _ablation(candidates: Sequence[Measured], names: str | list[str]) -> Measured | None:
-    for name in [names] if isinstance(names, str) else names:
-        for each in candidates:
-            if each.name == name and "closed" in each.tree:
-                return each
-    return None
+    listed = [names] if isinstance(names, str) else names
+    return next((each for name in listed for each in candidates if each.name == name and "closed" in each.tree), None)
 
 
 def _ablation_table(entry: Tree, lines: Sequence[tuple[Tree, Measured]], dataset: str) -> Table:
