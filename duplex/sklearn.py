@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Self
 
 import numpy as np
 import pandas as pd
@@ -42,7 +42,6 @@ except ImportError as error:
 
 Array = NDArray[Any]
 Floats = NDArray[np.float64]
-Self = TypeVar("Self", bound="CompositionClassifier")
 BLOCK = 1 << 24  # number of scores computed at a time
 
 
@@ -92,13 +91,13 @@ class CompositionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         self.prior = prior
         self.bias = bias
 
-    def fit(self: Self, X: Any, y: Any) -> Self:
+    def fit(self, X: Any, y: Any) -> Self:
         """Fit the model to features X [n, d] and labels y [n, 2], the state and the object of each training image."""
         self._update(X, y, None, first=True)
         self.fitted_closed_form()
         return self
 
-    def partial_fit(self: Self, X: Any, y: Any, classes: Any = None) -> Self:
+    def partial_fit(self, X: Any, y: Any, classes: Any = None) -> Self:
         """Add training images: the result equals that of `fit` on all images so far.
 
         Args:

@@ -209,10 +209,7 @@ class Recognizer:
             batch_size: number of images that are encoded at once.
         """
         candidates = self.candidates(world)
-        answers: list[Answer] = []
-        for inputs in self._inputs(images, batch_size):
-            answers += candidates.answers(inputs, top)
-        return answers
+        return [answer for inputs in self._inputs(images, batch_size) for answer in candidates.answers(inputs, top)]
 
     def stream(
         self,
@@ -476,10 +473,7 @@ def _expand(name: str, stdin: TextIO, skipped: Counter[str]) -> list[Path]:
         matches = [Path(match) for match in sorted(glob.glob(name, recursive=True))]
         if not matches:
             raise UsageError(f"no file matches {name}; correct the pattern")
-        found: list[Path] = []
-        for match in matches:
-            found += _images_in(match, skipped) if match.is_dir() else [match]
-        return found
+        return [file for match in matches for file in (_images_in(match, skipped) if match.is_dir() else [match])]
     return [path]  # a missing file is reported among the answers, as every unreadable one
 
 

@@ -12,7 +12,7 @@ import io
 import math
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, MutableMapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib import resources
@@ -237,10 +237,8 @@ class Batcher:
 
 
 async def _ask(worker: WorkerProcess, batch: Sequence[ImageRequest]) -> list[Reply | Failure]:
-    try:
+    with suppress(BrokenProcessPool):
         return await asyncio.wrap_future(worker.submit(batch))
-    except BrokenProcessPool:
-        pass
     try:  # once more, by its replacement
         return await asyncio.wrap_future(worker.submit(batch))
     except BrokenProcessPool as error:
