@@ -28,24 +28,22 @@ class Watched(KgSp):
 
 
 def trained(data: duplex.Dataset, seed: int = 0, method: Any = "kg_sp", **settings: Any) -> list[float]:
+    """The numbers of a run's history, without NaN, and its AUC."""
     run = duplex.fit(data, method, seed=seed, epochs=2, learning_rate=0.01, **settings)
-    return [*run.history.to_numpy().ravel().tolist()[2:], duplex.evaluate(run, data).auc]
+    numbers = [*run.history.to_numpy().ravel().tolist()[2:], duplex.evaluate(run, data).auc]
+    return [number for number in numbers if not np.isnan(number)]
 
 
 def test_a_method_starts_in_evaluation_mode():
     assert trained(small(), method=Watched)
 
 
-def without_nan(numbers: list[float]) -> list[float]:
-    return [number for number in numbers if not np.isnan(number)]
-
-
 def test_fits_in_threads_equal_those_one_after_another():
     data, mode = small(), torch.are_deterministic_algorithms_enabled()
-    alone = {seed: without_nan(trained(data, seed)) for seed in (0, 1)}
+    alone = {seed: trained(data, seed) for seed in (0, 1)}
     assert alone[0] != alone[1]
     with ThreadPoolExecutor(4) as pool:
-        together = list(pool.map(lambda seed: without_nan(trained(data, seed)), [0, 1, 0, 1]))
+        together = list(pool.map(lambda seed: trained(data, seed), [0, 1, 0, 1]))
     assert together == [alone[0], alone[1]] * 2
     assert torch.are_deterministic_algorithms_enabled() == mode
 
@@ -66,23 +64,21 @@ def test_fit_leaves_the_callers_random_numbers_alone():
     torch.manual_seed(7)
     expected = torch.rand(3).tolist()
     torch.manual_seed(7)
-    plain = without_nan(trained(data))
+    plain = trained(data)
     assert torch.rand(3).tolist() == expected
-    assert without_nan(trained(data, on_epoch=lambda report: duplex.fit(data, "kg_sp", seed=9, epochs=1))) == plain
-    assert (
-        without_nan(trained(data, on_step=lambda step: torch.rand(7), on_epoch=lambda _: torch.manual_seed(1))) == plain
-    )
+    assert trained(data, on_epoch=lambda report: duplex.fit(data, "kg_sp", seed=9, epochs=1)) == plain
+    assert trained(data, on_step=lambda step: torch.rand(7), on_epoch=lambda _: torch.manual_seed(1)) == plain
 
 
 def test_modes_of_the_caller_change_no_result():
     data = small()
-    plain, run = without_nan(trained(data)), duplex.fit(data, "kg_sp", epochs=1)
+    plain, run = trained(data), duplex.fit(data, "kg_sp", epochs=1)
     auc = duplex.evaluate(run, data).auc
     before = torch.get_default_dtype()
     try:
         torch.set_default_dtype(torch.float64)
         with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16), torch.device("meta"):
-            assert without_nan(trained(small())) == plain
+            assert trained(small()) == plain
             assert duplex.evaluate(run, data).auc == auc
         assert torch.get_default_dtype() is torch.float64
     finally:
@@ -91,11 +87,11 @@ def test_modes_of_the_caller_change_no_result():
 
 def test_changes_to_the_manifest_do_not_reach_the_data_set():
     data = small()
-    before = without_nan(trained(small()))
+    before = trained(small())
     table = data.manifest
     table.loc[:9, "split"] = "test"
     table["state"] = "red"
-    assert len(data.manifest) == 33 and without_nan(trained(data)) == before
+    assert len(data.manifest) == 33 and trained(data) == before
 
 
 @pytest.mark.parametrize("name", ["split ", "spilt"])
@@ -182,8 +178,8 @@ def test_features_without_a_direction_are_refused(row):
 def test_a_data_set_is_pickled_after_a_fit_with_prompts_too():
     features = np.random.default_rng(0).normal(size=(len(arrays()["features"]), 128)).astype(np.float32)
     data = small(features=features, encoder="tiny", device="cpu")
-    before = without_nan(trained(data, method="csp"))
-    assert without_nan(trained(pickle.loads(pickle.dumps(data)), method="csp")) == before
+    before = trained(data, method="csp")
+    assert trained(pickle.loads(pickle.dumps(data)), method="csp") == before
 
 
 def test_rows_of_equal_features_stay_in_one_split(capsys):
