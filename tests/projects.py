@@ -28,16 +28,7 @@ from tests.subprocesses import ROOT, start_duplex
 
 SHIPPED = ROOT / "params.yaml"
 METHODS = ("clip", "duplex", "duplex_open")
-
-
-@contextlib.contextmanager
-def inside(folder: Path) -> Iterator[None]:
-    before = Path.cwd()
-    os.chdir(folder)
-    try:
-        yield
-    finally:
-        os.chdir(before)
+inside = contextlib.chdir  # a context manager
 
 
 @contextlib.contextmanager

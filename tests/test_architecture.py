@@ -24,11 +24,8 @@ KNOWS_PARAMS = ("config", "training", "recognition", "project", "cli")
 
 @cache
 def modules() -> dict[str, Path]:
-    found = {}
-    for path in PACKAGE.rglob("*.py"):
-        name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-        found[name] = path
-    return found
+    paths = PACKAGE.rglob("*.py")
+    return {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in paths}
 
 
 @cache

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import shutil
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -58,12 +59,11 @@ def test_check_counts_the_files_that_it_skips(project: Path, command: Command) -
 
 def test_check_names_both_files_of_a_leak_and_lists_all_in_json(project: Path, command: Command) -> None:
     lines = ["image,state,object,split"]
-    for state in STATES[:2]:
-        for kind in OBJECTS:
-            for number, split in enumerate(("train", "train", "val", "test")):
-                image = f"{state}_{kind}/{number:04d}.png"
-                save(image if split != "test" else f"{state}_{kind}/0000.png", project / "mine" / image)
-                lines.append(f"{image},{state},{kind},{split}")
+    splits = enumerate(("train", "train", "val", "test"))
+    for state, kind, (number, split) in product(STATES[:2], OBJECTS, splits):
+        image = f"{state}_{kind}/{number:04d}.png"
+        save(image if split != "test" else f"{state}_{kind}/0000.png", project / "mine" / image)
+        lines.append(f"{image},{state},{kind},{split}")
     table = project / "mine" / "t.csv"
     table.write_text("\n".join(lines) + "\n")
     findings = json.loads(command("data", "check", "mine", "--root", table, "--json").out)["findings"]

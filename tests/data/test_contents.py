@@ -62,8 +62,7 @@ def test_equal_contents_of_a_pair_are_in_one_split_whatever_the_order_of_rows(gr
     training = frame[made.split == "train"]
     for kind in ("state", "object"):
         assert set(training[kind]) == set(frame[kind])
-    order = list(range(len(frame)))
-    random.shuffle(order)
+    order = random.sample(range(len(frame)), len(frame))
     again = split_by_content(frame.iloc[order], [keys[i] for i in order], options)
     assert again.split.tolist() == made.split.iloc[order].tolist()
 

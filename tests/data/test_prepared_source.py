@@ -19,6 +19,7 @@ from duplex.project.stages import extract, prepare
 from duplex.project.stamps import DATA_STAGES, data_difference, require_data, settings
 from duplex.project.suspects import RelabelledTable, open_labelled, rank_suspects, relabelled
 from tests.data.makers import make_folder, make_standard, make_table
+from tests.projects import SHIPPED
 
 
 @pytest.fixture(params=["table", "folder", "standard"])
@@ -47,7 +48,7 @@ def edit(source: SourceOptions) -> None:
 def prepared(source: SourceOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Params:
     """Parameters with the source as the data set `own`, prepared; its project is the current folder."""
     monkeypatch.chdir(tmp_path)
-    params = with_source(load_params(Path(__file__).parents[2] / "params.yaml"), source)
+    params = with_source(load_params(SHIPPED), source)
     prepare(params, "own")
     return params
 
@@ -119,9 +120,7 @@ def table_project(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Params
     """Change to `folder`; return parameters with one data set `own`, and its table there."""
     monkeypatch.chdir(folder)
     table = make_table(folder / "csv", ".csv", split=True)
-    shipped = load_params(Path(__file__).parents[2] / "params.yaml")
-    own = shipped.dataset("shapes").model_copy(update={"source": SourceOptions("table", table.parent, table)})
-    return shipped.model_copy(update={"datasets": {"own": own}}), table
+    return with_source(load_params(SHIPPED), SourceOptions("table", table.parent, table)), table
 
 
 def test_every_reader_of_the_manifest_refuses_and_the_pipeline_runs_prepare_again(tmp_path, monkeypatch) -> None:
@@ -149,8 +148,7 @@ def test_images_of_another_folder_need_another_extraction(tmp_path, monkeypatch,
     prepare(params, "own", paths)
     extract(params, "own", paths)
     shutil.copytree(table.parent, other)
-    own = params.dataset("own").model_copy(update={"source": SourceOptions("table", other, table)})
-    moved = params.model_copy(update={"datasets": {"own": own}})
+    moved = with_source(params, SourceOptions("table", other, table))
     prepare(moved, "own", paths)
     with pytest.raises(DuplexError, match=r"own has to be extracted again: images.root was .*`duplex extract"):
         require_data(moved, "own", paths)

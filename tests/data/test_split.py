@@ -59,8 +59,7 @@ def test_splits_keep_every_primitive_in_training(grid, seed, val_unseen, test_un
         assert given_away <= share * len(seen_images) + 2
         assert given_away > 0 or spare < 2
 
-    order = list(range(len(frame)))
-    random.shuffle(order)
+    order = random.sample(range(len(frame)), len(frame))
     again = split_at_random(frame.iloc[order][["image", "state", "object"]], options)
     assert again.split.tolist() == frame["split"].iloc[order].tolist()
 
@@ -80,8 +79,7 @@ def test_new_words_have_no_training_image_and_all_others_do(states, objects, of_
             assert not new or new & set(frame[kind][frame["split"] == split])
     unseen = {split: pairs[split] - pairs["train"] for split in ("val", "test")}
     assert not unseen["val"] & unseen["test"]
-    order = list(range(len(frame)))
-    random.shuffle(order)
+    order = random.sample(range(len(frame)), len(frame))
     again = split_at_random(frame.iloc[order][["image", "state", "object"]], options)
     assert again.split.tolist() == frame["split"].iloc[order].tolist()
 

@@ -57,12 +57,9 @@ def naive_gain(scores, target, seen, feasible, steps) -> tuple[float, float]:
         first = [pair for pair, inside in zip(pairs, mask, strict=True) if inside]
         second = [pair for pair in pairs if pair not in first]
         for choosing, left_out in ((first, second), (second, first)):
-            best = 0
-            for place, won in enumerate(by_step):
-                if sum(sum(won[p]) for p in choosing) > sum(sum(by_step[best][p]) for p in choosing):
-                    best = place
+            best = max(by_step, key=lambda won: sum(sum(won[pair]) for pair in choosing))  # the first of equal ones
             for pair in left_out:
-                measured[pair].append((sum(by_step[best][pair]) - sum(by_step[0][pair])) / (2 * seen_images))
+                measured[pair].append((sum(best[pair]) - sum(by_step[0][pair])) / (2 * seen_images))
     gains = [sum(values) / len(values) for values in measured.values()]
     sizes = [len(by_step[0][pair]) for pair in pairs]
     mean = sum(gains) / sum(sizes)

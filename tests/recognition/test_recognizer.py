@@ -227,7 +227,6 @@ def test_images_whose_features_are_unusable_are_refused(trained, recognizer, mon
 
 
 def test_features_of_another_encoder_are_refused(trained, recognizer):
-
     features = read_features(trained.paths.features("own"))
     other = replace(features, identity={**features.identity, "weights": "0" * 64})
     with pytest.raises(UsageError, match="another weights file"):

@@ -46,12 +46,11 @@ def answers_of(labels: LabelSpace, examples: dict[str, Examples]) -> AnsweredIma
     return AnsweredImages(labels, examples["test"].rows, target, answer, random.uniform(0.2, 1.0, len(target)))
 
 
-def own_data(root: Path, name: str = "my shop", *, images: bool = True) -> OwnData:
+def own_data(root: Path) -> OwnData:
     rows = manifest()
     labels = labels_of(rows)
-    if images:
-        root.mkdir(parents=True, exist_ok=True)
-        for place, image in enumerate(rows["image"]):
-            Image.new("RGB", (40, 30), (place % 256, 90, 160)).save(root / image)
+    root.mkdir(parents=True, exist_ok=True)
+    for place, image in enumerate(rows["image"]):
+        Image.new("RGB", (40, 30), (place % 256, 90, 160)).save(root / image)
     examples = examples_of(rows, labels)
-    return OwnData(name, labels, rows, root, answers_of(labels, examples), examples, facts=[("encoder", "tiny")])
+    return OwnData("my shop", labels, rows, root, answers_of(labels, examples), examples, facts=[("encoder", "tiny")])

@@ -129,12 +129,9 @@ def test_a_project_writes_the_page_of_a_data_set_from_its_best_run(project) -> N
     text = page.read_text(encoding="utf-8")
     assert [e.text for e in Page(text).all("h1")] == ["own"]
     assert "More images" in text and "Confusions" in text
-    runs = {}
-    for path in project.paths.root.glob("own/*/*/metrics.json"):
-        record = json.loads(path.read_text())
-        if "closed" in record:
-            runs[path.parent.parent.name, path.parent.name] = record["val_auc"]
-    method, seed = max(runs, key=lambda run: runs[run])
+    records = {path: json.loads(path.read_text()) for path in project.paths.root.glob("own/*/*/metrics.json")}
+    best = max((path for path in records if "closed" in records[path]), key=lambda path: records[path]["val_auc"])
+    method, seed = best.parts[-3:-1]
     assert f"{method}, seed {seed}" in text
 
 
