@@ -113,7 +113,7 @@ def _update(model: Path, source: Path, out: Path, images: Path | None, say: Say)
     refuse_lost_updates(out, {**fitted_digests(record), **new.contents})
     for note in new.notes:
         say(f"note: {note}")
-    updated = updated_model(trained, stored, fitted, new)
+    updated = updated_model(trained, stored, fitted, new, record["counts"])
     for line in describe_additions(trained.labels, updated.labels, new.rows):
         say(line)
     stale = [name for name in STALE if (model / name).exists()]
@@ -165,9 +165,16 @@ def _encoded(recognizer: Recognizer, paths: list[Path]) -> Inputs:
 
 
 def updated_model(
-    trained: ExportedModel, stored: Mapping[str, Tensor], fitted: FittedStatistics, new: NewImages
+    trained: ExportedModel,
+    stored: Mapping[str, Tensor],
+    fitted: FittedStatistics,
+    new: NewImages,
+    counts: Mapping[str, Any],
 ) -> UpdatedModel:
-    """Compute a model's labels, tensors (now `stored`) and statistics (now `fitted`) after adding the images `new`."""
+    """Compute a model's labels, tensors (now `stored`) and statistics (now `fitted`) after adding the images `new`.
+
+    counts: numbers of states and objects that the model was trained with, which come first in its labels.
+    """
     labels, rows = trained.labels, new.rows
     world = next(iter(trained.calibration))
     states, objects = list(labels.states), list(labels.objects)
@@ -192,8 +199,8 @@ def updated_model(
     candidates = np.concatenate([present, missing])
     tensors |= refitted_closed_form(trained, total, enlarged, candidates, tensors)
     if "classifier.states.weight" in tensors:
-        tensors |= heads_of_new_words(tensors, "states", total.statistics.by_state(), len(labels.states))
-        tensors |= heads_of_new_words(tensors, "objects", total.statistics.by_object(), len(labels.objects))
+        tensors |= heads_of_new_words(tensors, "states", total.statistics.by_state(), counts["states"])
+        tensors |= heads_of_new_words(tensors, "objects", total.statistics.by_object(), counts["objects"])
     seen = enlarged.is_seen(candidates)
     feasible = np.concatenate([tensors["feasible"].numpy(), np.ones(len(missing), dtype=bool)]) | seen
     tensors |= {"seen": torch.from_numpy(seen), "feasible": torch.from_numpy(feasible)}

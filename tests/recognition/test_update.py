@@ -17,10 +17,17 @@ from duplex.methods.gaussian import ClassStatistics, ClosedForm, LinearDiscrimin
 from duplex.methods.layers import unit
 from duplex.methods.prompts import encode_words
 from duplex.recognition import fit, update
-from duplex.recognition.export import STATISTICS, model_card_facts, read_fit, read_statistics
+from duplex.recognition.export import (
+    STATISTICS,
+    model_card_facts,
+    read_fit,
+    read_statistics,
+    write_fit,
+    write_statistics,
+)
 from duplex.recognition.update import update_model
 from duplex.system.files import sha256, sole_writer
-from duplex.training.checkpoint import read_header, read_tensors
+from duplex.training.checkpoint import read_header, read_tensors, write_model
 from duplex.training.trials import finetuned_recipes
 from tests.recognition.drawn_folder import OBJECTS, STATES, draw_folder, draw_pair
 from tests.recognition.searches import only_the_first
@@ -343,6 +350,28 @@ def test_what_cannot_be_updated_is_one_line_and_leaves_nothing(model, further, t
     assert len(lines) == 1, done.stderr
     assert expected in lines[0]
     assert not (tmp_path / "out").exists()
+
+
+def test_two_updates_give_new_words_the_linear_heads_of_one(model, further, tmp_path):
+    header, record = read_header(model / "model.safetensors", "export"), read_fit(model)
+    tensors = read_tensors(header)
+    heads = {name: value for name, value in tensors.items() if name.startswith("primitives.") and ".meta" not in name}
+    noise = torch.Generator().manual_seed(0)
+    for name, value in heads.items():
+        tensors[name.replace("primitives", "classifier")] = value + torch.randn(value.shape, generator=noise)
+    with_heads = shutil.copytree(model, tmp_path / "heads")
+    write_model(with_heads / "model.safetensors", "export", header.fields, tensors)
+    write_fit(with_heads, record, tensors)
+    write_statistics(with_heads, read_statistics(model), tensors)
+    once = update_model(with_heads, further, tmp_path / "once", say=lambda _: None)
+    shutil.move(further / "red", tmp_path / "later" / "red")
+    draw_pair(tmp_path / "later", "green", "cloud", range(22, 23))
+    (further / "green" / "cloud" / "0022.png").unlink()
+    first = update_model(with_heads, further, tmp_path / "first", say=lambda _: None)
+    twice = update_model(first, tmp_path / "later", tmp_path / "twice", say=lambda _: None)
+    for name, value in read(once)[0].items():
+        if name.startswith("classifier."):
+            torch.testing.assert_close(read(twice)[0][name], value)
 
 
 def test_linear_heads_of_new_words_exceed_the_mean_as_those_of_known_words_do():
