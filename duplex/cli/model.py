@@ -414,7 +414,7 @@ def export(
         raise UsageError(f"--licence is {licence!r}; expected a Hugging Face licence identifier, such as cc-by-4.0")
     recognizer = load_model(run, world, "cpu", [], None)
     chosen = recognizer.worlds[0] if world is None else world
-    facts = model_card_facts(Path(run), name=name, licence=licence, repository=push)
+    facts = model_card_facts(Path(recognizer.trained.where), name=name, licence=licence, repository=push)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "export" if out is None else out
         add_onnx = partial(_add_onnx, recognizer.trained, scores=onnx or onnx_encoder, tower=onnx_encoder, page=page)

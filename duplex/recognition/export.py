@@ -21,7 +21,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from copy import copy
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -182,13 +182,13 @@ def remark(record: Mapping[str, Any]) -> str:
 
 
 def model_card_facts(run: Path, *, name: str | None, licence: str, repository: str | None) -> RunFacts:
-    """Collect what the card of a run or fitted model says; its title is `name`. Missing metrics are left out."""
+    """Collect what the card of a run or model says; its title is `name`. Missing metrics are left out."""
     folder = run.resolve()
     folder = folder.parent if folder.is_file() else folder
-    if (folder / FIT).is_file():
-        record = read_fit(folder)
-        title = name or repository or folder.name
-        return RunFacts(title, licence, record["measured"]["metrics"], record["counts"], repository, remark(record))
+    if (folder / MODEL).is_file():
+        facts = RunFacts(**read_header(folder / MODEL, "export").fields.get("facts", {"name": folder.name}))
+        licence = facts.licence if licence == "other" else licence
+        return replace(facts, name=name or repository or facts.name, licence=licence, repository=repository)
     metrics = stored_numbers(RunPaths(folder).metrics, "dvc repro") or {}
     counts = stored_numbers(folder.parent.parent / "statistics.json", "dvc repro") or {}
     title = name or repository or " ".join(folder.parts[-3:])
@@ -333,7 +333,7 @@ def write_files(
 ) -> None:
     """Write an export's files: the model (with checksums of ONNX files in the folder), model card, and numpy script."""
     files = {name: sha256(folder / name) for name in (TRAINED, TOWER) if (folder / name).is_file()}
-    fields = {**fields, "files": files}
+    fields = {**fields, "files": files, "facts": asdict(facts)}
     write_model(folder / MODEL, "export", fields, tensors)
     write_text(folder / README, model_card(fields, tensors, facts, notes))
     shutil.copyfile(score_formula.__file__, folder / FORMULA)

@@ -222,7 +222,7 @@ def test_an_export_that_fails_at_its_onnx_files_leaves_the_earlier_one(trained, 
     assert {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
 
 
-def test_the_card_has_the_metrics_and_counts(trained, exported):
+def test_the_card_has_the_metrics_and_counts(trained, exported, tmp_path):
     text = (exported["duplex"] / "README.md").read_text(encoding="utf-8")
     metrics = json.loads((trained.run() / "metrics.json").read_text())["closed"]
     assert text.startswith("---\nlicense: mit\n")
@@ -230,6 +230,9 @@ def test_the_card_has_the_metrics_and_counts(trained, exported):
     assert f"| AUC | {metrics['auc']:.2f} | {metrics['auc_low']:.2f}–{metrics['auc_high']:.2f} |" in text
     counts = json.loads(trained.paths.statistics("own").read_text())
     assert f"{counts['states']} states" in text and "score terms visual, semantic, factors" in text
+    assert duplex("export", exported["duplex"], tmp_path / "again", "--world", "closed").returncode == 0
+    again = (tmp_path / "again" / "README.md").read_text(encoding="utf-8")
+    assert again.startswith("---\nlicense: mit\n") and again.endswith(text[text.index("## Files") :])
 
 
 def test_notes_below_the_last_line_of_a_card_are_kept(exported, trained, tmp_path):
