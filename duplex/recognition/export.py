@@ -80,7 +80,8 @@ def model_card(fields: Mapping[str, Any], tensors: Mapping[str, Tensor], facts: 
     labels = fields["labels"]
     world = fields["world"]
     encoder = fields["encoder"]
-    terms = [name for name, key in SCORE_TERMS.items() if key in tensors]
+    names = {re.sub(r"^members\.\d+\.", "", name) for name in tensors}  # without the prefixes of a product's members
+    terms = [name for name, key in SCORE_TERMS.items() if key in names]
     place = f"hf-hub:{facts.repository}" if facts.repository else "FOLDER"
     seen = int(tensors["seen"].sum())
     alone = f"`python {ONNX_EXAMPLE} image.jpg`, after `pip install numpy onnxruntime pillow safetensors`"

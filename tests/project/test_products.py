@@ -109,6 +109,7 @@ def test_a_product_recognises_and_exports_where_its_members_do(params: Params, p
     answers = here(features)
     assert list(answers[0].top[0].score_terms) == ["csp", "closed_form"]
     assert command("export", "artifacts/own/tuned/0", "out").code == 0
+    assert "score terms gaussian, semantic" in Path("out/README.md").read_text()
     there = Recognizer.load("out", device="cpu")
     np.testing.assert_allclose(there.scores(features).numpy(), here.scores(features).numpy(), rtol=1e-4, atol=1e-4)
     names = [answer.best.name for answer in answers]
