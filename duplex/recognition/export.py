@@ -144,7 +144,7 @@ def _features(encoder: Mapping[str, Any], options: Mapping[str, Any] | None) -> 
     name = f"`{encoder['name']}`{weights} ({encoder['precision']})"
     if options is None:
         return f"Features are those of {name}, rounded to float16, of width {encoder['dim']}."
-    blocks = "last block" if options["blocks"] == 1 else f"last {options['blocks']} blocks"
+    blocks = {1: "last block", "all": "blocks"}.get(options["blocks"], f"last {options['blocks']} blocks")
     return f"""Features are those of {name} with its {blocks} fine-tuned, not rounded, of width {encoder["dim"]}.
 No cache holds them: the file `encoder.onnx` computes them. `duplex export MODEL FOLDER --onnx-encoder` writes it, and
 `see.py`, which shows how to use it on images."""
