@@ -252,7 +252,7 @@ class FinetuneOptions(Options):
 
     def rules(self) -> Iterable[tuple[object, str]]:
         is_some = self.blocks == "all" or self.blocks >= 1
-        yield is_some, f"blocks is {self.blocks}; expected all, or 1 or more; to train no block, leave out finetune"
+        yield is_some, f"blocks is {self.blocks}; expected all, or 1 or more; to train no block, set finetune to {{}}"
         for adapter in self.adapters:
             require(adapter, installed_plugins("duplex.adapters"), "adapter")
             has_width = adapter != "full" or self.width is None

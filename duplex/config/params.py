@@ -191,7 +191,9 @@ class MethodEntry(MethodChanges):
 
     def finetune_for(self, dataset: str | None) -> dict[str, Any]:
         """The method's options for fine-tuning the image tower on a data set, as written in the files, unchecked."""
-        changed: dict[str, Any] = _changed_table(self.finetune, self._changes(dataset).finetune)
+        changes = self._changes(dataset)
+        is_off = "finetune" in changes.model_fields_set and not changes.finetune
+        changed: dict[str, Any] = {} if is_off else _changed_table(self.finetune, changes.finetune)
         return changed
 
     def _changes(self, dataset: str | None) -> MethodChanges:
@@ -517,7 +519,7 @@ def _changed_entry(entry: Any, changes: Any) -> Any:
         return changes
     changed = {**entry, **changes}
     for key in ("training", "finetune"):
-        if key in entry and key in changes:
+        if key in entry and key in changes and (key == "training" or changes[key] != {}):  # finetune: {}: no block
             changed[key] = _changed_table(_auto_as_table(entry[key]), _auto_as_table(changes[key]))
     before, after = entry.get("per_dataset"), changes.get("per_dataset")
     if isinstance(before, dict) and isinstance(after, dict):
@@ -606,10 +608,10 @@ def write_settings(params: Params, name: str, dataset: str, settings: Mapping[st
     known = {field.name for field in fields(TrainingOptions)}
     training = {**before.training, **{key: value for key, value in settings.items() if key in known}}
     options = {key: value for key, value in settings.items() if key not in known}
-    changed = before.model_copy(update={**options, "training": training})
+    changed = before.model_copy(update={**options, "training": training} if training else options)
     record, files = read_yaml(PARAMS_FILE), dataset_files(PARAMS_FILE)
     methods = {**record.get("datasets", {}).get(dataset, {}), **files.get(dataset, {})}.get("methods", {})
-    write_dataset(dataset, {"methods": {**methods, name: changed.model_dump(exclude_defaults=True)}}, run=False)
+    write_dataset(dataset, {"methods": {**methods, name: changed.model_dump(exclude_unset=True)}}, run=False)
 
 
 def remove_dataset(name: str) -> None:

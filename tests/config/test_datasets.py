@@ -88,6 +88,9 @@ def test_what_a_data_set_leaves_unsaid_is_taken_over_through_extends(params: Pat
     assert load_params().finetune("mine", "shapes").to_dict() == {"blocks": "auto", "minutes": 30.0}
     write_dataset("shapes", {"methods": {"dual_finetuned": {"finetune": {"learning_rate": 0.5}}}}, run=False)
     assert load_params().finetune("dual_finetuned", "shapes") == replace(base, learning_rate=0.5)
+    write_dataset("shapes", {"methods": {"dual_finetuned": {"finetune": {}}}}, run=False)
+    write_settings(load_params(), "dual_finetuned", "shapes", {"epochs": 3})
+    assert load_params().finetune("dual_finetuned", "shapes") is None
 
 
 @pytest.mark.parametrize(

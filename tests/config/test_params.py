@@ -59,7 +59,7 @@ def test_a_method_overrides_the_training_options_of_the_data_set(tmp_path):
 @pytest.mark.parametrize(
     ("entry", "expected"),
     [({"finetune": {"blocks": 2}}, FinetuneOptions(blocks=2, adapter="full")), ({"finetune": "auto"}, AutoFinetune()),
-     ({"training": {"epochs": 3}}, FinetuneOptions(blocks=4, adapter="full"))],
+     ({"training": {"epochs": 3}}, FinetuneOptions(blocks=4, adapter="full")), ({"finetune": {}}, None)],
 )  # fmt: skip
 def test_what_an_entry_sets_beats_what_its_base_sets_for_a_data_set(tmp_path, entry, expected):
     with edited_params(SHIPPED, tmp_path / "params.yaml") as record:
