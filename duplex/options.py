@@ -218,6 +218,12 @@ class TrainingOptions(Options):
         """The options that training results depend on: all except `log`."""
         return {key: value for key, value in self.to_dict().items() if key != "log"}
 
+    def changed(self, changes: Mapping[str, Any]) -> TrainingOptions:
+        """A copy with other values; options of one optimiser are not handed on to another."""
+        own = () if changes.get("optimiser", self.optimiser) == self.optimiser else ("sgd_momentum", "eps")
+        kept = {key: value for key, value in self.to_dict().items() if key not in own}
+        return TrainingOptions.from_dict({**kept, **changes})
+
     def rules(self) -> Iterable[tuple[object, str]]:
         is_sgd = self.optimiser == "sgd" or self.sgd_momentum == type(self).sgd_momentum
         yield is_sgd, f"optimiser: {self.optimiser} has no sgd_momentum; leave out sgd_momentum"

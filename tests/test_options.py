@@ -54,6 +54,8 @@ def test_an_option_that_does_not_belong_to_another_is_refused():
         TrainingOptions(0.1, 8, 12, optimiser="adamw", sgd_momentum=0.5)
     with pytest.raises(OptionError, match="sgd has no eps"):
         TrainingOptions(0.1, 8, 12, optimiser="sgd", eps=1e-7)
+    changed = TrainingOptions(0.1, 8, 12, optimiser="sgd", sgd_momentum=0.5).changed({"optimiser": "adam", "epochs": 3})
+    assert changed == TrainingOptions(0.1, 8, 3)
     for adapter in ("lora", "full", "concepts", "experts"):
         with pytest.raises(OptionError, match=f"{adapter} has no dropout"):
             FinetuneOptions(1, adapter=adapter, dropout=0.2)

@@ -319,7 +319,7 @@ class Params(ParamsSection):
         """A method's training options on a data set: the data set's, overridden by the method's own."""
         base = self.dataset(dataset).training
         with self._located(name, dataset, ".training"):
-            return TrainingOptions.from_dict({**base.to_dict(), **self.entry(name).training_for(dataset)})
+            return base.changed(self.entry(name).training_for(dataset))
 
     def finetune(self, name: str, dataset: str | None = None) -> FinetuneOptions | AutoFinetune | None:
         """A method's `finetune:` options: `AutoFinetune` if validation chooses the blocks, None if there are none."""

@@ -361,7 +361,7 @@ def _spec(data: Dataset, name: str, entry: MethodEntry, world: World | None, set
         name,
         entry.kind,
         parse_options(entry.kind, entry.options_for(dataset)),
-        TrainingOptions.from_dict({**data.training.to_dict(), **entry.training_for(dataset)}),
+        data.training.changed(entry.training_for(dataset)),
         entry.worlds if world is None else (world,),
         world or entry.trained_for,
         finetune,

@@ -113,7 +113,7 @@ class MethodSpec:
         return replace(
             self,
             options=parse_options(self.kind, {**self.options.to_dict(), **options}),
-            training=TrainingOptions.from_dict({**self.training.to_dict(), **changed}),
+            training=self.training.changed(changed),
         )
 
     @property
