@@ -176,7 +176,8 @@ class TimmFamily(EncoderFamily):
         size = {"image_size": config.input_size[-1]}
         with torch.device("meta"):  # allocates no weights
             shape: Any = timm.create_model(model, pretrained=False, num_classes=0)
-        architecture = {"timm_model_name": model, "embed_dim": int(shape.num_features), "vision_cfg": size}
+        width = int(getattr(shape, "head_hidden_size", shape.num_features))
+        architecture = {"timm_model_name": model, "embed_dim": width, "vision_cfg": size}
         if path is None:
             path = base.fetch_from_hub(config.hf_hub_id, TIMM_FILES, f"{name} + {weights}")
         preprocess = complete_preprocess(options, architecture)

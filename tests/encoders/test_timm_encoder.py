@@ -46,6 +46,11 @@ def test_features_equal_the_models_pooled_ones(encoder, weights):
     torch.testing.assert_close(cells.mean(1), features, rtol=1e-5, atol=1e-5)  # average pooling
 
 
+def test_the_width_is_that_of_the_pooled_features():
+    encoder = load_encoder("timm:mobilenetv3_small_050", "random:0", towers="image")  # its last cells have 288 channels
+    assert encoder.dim == encoder.encode_images(torch.zeros(1, 3, 224, 224, dtype=torch.uint8)).shape[1] == 1024
+
+
 @pytest.mark.parametrize("name", ["swin_tiny_patch4_window7_224", "test_vit", "test_efficientnet"])
 def test_patch_tokens_are_those_of_the_patches_alone(name):
     torch.manual_seed(0)
