@@ -213,7 +213,7 @@ def add(
     later = "" if run else " after you add it to run.datasets of params.yaml"
     log(f"wrote datasets/{name}.yaml{changes}; `dvc repro` trains on this data set{later}")
     if unsupported:
-        needs = f"{', '.join(unsupported)}, which need the encoder that made the features, or patch tokens"
+        needs = f"{', '.join(unsupported)}, which need a text tower or patch tokens"
         other = f"; instead, run `duplex sweep --datasets {name} --methods {supported[0]}`" if supported else ""
         log(f"{name} was not added to run.datasets, because run.methods has {needs}{other}")
 
@@ -371,8 +371,6 @@ def _supported_methods(
     from duplex.config.params import DatasetParams, EncoderParams
     from duplex.training.inputs import supported_methods
 
-    if features is None:
-        return list(params.methods)
     training: Any = DEFAULT_TRAINING  # checked and converted
     entry = DatasetParams(source=source, encoder=EncoderParams(**encoder), features=features, training=training)
     return supported_methods(params.model_copy(update={"datasets": {**params.datasets, name: entry}}), name)

@@ -55,6 +55,13 @@ def test_add_again_changes_only_what_the_options_name(project: Path, command: Co
     assert second.source == first.source and second.training == first.training
 
 
+def test_data_without_text_are_not_added_for_methods_with_text(project: Path, command: Command) -> None:
+    make_folder(project / "mine", "nested")
+    result = command("data", "add", "mine", "mine", "--encoder", "timm:test_resnet", "--weights", "random:0")
+    assert "mine was not added to run.datasets, because run.methods has clip, " in result.err
+    assert load_params().run.datasets == ("shapes",)
+
+
 def test_add_again_keeps_the_image_folder_of_a_table(project: Path, command: Command) -> None:
     make_table(project / "shots", ".csv", split=True).rename("list.csv")
     for words in (["--images", "shots", "--encoder", "tiny"], ["--no-run"]):

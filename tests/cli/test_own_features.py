@@ -43,7 +43,7 @@ def test_a_method_without_text_is_trained_at_once(project: Path, command: Comman
     np.savez(project / "X.npz", features=np.vstack([features(table)[order], np.ones((1, WIDTH))]), images=names)
     result = command("data", "add", "mine", "table.csv", "--features", "X.npz", "--encoder", "none")
     assert result.code == 0
-    assert "which need the encoder that made the features" in result.err
+    assert "which need a text tower or patch tokens" in result.err
     params = load_params()
     assert params.run.datasets == ("shapes",), "run.methods has methods that need text"
     assert (params.datasets["mine"].encoder.name, params.datasets["mine"].features) == ("imported", project / "X.npz")
