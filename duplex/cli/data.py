@@ -345,7 +345,8 @@ def _encoder_entry(
         return {**encoder.model_dump(exclude_defaults=True), **({"weights": weights} if weights else {})}
     name = name or ENCODER
     weights = weights or (WEIGHTS if name.startswith("ViT-") else None)
-    return {"name": name, **({"weights": weights} if weights else {})}
+    kept = known.encoder.model_dump(exclude_defaults=True, exclude={"name", "weights"}) if known else {}
+    return {"name": name, **({"weights": weights} if weights else {}), **kept}
 
 
 def _issues(

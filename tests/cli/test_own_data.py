@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from duplex.config.params import load_params, read_yaml, write_dataset
+from duplex.config.params import EncoderParams, load_params, read_yaml, write_dataset
 from duplex.data.sources import load_source
 from tests.commands import Command
 from tests.data.makers import OBJECTS, STATES, make_folder, make_standard, make_table, save
@@ -46,12 +46,13 @@ def test_add_again_changes_only_what_the_options_name(project: Path, command: Co
     make_folder(project / "mine", "nested")
     assert command("data", "add", "mine", "mine", "--encoder", "tiny", "--split-seed", "3").code == 0
     assert "; changed: source;" in command("data", "add", "mine", "mine", "--val-unseen", "0.2").err
+    write_dataset("mine", {"encoder": {"name": "tiny", "block_inputs": 2}}, run=False)
     first = load_params().datasets["mine"]
     assert (first.source.split.seed, first.source.split.val_unseen, first.encoder.name) == (3, 0.2, "tiny")
     result = command("data", "add", "mine", "mine", "--encoder", "ViT-B-32", "--weights", "laion2b_s34b_b79k")
     assert "; changed: source and encoder;" in result.err
     second = load_params().datasets["mine"]
-    assert (second.encoder.name, second.encoder.weights) == ("ViT-B-32", "laion2b_s34b_b79k")
+    assert second.encoder == EncoderParams(name="ViT-B-32", weights="laion2b_s34b_b79k", block_inputs=2)
     assert second.source == first.source and second.training == first.training
 
 
