@@ -86,7 +86,7 @@ def stats(name: Name, root: Root = None, as_json: AsJson = False) -> None:
 @group.command()
 def check(name: Name, root: Root = None, as_json: AsJson = False) -> None:
     """Open every image of a data set; check pair lists, labels and splits. Exits with 1 if there is a problem."""
-    from duplex.data.check import check_dataset
+    from duplex.data.check import check_dataset, check_labels_of
     from duplex.data.sources import draw_missing_images
     from duplex.data.tables import count_dataset, published_differences
 
@@ -97,7 +97,8 @@ def check(name: Name, root: Root = None, as_json: AsJson = False) -> None:
         issues: list[DataIssue] = []
     else:
         draw_missing_images(source, dataset.manifest)
-        issues = check_dataset(dataset, source.root)
+        labels_only = (issue for issue in check_labels_of(dataset) if issue.count)  # images need not exist
+        issues = check_dataset(dataset, source.root) if features is None else list(labels_only)
     differences = published_differences(name, count_dataset(labels, dataset.manifest if dataset else None))
     notes = dataset.notes if dataset else {}
     if as_json:

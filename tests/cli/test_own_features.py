@@ -47,7 +47,7 @@ def test_a_method_without_text_is_trained_at_once(project: Path, command: Comman
     params = load_params()
     assert params.run.datasets == ("shapes",), "run.methods has methods that need text"
     assert (params.datasets["mine"].encoder.name, params.datasets["mine"].features) == ("imported", project / "X.npz")
-    assert "1 rows of features belong to no image" in result.out
+    assert "1 rows of features belong to no image" in result.out and command("data", "check", "mine").code == 0
     for words in (["prepare"], ["extract"], ["train", "--method", "kg_sp"], ["evaluate", "--method", "kg_sp"]):
         assert command(*words, "--dataset", "mine").code == 0
     assert np.allclose(read_features(ArtifactPaths().features("mine")).cls, features(table), atol=1e-2)
