@@ -32,7 +32,7 @@ from duplex.data.tables import complete_rows, read_manifest, read_table
 from duplex.errors import UsageError
 from duplex.evaluation.vectors import most_similar
 from duplex.features.extract import encode_shared, find_cached_features, user_cache
-from duplex.features.file import ROOT, Features, read_features
+from duplex.features.file import IMPORTED, ROOT, Features, read_features
 from duplex.features.tokens import read_tokens
 from duplex.labels import Ints, LabelSpace
 from duplex.methods.gaussian import ClassStatistics, shared_whitening
@@ -60,7 +60,7 @@ class LabelledSource:
     root: Path  # folder that image paths start from
     table: pd.DataFrame  # image, state, object and, if the source has one, split
     params: Params | None = None  # of the project whose data set it is
-    encoder: str = ""  # the encoder of a fitted model, as options of `duplex fit`
+    encoder: str = ""  # that of a model or data set, as options of `duplex fit` or `duplex data add`
 
     def features(self, files: Sequence[str]) -> Features:
         """The cached features in the table's order; `files`: sha256 of the images. `UsageError` if none is encoded."""
@@ -86,9 +86,11 @@ def open_labelled(
     """Open the images of `name`: data set (`stages` must be up to date), folder, table (files in `images`) or model."""
     place, encoder = Path(name), ""
     if params is not None and (name in params.datasets or not place.exists()):
-        root = params.dataset(name).source.root
+        entry = params.dataset(name)
         require_data(params, name, stages=stages)
-        return LabelledSource(name, root, read_manifest(ArtifactPaths().manifest(name)), params)
+        manifest = read_manifest(ArtifactPaths().manifest(name))
+        encoder = _options(encoder=entry.encoder.name, weights=entry.encoder.weights, features=entry.features)
+        return LabelledSource(name, entry.source.root, manifest, params, encoder)
     if (place / FIT).is_file():
         record = fit_cache_folder(named_path(place)) / SOURCE
         if not record.is_file():
@@ -96,8 +98,7 @@ def open_labelled(
                 f"{record}, which says where the images are, does not exist; give their folder instead of {name!r}"
             )
         chosen = read_fit(place)["encoder"]
-        options = {"encoder": chosen["name"], "weights": chosen.get("weights")}
-        encoder = "".join(f" --{option} {value}" for option, value in options.items() if value)
+        encoder = _options(encoder=chosen["name"], weights=chosen.get("weights"))
         place, images = [each and Path(each) for each in json.loads(record.read_text(encoding="utf-8"))]
     source = detect_source(place.resolve(), None, images and images.resolve())
     if source.kind == "standard":
@@ -107,6 +108,10 @@ def open_labelled(
     if (twice := table["image"].duplicated()).any():
         raise UsageError(f"{place} lists {table['image'][twice].iloc[0]!r} twice; keep one of these rows")
     return LabelledSource(Path(name).resolve().stem, source.root, table.reset_index(drop=True), encoder=encoder)
+
+
+def _options(**values: Any) -> str:
+    return "".join(f" --{option} {value}" for option, value in values.items() if value and value != IMPORTED)
 
 
 @dataclass(frozen=True)

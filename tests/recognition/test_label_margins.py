@@ -79,6 +79,7 @@ def test_the_list_the_page_and_the_corrected_copy(project, tmp_path):
     target = tmp_path / "corrected.csv"
     done = duplex("relabel", "own", tmp_path / "edited.csv", "--out", target)
     assert done.returncode == 0 and f"wrote {target} with 1 corrected labels;" in done.stderr, done.stderr
+    assert " --encoder " in done.stderr
     new, old = read_manifest(target), read_manifest(manifest)
     changed = (new != old).any(axis=1)
     assert set(new["image"][changed]) <= {first["image"]}
