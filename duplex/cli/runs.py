@@ -523,7 +523,9 @@ def score(
     require(protocol, PROTOCOLS, "protocol")
     if k is not None and min(k) < 1:
         raise UsageError(f"--k is {min(k)}; expected a whole number of at least 1")
-    if file.suffix == ".csv" and other is None and k is None:
+    if file.suffix == ".csv":
+        if other is not None or k is not None or protocol != "exact":
+            raise UsageError(f"{file} holds answers, not scores; give it alone, without --k and --protocol")
         report = _score_answers(file)
     elif other is None:
         report = _score(file, k, protocol, rounds, seed)

@@ -205,3 +205,4 @@ def test_answers_without_scores_have_accuracies_of_pair_state_and_object(tmp_pat
     (tmp_path / "b.csv").write_text(ANSWERS.replace("answer_object", "word"))
     for arguments in ([tmp_path / "b.csv"], [tmp_path / "a.csv", "--k", "3"], [tmp_path / "a.csv"] * 2):
         assert command("score", *map(str, arguments)).refused()
+    assert command("score", str(tmp_path / "a.csv"), "--protocol", "sampled").refused("holds answers, not scores")
