@@ -124,7 +124,10 @@ class DvcliveLog(NumberLog):
         """Start a log in `folder`; an earlier log there is replaced."""
         live = import_module("dvclive").Live
         folder.mkdir(parents=True, exist_ok=True)
-        self._live: Any = live(str(folder), save_dvc_exp=False, dvcyaml=None)
+        try:
+            self._live: Any = live(str(folder), save_dvc_exp=False, dvcyaml=None)
+        except import_module("scmrepo.exceptions").SCMError as error:
+            raise DuplexError(f"training.log is dvclive, which needs a commit ({error}); run `git commit`") from None
         write_text(folder / "dvc.yaml", DVC_FILE)  # beside the files: the pipeline's dvc.yaml stays as it is
 
     def write(self, group: str, place: int, values: Mapping[str, float]) -> None:

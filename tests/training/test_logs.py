@@ -1,5 +1,6 @@
 """Training logs: files of DVCLive and TensorBoard, logs of other packages, and missing packages."""
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -27,6 +28,8 @@ def test_dvclive_has_a_line_per_step_and_per_epoch_that_dvc_finds(tmp_path):
     for command in (["git", "init", "-q"], [sys.executable, "-m", "dvc", "init", "-q"]):
         subprocess.run(command, cwd=tmp_path, check=True)
     folder = tmp_path / "dvclive" / "shapes" / "duplex" / "0"
+    with contextlib.chdir(tmp_path), pytest.raises(DuplexError, match="needs a commit"):
+        open_log("dvclive", folder)
     outcome = logged("dvclive", folder)
     last = outcome.history[-1]
     table = pd.read_csv(folder / "plots" / "metrics" / "epoch" / "val_hm.tsv", sep="\t")
