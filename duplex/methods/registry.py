@@ -134,9 +134,10 @@ def make_method(kind: str, options: Options, context: MethodContext) -> Method[A
         return method_class(context, options)
     method = method_class(replace(context, text=copy(context.text)), options)  # fine-tuning may change the tower
     if not method.groups():
+        instead = ", or set `losses`" if hasattr(options, "losses") else ""
         raise UsageError(
             f"method kind {kind!r} trains nothing with these options, so it cannot fine-tune the encoder; "
-            "remove `finetune`, or set `losses`"
+            f"remove `finetune`{instead}"
         )
     from duplex.methods.finetuned import WithFinetuning
 
