@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
 from duplex.errors import DuplexError, UsageError
-from duplex.labels import Ints
+from duplex.labels import Ints, LabelSpace
 from duplex.methods.base import Batch, Inputs, Inspectable, Method, MethodContext, OptionsT, Scorer
 from duplex.methods.layers import CompositionIndex, FactorNetworks, unit, zero_initialised
 from duplex.methods.paths import FactorPosteriors, PathOptions, Paths, inspect_paths
@@ -153,6 +153,12 @@ class Composer(nn.Module):
         return unit(states.index_select(0, candidates.states) + objects.index_select(0, candidates.objects))
 
 
+def new_words(labels: LabelSpace) -> dict[str, Tensor]:
+    """Rows of tables `states` and `objects` for words without training images, which are not trained."""
+    new = (torch.from_numpy(~known).nonzero()[:, 0] for known in labels.trained_words)
+    return dict(zip(("states", "objects"), new, strict=True))
+
+
 class WordMethod(SeenMethod[WordOptionsT], Generic[WordOptionsT]):
     """Base class of methods with a table of word vectors, `words`; a subclass sets `composer` or defines `prepare`."""
 
@@ -165,8 +171,7 @@ class WordMethod(SeenMethod[WordOptionsT], Generic[WordOptionsT]):
         states, objects = context.words.states, context.words.objects
         self.words = WordTable(states, objects, trained=trained_words, unit_words=options.unit_words)
         if trained_words:
-            new = (torch.from_numpy(~known).nonzero()[:, 0] for known in context.labels.trained_words)
-            self.words.fixed_rows = dict(zip(("states", "objects"), new, strict=True))
+            self.words.fixed_rows = new_words(context.labels)
 
     def prepare(self, candidates: CompositionIndex) -> Any:
         return self.composer(self.words, candidates)

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn.functional import kl_div
 
 from duplex.methods.base import Batch, MethodContext
-from duplex.methods.families import CrossBlock, ThreePathOptions, ThreePaths
+from duplex.methods.families import CrossBlock, ThreePathOptions, ThreePaths, new_words
 from duplex.methods.layers import CompositionIndex, unit
 from duplex.methods.prompts import Prototypes, encode_words
 from duplex.options import Count, NonNegative, Share
@@ -51,6 +51,7 @@ class VpCmjl(ThreePaths[VpCmjlOptions]):
             states, objects = encode_words(context.labels, context.tower)
             self.states = nn.Parameter(states.to(torch.float32, copy=True))  # [M, d]
             self.objects = nn.Parameter(objects.to(torch.float32, copy=True))  # [N, d]
+            self.fixed_rows = new_words(context.labels)
             self.from_state, self.from_object = nn.Parameter(torch.eye(dim)), nn.Parameter(torch.eye(dim))
             self.read_s, self.read_o = CrossBlock(dim, dim, heads), CrossBlock(dim, dim, heads)
 

@@ -28,7 +28,7 @@ TRAIN = [("red", "circle"), ("red", "heart"), ("striped", "circle"), ("striped",
 HEADS: dict[str, Any] = {"inference": ("linear", "gaussian"), "losses": ("state", "object")}
 NEW = [("hollow", "circle"), ("hollow", "star")]
 FIXED: dict[str, Any] = {"context": "fixed", "vocabulary": "fixed", "paths": "composition", "adapter": "none"}
-TABLES = ("learned_rows", "words.states", "words.objects")
+TABLES = {"vp_cmjl": ("states", "objects")}
 
 
 def labels_with(new: list[tuple[str, str]]) -> LabelSpace:
@@ -66,12 +66,13 @@ def test_kinds_that_cannot_are_refused_unless_images_show_the_word_alone(kind: s
 
 
 @pytest.mark.parametrize("own", [None, partial(torch.optim.NAdam, weight_decay=0.5)], ids=["adam", "own"])
-@pytest.mark.parametrize("kind", ["prompts", "gipcol", "compcos"])
+@pytest.mark.parametrize("kind", ["prompts", "gipcol", "compcos", "vp_cmjl"])
 def test_vectors_of_new_words_do_not_decay(kind: str, own: Any) -> None:
     labels, method_class, vectors = labels_with(NEW), find_method(kind), torch.eye(3)
     context = small_context(labels, torch.float32, words=PrimitiveVectors(vectors, vectors))
     method = method_class(context, method_class.Options())
-    tables = list[torch.Tensor](table for name, table in method.named_parameters() if name.endswith(TABLES))
+    names = TABLES.get(kind, ("learned_rows", "words.states", "words.objects"))
+    tables = list[torch.Tensor](table for name, table in method.named_parameters() if name.endswith(names))
     before, known = torch.cat(tables).detach().clone(), np.concatenate(labels.trained_words)
     settings = TrainingOptions(learning_rate=0.1, batch_size=8, epochs=1, weight_decay=0.5)
     optimiser = make_optimiser(method, settings, TrainingHooks(optimiser=own))
