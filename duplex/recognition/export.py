@@ -348,7 +348,8 @@ def exported_tensors(trained: TrainedModel, world: World) -> dict[str, Tensor]:
     if tensors is None and trained.finetuned is not None and trained.finetuned.options.text is not None:
         raise UsageError(f"{trained.where} has text adapters and cannot be exported; use a run without finetune.text")
     if tensors is None:
-        raise UsageError(f"methods of kind {trained.kind!r} cannot be exported; choose a run of another kind")
+        kind = "products of these runs" if trained.kind == "product" else f"methods of kind {trained.kind!r}"
+        raise UsageError(f"{kind} cannot be exported; choose a run of another kind")
     candidates = trained.candidates(world)
     masks = {"seen": candidates.seen, "feasible": candidates.feasible}
     tensors = {**tensors, **{name: torch.from_numpy(mask.copy()) for name, mask in masks.items()}}

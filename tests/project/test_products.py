@@ -95,7 +95,7 @@ def test_members_with_fine_tuned_blocks_compute_their_own_features(params: Param
     found = stages.evaluate_stage(params, "own", "deep", 0)
     assert found["terms_csp_deep"]["auc"] == pytest.approx(auc_of("csp_deep"), abs=0.3)
     assert found["terms_csp"]["auc"] != found["terms_csp_deep"]["auc"]
-    assert command("export", "artifacts/own/deep/0", "out").refused("methods of kind 'product' cannot be exported")
+    assert command("export", "artifacts/own/deep/0", "out").refused("products of these runs cannot be exported")
     picture = next(Path(params.dataset("own").source.root).rglob("*.png"))
     (answer,) = Recognizer.load("artifacts/own/deep/0", device="cpu")([picture])
     assert list(answer.top[0].score_terms) == ["csp", "csp_deep"]
