@@ -333,6 +333,8 @@ def with_added_compositions(
     candidates = replace(candidates, feasible=candidates.feasible | np.array([pair in asked for pair in present]))
     if not added:
         return candidates
+    if tower is None and (len(states), len(objects)) != (len(labels.states), len(labels.objects)):
+        raise UsageError("the encoder has no text tower to describe new words; add pairs of the model's words only")
     more = with_rows(tensors, labels, (states, objects), np.array(added).reshape(-1, 2), tower)
     terms = portable_term_function(more)
     count = len(added)

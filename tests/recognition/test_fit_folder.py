@@ -294,5 +294,7 @@ def test_an_encoder_without_a_text_tower_is_fine_tuned(drawn, tmp_path, monkeypa
     recognizer = Recognizer.load(model, device="cpu")
     assert recognizer.trained.finetuned is not None
     assert [answer.best.state for answer in recognizer(sorted(drawn.glob("*/*/0000.png")), top=1)]
+    with pytest.raises(UsageError, match="the encoder has no text tower"):
+        recognizer.with_compositions("shiny moon").candidates()
     draw_pair(tmp_path / "more", "red", "star", range(8, 11))
     assert read_fit(update_model(model, tmp_path / "more", tmp_path / "updated"))["updates"][0]["images"] == 3
