@@ -361,7 +361,7 @@ def next_(
 ) -> None:
     """Choose the unlabelled images whose labels would help a model most, and list them in a CSV file to label.
 
-    Files that the model was fitted to are left out. Features are kept in a feature cache.
+    Files that a model of `duplex fit` was fitted to are left out. Features are kept in a feature cache.
     """
     from duplex.project.suspects import rank_unlabelled
     from duplex.recognition.export import FIT, fitted_digests, read_fit
@@ -377,10 +377,8 @@ def next_(
         note = "" if row["in_distribution"] else "  none of these?"
         line = f"{row['rank']:>5}  {row['answer']:<28} {row['margin']:.3f}  {row['image']}{note}"
         typer.echo(escape_unprintable(line))
-    log(
-        f"wrote {target}; fill in state and object, delete the lines without labels, then run "
-        f"`duplex update {model} {target} --images {folder}`"
-    )
+    then = f"run `duplex update {model} {target} --images {folder}`" if fitted else "add them to the training images"
+    log(f"wrote {target}; fill in state and object, delete the lines without labels, then {then}")
 
 
 LICENCE = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+-]*")
