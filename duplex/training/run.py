@@ -331,7 +331,7 @@ def initialised_method(
         )
     if (partial := len(alone)) and not find_method(kind).accepts_partial_labels(options):
         raise UsageError(
-            f"{kind} with these options learns from pairs, but some training images ({partial}) have only a state or "
+            f"{kind} with these options needs pairs, but some training images ({partial}) have only a state or "
             "object; complete their labels, leave these images out, or choose a method such as kg_sp or linear"
         )
     torch.manual_seed(seed)
