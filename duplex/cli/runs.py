@@ -112,7 +112,7 @@ def prepare(dataset: Dataset) -> None:
 
 @app.command()
 def train(dataset: Dataset, method: Method = "duplex", seed: Seed = 0) -> None:
-    """Train a method on cached features and write the checkpoint of its best epoch by validation AUC.
+    """Train a method on cached features and write the checkpoint of the epoch that `training.select` chooses.
 
     The same command resumes interrupted training.
     """
