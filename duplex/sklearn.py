@@ -161,7 +161,7 @@ class CompositionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
             return seen
         listed = np.asarray(self.candidates)
         if listed.ndim != 2 or listed.shape[1] != width or not len(listed):
-            expected = f"expected an array of shape [C, {width}], one row per candidate, or 'seen' or None"
+            expected = f"expected an array of shape [C, {width}], a row per pair, or 'seen' or None"
             raise OptionError(f"the shape is {listed.shape}; {expected}", "candidates")
         return np.unique(_composition_numbers(_two_columns(listed), names))
 

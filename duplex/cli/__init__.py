@@ -147,5 +147,5 @@ def _run() -> None:
     if "" in sys.argv[1:]:  # an empty path would mean the current folder
         before = sys.argv[sys.argv.index("", 1) - 1]
         problem = f"the argument after {before!r} is empty (an unset variable?)"
-        raise UsageError(f"{problem}; give it a value, or leave it out, with its option if it has one")
+        raise UsageError(f"{problem}; give it a value, or leave out both it and its option")
     app()

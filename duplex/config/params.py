@@ -488,7 +488,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
         reason = " ".join(reason.split()).rstrip(":")
         raise UsageError(f"{path} cannot be read as YAML: {reason}; correct the file") from error
     if not isinstance(content, dict):
-        raise UsageError(f"{path} holds {shown(content)}; expected a table of keys and values")
+        found = "is empty" if content is None else f"holds {shown(content)}"
+        raise UsageError(f"{path} {found}; expected a table of keys and values")
     return content
 
 

@@ -248,8 +248,8 @@ def data_difference(
         if found and found != UNSTAMPED:
             done = {"prepare": "prepared", "extract": "extracted"}[stage]
             return (
-                f"{dataset} has to be {done} again: {found}; `duplex {stage} --dataset {dataset}` does that, and "
-                "`dvc repro` runs everything that depends on it"
+                f"the data set {dataset} has to be {done} again: {found}; `duplex {stage} --dataset {dataset}` does "
+                "that, and `dvc repro` runs everything that depends on it"
             )
     return ""
 
