@@ -215,7 +215,7 @@ def reproduce(
     jobs: Jobs = None,
     dry_run: Annotated[
         bool,
-        Option("--dry-run", help="Run nothing; print the table rows to compute, and estimated disk space and hours."),
+        Option("--dry-run", help="Only time a step of each method; print rows, disk space and hours."),
     ] = False,
 ) -> None:
     """Reproduce the rows of the paper's tables for a data set, and write a page that judges the paper's claims.
@@ -289,7 +289,7 @@ def parse_seeds(text: str | None) -> list[int] | None:
 
 @app.command()
 def tune(
-    grid: Annotated[list[str], Option(help="Setting and values, such as learning_rate=3e-4,1e-3; repeatable.")],
+    grid: Annotated[list[str], Option(help="Setting of all methods, such as learning_rate=3e-4,1e-3; repeatable.")],
     methods: Methods = None,
     dataset: Annotated[str | None, dataset_option("Data set; default: the first of run.datasets.")] = None,
     seeds: Annotated[str, Option(help="Seeds to tune with, such as 100-104; use none of run.seeds.")] = "100,101",
