@@ -84,6 +84,7 @@ def model_card(fields: Mapping[str, Any], tensors: Mapping[str, Tensor], facts: 
     terms = [name for name, key in SCORE_TERMS.items() if key in names]
     place = f"hf-hub:{facts.repository}" if facts.repository else "FOLDER"
     seen = int(tensors["seen"].sum())
+    how = "To use images without duplex, run `duplex export MODEL FOLDER --onnx-encoder`."
     alone = f"`python {ONNX_EXAMPLE} image.jpg`, after `pip install numpy onnxruntime pillow safetensors`"
     return f"""---
 license: {facts.licence}
@@ -109,7 +110,7 @@ from duplex import Recognizer
 answers = Recognizer.load("{place}")("image.jpg", top=3)
 ```
 
-{f"Without duplex: {alone}." if TOWER in fields["files"] else ""}
+{f"Without duplex: {alone}." if TOWER in fields["files"] else how}
 
 From a feature vector, with numpy and safetensors alone: `python recognize.py features.npy`.
 {_features(encoder, fields["finetune"])}
