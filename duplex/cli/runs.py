@@ -224,12 +224,14 @@ def reproduce(
     and evaluates the rows by the exact and the published protocol; the same command resumes it. With `--methods`, the
     rows are published methods, trained with their published settings on a data set of params.yaml.
     """
-    from duplex.project.reproduce import PROJECT, PUBLISHED, plan_reproduction, published_params
+    from duplex.project.reproduce import PROJECT, PUBLISHED, plan_reproduction, published_params, published_settings
     from duplex.project.reproduce import reproduce as run
 
     folder, paths = Path(), ArtifactPaths()
+    show = typer.echo if dry_run else log
     if names := split_names(methods):
         params, paths = published_params(dataset, names, parse_seeds(seeds) or range(5)), ArtifactPaths(PUBLISHED)
+        show("\n".join(published_settings(params, dataset)))
     elif (PROJECT / "params.yaml").is_file():
         os.chdir(PROJECT)
         params, folder = load_params(), PROJECT
@@ -239,8 +241,7 @@ def reproduce(
             "run the command in the project's folder"
         )
     plan = plan_reproduction(params, dataset, parse_seeds(seeds), jobs, paths)
-    for line in plan.lines():
-        (typer.echo if dry_run else log)(line)
+    show("\n".join(plan.lines()))
     if dry_run:
         return
     report, page = run(plan, jobs, paths)

@@ -11,11 +11,12 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 import torch
@@ -82,6 +83,21 @@ def published_params(dataset: str, methods: Sequence[str], seeds: Sequence[int])
     entry, specs = params.dataset(dataset), [MethodSpec.of(params, dataset, name) for name in methods]
     encoder = entry.encoder.model_copy(update={"pixels": any(spec.finetune for spec in specs)})
     return params.model_copy(update={"datasets": {dataset: entry.model_copy(update={"encoder": encoder})}})
+
+
+def published_settings(params: Params, dataset: str) -> list[str]:
+    """The published settings of each method of `params` that are not the defaults, as a line of text per method."""
+    lines = []
+    for name in params.run.methods:
+        spec = MethodSpec.of(params, dataset, name)
+        parts: list[tuple[str, Any]] = [("", spec.training), ("", spec.options), ("finetune.", spec.finetune)]
+        stated = []
+        for prefix, part in parts:
+            for key in fields(part) if part is not None else ():
+                value = getattr(part, key.name)
+                stated += [f"{prefix}{key.name} {value}"] if value != key.default else []
+        lines.append(f"{name:<9}{', '.join(stated)}")
+    return lines
 
 
 def plan_reproduction(

@@ -159,6 +159,8 @@ def test_the_plan_of_published_recipes(zappos: Path, command: Command):
     assert "counts are not the published ones of ut-zappos: no number will be compared" in lines["data"]
     assert re.search(r"0\.\d MB of features to write, [\d.]+ GB free", lines["disk"])
     assert "prepare (missing), extract (missing), 15 of 15 runs" in lines["stages"]
+    assert "learning_rate 0.0005, batch_size 64, epochs 20, weight_decay 1e-05, word_dropout 0.2" in lines["csp"]
+    assert "epochs 2," in lines["troika"] and "finetune.blocks all, finetune.adapter parallel" in lines["troika"]
     assert "about" in lines["hours"] and "of csp, troika, cluspro on this device" in lines["hours"]
     assert lines["rows"].endswith("3 × seeds 0, 1, 2, 3, 4: csp, troika, cluspro") and "not run" not in plan.out
     untrained = lines_of(command("reproduce", "ut-zappos", "--methods", "clip", "--seeds", "0", "--dry-run"))
