@@ -31,7 +31,7 @@ class WordVectors:
 
 
 def word_vectors_file(path: str | Path | None) -> Path | None:
-    """Make the path of a word-vector file absolute (None stays None); raise `UsageError` if there is no such file."""
+    """The absolute path of a word-vector file, or None if `path` is None; `UsageError` if the file is missing."""
     if path is None:
         return None
     file = expanded_path(path, "word_vectors")

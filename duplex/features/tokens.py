@@ -93,7 +93,7 @@ class MappedRows:
 
 @dataclass(frozen=True, eq=False)
 class DiskTokens:
-    """Patch tokens of images, kept in a file; `tokens[rows]` reads only those of the images `rows` into memory.
+    """Patch tokens that stay in the cache file: `tokens[rows]` reads the tokens of the images numbered `rows`.
 
     The file stays open until the last object made from it is deleted; it stays readable even if it is replaced.
     """

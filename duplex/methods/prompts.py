@@ -106,7 +106,7 @@ class Prompts(nn.Module):
         return torch.cat([self.frozen_rows, self.dropped(self.learned_rows)])
 
     def dropped(self, rows: Tensor) -> Tensor:
-        """Apply `word_dropout` in training to the last of the token vectors `rows`, those of states and objects."""
+        """The token vectors `rows`; in training, elements of the words of states and objects are zeroed at random."""
         if not (self.word_dropout and self.training and torch.is_grad_enabled()):
             return rows
         names = len(self.name_rows)

@@ -86,7 +86,7 @@ def published_params(dataset: str, methods: Sequence[str], seeds: Sequence[int])
 
 
 def published_settings(params: Params, dataset: str) -> list[str]:
-    """The published settings of each method of `params` that are not the defaults, as a line of text per method."""
+    """A line of text per method: its name, and those of its published settings that differ from the defaults."""
     lines = []
     for name in params.run.methods:
         spec = MethodSpec.of(params, dataset, name)

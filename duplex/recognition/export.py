@@ -184,7 +184,7 @@ def remark(record: Mapping[str, Any]) -> str:
 
 
 def model_card_facts(run: Path, *, name: str | None, licence: str, repository: str | None) -> RunFacts:
-    """Collect what the card of a run or model says; its title is `name`. Missing metrics are left out."""
+    """Collect the facts for the model card of the run or exported model in the folder `run`, such as its metrics."""
     folder = run.resolve()
     folder = folder.parent if folder.is_file() else folder
     if (folder / MODEL).is_file():

@@ -224,7 +224,7 @@ def read_labelled_folder(
         data = from_rows(distinct.rows, description.split, source, lambda images: [keys[image] for image in images])
         notes += near_copy_notes(data, listed, copies)
     if missing := [text for issue in check_labels_of(data) if issue.fatal for text in issue.examples]:
-        own = "val and test each need images of train's pairs and of other pairs; or leave out the column split"
+        own = "give both val and test images of train's pairs and of others, or leave out the column split"
         remedy = "add images of each pair, or add pairs" if data.made_split else own
         raise UsageError(f"{source} cannot be fitted, as {' and '.join(missing)}; {remedy}")
     notes += [f"{text}: {count:,}" for text, count in data.notes.items()] + alike_labels(data)

@@ -131,7 +131,7 @@ class Recognizer:
     def save_pretrained(
         self, folder: str | Path, *, world: World | None = None, licence: str = "other", force: bool = False
     ) -> Path:
-        """Write the model to a folder that works without this package; `new_share` is not saved. Returns the folder.
+        """Export the model to a folder, which is usable without this package; returns the folder. Omits `new_share`.
 
         Args:
             folder: made if it does not exist.

@@ -77,7 +77,7 @@ def curve_figure(data: DatasetResults, world: str) -> Figure | None:
 
 
 def tones_of(data: DatasetResults) -> dict[str, int]:
-    """A dict: name of a method, own or shown in figures -> number of its colour, which is the same in all figures."""
+    """Map each method, by its own name and by the name shown in figures, to the number of its colour."""
     tones = {method: tone for tone, method in enumerate(data.runs)}
     return {data.shown_as.get(method, method): tone for method, tone in tones.items()} | tones
 
@@ -233,7 +233,7 @@ def _tsne(vectors: Array, tick: Tick, done: int) -> NDArray[np.float64]:
 
 
 def map_figures(table: pd.DataFrame, data: str) -> list[Figure]:
-    """Figures of the maps in a table of `compute_tsne_maps`; captions list the kinds of points drawn."""
+    """Draw the t-SNE maps in `table`, the output of `compute_tsne_maps`: one figure with a caption per map."""
     figures = []
     for name, title in TITLES.items():
         rows = table[table["map"] == name]

@@ -129,7 +129,7 @@ class Trials:
     hooks: Callable[[Trial], TrainingHooks] = lambda trial: TrainingHooks()
 
     def files(self, trial: Trial) -> RunPaths:
-        """Paths of a trial's files; a trial of two epochs and the longer trial that continues it share them."""
+        """Paths of a trial's checkpoint and results. A longer trial that continues a short one has the same paths."""
         spec = trial.spec
         tuned = None if spec.finetune is None else spec.finetune.to_dict()
         key = [self.key, spec.kind, spec.options.to_dict(), spec.training.to_dict(), tuned, trial.seed]
@@ -167,7 +167,7 @@ class Trials:
             files.unfinished_training.unlink(missing_ok=True)
 
     def delete_paused(self) -> None:
-        """Delete the saved states of trials that paused and were not continued; called when a search ends."""
+        """At the end of a search, delete the files from which paused trials could have been continued."""
         for file in self.folder.glob(f"*/{RunPaths(self.folder).unfinished_training.name}"):
             file.unlink()
 
