@@ -29,8 +29,8 @@ from duplex.config.params import Params, load_params
 from duplex.data.tables import from_rows, read_manifest
 from duplex.errors import UsageError
 from duplex.labels import Ints
+from duplex.library import Dataset
 from duplex.options import SplitOptions
-from duplex.training.fit import Dataset
 
 METHODS = {"pair classifier": "linear_pairs", "probes": "linear", "closed form": "closed_form_visual", "dual": "dual"}
 FINETUNED = "fine-tuned"

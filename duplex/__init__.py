@@ -16,37 +16,37 @@ if TYPE_CHECKING:
     from duplex.evaluation.metrics import measure as measure
     from duplex.features.file import read_features as read_features
     from duplex.labels import LabelSpace as LabelSpace
+    from duplex.library import Dataset as Dataset
+    from duplex.library import Result as Result
+    from duplex.library import Run as Run
+    from duplex.library import compare as compare
+    from duplex.library import evaluate as evaluate
+    from duplex.library import fit as fit
+    from duplex.library import load_dataset as load_dataset
     from duplex.options import Options as Options
     from duplex.recognition.answers import Answer as Answer
     from duplex.recognition.fit import fit_folder as fit_folder
     from duplex.recognition.recognizer import Recognizer as Recognizer
-    from duplex.training.fit import Dataset as Dataset
-    from duplex.training.fit import Result as Result
-    from duplex.training.fit import compare as compare
-    from duplex.training.fit import evaluate as evaluate
-    from duplex.training.fit import fit as fit
-    from duplex.training.fit import load_dataset as load_dataset
-    from duplex.training.run import Run as Run
 
 __version__ = "0.1.0"
 
 PUBLIC = {
     "Answer": "duplex.recognition.answers",
-    "Curve": "duplex.evaluation.metrics",
-    "Dataset": "duplex.training.fit",
+    "Curve": "duplex.evaluation.curve",
+    "Dataset": "duplex.library",
     "DuplexError": "duplex.errors",
     "LabelSpace": "duplex.labels",
     "Options": "duplex.options",
     "Recognizer": "duplex.recognition.recognizer",
-    "Result": "duplex.training.fit",
-    "Run": "duplex.training.run",
+    "Result": "duplex.library",
+    "Run": "duplex.library",
     "ScoreAccumulator": "duplex.evaluation.accumulate",
-    "compare": "duplex.training.fit",
-    "evaluate": "duplex.training.fit",
-    "fit": "duplex.training.fit",
+    "compare": "duplex.library",
+    "evaluate": "duplex.library",
+    "fit": "duplex.library",
     "fit_folder": "duplex.recognition.fit",
-    "load_dataset": "duplex.training.fit",
-    "load_encoder": "duplex.encoders",
+    "load_dataset": "duplex.library",
+    "load_encoder": "duplex.encoders.base",
     "measure": "duplex.evaluation.metrics",
     "read_features": "duplex.features.file",
 }

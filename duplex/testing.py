@@ -38,7 +38,8 @@ from duplex.system.threads import in_initial_modes
 from duplex.training.checkpoint import load_checkpoint
 from duplex.training.inputs import RunInputs
 from duplex.training.loop import make_optimiser, optimiser_step, shuffled_rows
-from duplex.training.run import MethodSpec, calibration_for, evaluate_world, term_metrics, train_run
+from duplex.training.run import MethodSpec, train_run
+from duplex.worlds import calibration_for, evaluate_world, term_metrics
 
 IMAGES = 40
 PATCHES, WIDTH = 4, 8
@@ -262,8 +263,9 @@ def _check_run(kind: str, options: Options, folder: Path) -> None:
     inputs = small_inputs()
     settings = EvaluationParams(bootstrap=10)
     run = train_run(MethodSpec(kind, kind, options, SETTINGS, WORLDS, "closed"), inputs, 0, CPU, settings)
-    checkpoint = RunPaths(run.save(folder)).checkpoint
-    method = load_checkpoint(checkpoint, inputs.context(), inputs.encoder)
+    files = RunPaths(folder)
+    run.write(files)
+    method = load_checkpoint(files.checkpoint, inputs.context(), inputs.encoder)
     for world in WORLDS:
         calibration = calibration_for(run.record, world, kind)
         before = evaluate_world(run.method, inputs, settings, world, calibration).margins
@@ -273,7 +275,7 @@ def _check_run(kind: str, options: Options, folder: Path) -> None:
         _demand(same, method, f"scores in the {world} world change after saving and loading")
     term_metrics(method, inputs)
     if method.portable(inputs.labels.candidates("closed", "test")) is not None:
-        export(TrainedRun(checkpoint, CPU), "closed", folder / "export", RunFacts(kind))
+        export(TrainedRun(files.checkpoint, CPU), "closed", folder / "export", RunFacts(kind))
         open_trained(folder / "export", CPU).candidates("closed").scorer(inputs.examples["test"].inputs)
 
 

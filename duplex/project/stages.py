@@ -35,7 +35,8 @@ from duplex.project.stream import AdaptableRun, evaluate_stream
 from duplex.system.files import sha256, write_json, write_text
 from duplex.training.checkpoint import load_checkpoint, read_checkpoint_header
 from duplex.training.inputs import InputRequest, LoadInputs, load_inputs
-from duplex.training.run import calibration_for, evaluate_world, frequency_accuracies, reproducible, term_metrics
+from duplex.training.run import reproducible
+from duplex.worlds import calibration_for, evaluate_world, frequency_accuracies, term_metrics
 
 
 def prepare(params: Params, dataset: str, paths: ArtifactPaths = ArtifactPaths()) -> None:

@@ -25,8 +25,9 @@ from duplex.labels import Ints, World
 from duplex.methods.base import AdaptedRun, Batch, Inputs, Method, find_stream_adapter
 from duplex.options import Options
 from duplex.system.processes import track
-from duplex.training import run, scoring
+from duplex.training import scoring
 from duplex.training.inputs import RunInputs
+from duplex.worlds import WorldResult, evaluate_world
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class AdaptableRun:
 
     def evaluated(
         self, options: Options, calibration: scoring.Calibration, world: World, split: str, order: int = 0
-    ) -> run.WorldResult:
+    ) -> WorldResult:
         """Evaluate while an adapter with `options` adapts to `split` in random order `order`; feasible pairs only."""
         plain = scoring.SplitScorer.of(self.method, self.inputs.labels.candidates(world, split))
         candidates, train = plain.candidates.compositions, self.inputs.examples["train"]
@@ -74,7 +75,7 @@ class AdaptableRun:
         places = np.random.default_rng([self.params.seed, order]).permutation(len(self.inputs.examples[split]))
         name, batch = self.params.adapter, self.params.batch
         task = StreamScorer(plain.candidates, adapter.scores, name=name, order=places, batch=batch)
-        return run.evaluate_world(self.method, self.inputs, self.settings, world, calibration, split, task)
+        return evaluate_world(self.method, self.inputs, self.settings, world, calibration, split, task)
 
     def chosen_options(self) -> tuple[Options, float]:
         """The adapter's options with the best validation AUC, and this AUC; options are varied one at a time."""
@@ -93,7 +94,7 @@ class AdaptableRun:
 
 
 def evaluate_stream(
-    stream: AdaptableRun, plain: Mapping[World, run.WorldResult], calibrations: Mapping[str, scoring.Calibration]
+    stream: AdaptableRun, plain: Mapping[World, WorldResult], calibrations: Mapping[str, scoring.Calibration]
 ) -> tuple[dict[str, Any], list[pd.DataFrame]]:
     """Evaluate an adapting run on test images; returns metrics, and for each world the predictions in the first order.
 

@@ -72,7 +72,7 @@ from duplex.training.checkpoint import with_checksum
 from duplex.training.inputs import Data, RunInputs, long_prompts
 from duplex.training.logs import TrainingHooks, open_log
 from duplex.training.loop import ResumePoint
-from duplex.training.run import MethodSpec, Run, evaluate_world, reproducible, train_on_all_images
+from duplex.training.run import MethodSpec, TrainedMethod, reproducible, train_on_all_images
 from duplex.training.scoring import Calibration
 from duplex.training.trials import (
     BlockCost,
@@ -89,6 +89,7 @@ from duplex.training.trials import (
     search_recipes,
     stored_schedule,
 )
+from duplex.worlds import evaluate_world
 
 LONGEST = 1800.0  # seconds that encoding may take on a CPU
 
@@ -435,7 +436,7 @@ class FolderRecipes:
     def _hooks(self, trial: Trial) -> TrainingHooks:
         return TrainingHooks(log=open_log(self.log, log_folder(self.log, self.cache.stem, trial.slug, trial.seed)))
 
-    def _accuracy(self, run: Run, val: Examples) -> float | None:
+    def _accuracy(self, run: TrainedMethod, val: Examples) -> float | None:
         return answers_with_labels(run.method, val, self.data.labels, run.record.confidence, self.world).accuracy
 
     def levels(self, began: float) -> Iterator[list[Trial]]:
@@ -495,7 +496,7 @@ class FolderRecipes:
         return replace(self.encoded.data, manifest=manifest, labels=labels_of(manifest)).read(recipe.spec.request)
 
 
-def fit_on_all_images(recipes: FolderRecipes, recipe: Trial) -> Run:
+def fit_on_all_images(recipes: FolderRecipes, recipe: Trial) -> TrainedMethod:
     """Train the final model: repeat the chosen recipe on all labelled images, with the settings that validation chose.
 
     The run is saved in the folder `all` beside the recipe's; an interrupted training continues from there.
@@ -655,7 +656,7 @@ def _rival(recipes: FolderRecipes) -> str:
 
 
 def _write_model(
-    out: Path, recipes: FolderRecipes, run: Run, choice: RecipeChoice, measured: dict[str, Any], force: bool
+    out: Path, recipes: FolderRecipes, run: TrainedMethod, choice: RecipeChoice, measured: dict[str, Any], force: bool
 ) -> None:
     trained = TrainedRun(recipes.final_files(choice.recipe).checkpoint, recipes.device)
     data = recipes.data

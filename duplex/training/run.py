@@ -1,10 +1,9 @@
-"""Train one method on a data set, and evaluate it on one split; used by the pipeline, searches and `duplex.fit`.
+"""Train one method on a data set; used by the pipeline, searches and `duplex.fit`.
 
     spec = MethodSpec.of(params, dataset, method)          # the method with its options
     with reproducible(spec.training.threads):
         run = train_run(spec, inputs, seed, device, params.evaluation)
-        run.save(folder)
-        result = evaluate_world(run.method, inputs, params.evaluation, world, calibration)
+        run.write(RunPaths(folder))
 
 After training, the validation images are scored once per world: bias, feasibility threshold, confidence and the
 validation AUC come from that pass (`tune_and_score`).
@@ -18,10 +17,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
-from functools import partial
 from itertools import compress, count
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -32,21 +28,13 @@ from torch import Tensor
 from duplex.artifacts import RunPaths
 from duplex.config.params import EvaluationParams, MethodEntry, Params
 from duplex.errors import UsageError, require
-from duplex.evaluation.curve import Curve, Margins, harmonic_mean
-from duplex.evaluation.metrics import (
-    METRICS,
-    Metrics,
-    group_table,
-    measure,
-    sampled_from_margins,
-    vocabulary_accuracies,
-)
+from duplex.evaluation.curve import Margins
 from duplex.features.tokens import Examples
-from duplex.labels import WORLDS, Bools, LabelSpace, World, frequency_groups
+from duplex.labels import WORLDS, World
 from duplex.methods.base import Batch, Method, MethodContext
 from duplex.methods.registry import find_method, make_method, method_entry_point, parse_options, plugin_code_hash
 from duplex.options import FinetuneOptions, Options, TrainingOptions
-from duplex.system.files import expanded_path, refuse_existing, sha256, write_json, write_text
+from duplex.system.files import sha256, write_json, write_text
 from duplex.system.plugins import provider
 from duplex.system.threads import Threads, in_initial_modes, threads
 from duplex.training.checkpoint import TrainingRecord, save_checkpoint
@@ -58,17 +46,12 @@ from duplex.training.scoring import (
     Calibration,
     ChooseBy,
     NoveltyDetector,
-    ScoringResult,
-    SplitScorer,
     Validation,
     calibrate,
     checked_auc,
     count_unseen_pairs,
-    feasible_compositions,
     fit_confidence,
     metric_name,
-    score_split,
-    term_sum_statistics,
     tune,
 )
 
@@ -124,8 +107,8 @@ class MethodSpec:
 
 
 @dataclass(frozen=True)
-class Run:
-    """A trained method with its metadata and training history; `duplex.fit` returns it."""
+class TrainedMethod:
+    """A trained method with its metadata and training history."""
 
     name: str
     method: Method[Any]  # holds the tensors of its best epoch
@@ -135,53 +118,14 @@ class Run:
     margins: Margins | None = field(default=None, repr=False)  # of the validation images, closed world
 
     @property
-    def val_auc(self) -> float:
-        """Validation AUC of the best epoch, in percent."""
-        return 100 * self.record.val_auc
-
-    @property
     def val_auc_all(self) -> float | None:
         """Validation AUC with every pair a candidate, in percent; None if the run is not for the open world."""
         return None if self.record.val_auc_all is None else 100 * self.record.val_auc_all
 
     @property
-    def selected_by(self) -> str:
-        """The metric that chose the epoch: a value of the option `select`, or the name of the caller's function."""
-        return self.result.selected_by
-
-    @property
     def history(self) -> pd.DataFrame:
         """One row per epoch: mean losses, validation AUC (a fraction), and any other metric that chose the epoch."""
         return pd.DataFrame(self.result.history)
-
-    def save(self, folder: str | Path, *, force: bool = False) -> Path:
-        """Write checkpoint, history and timing into a folder that `Recognizer.load` can read; returns the folder.
-
-        Raises `UsageError` if the folder holds an exported model, which would be loaded instead, or one of these files.
-
-        folder: made if it does not exist.
-        force: replace an earlier run. Its metrics are removed if the checkpoint changes.
-        """
-        files = RunPaths(expanded_path(folder, "folder"))
-        if (files.root / "model.safetensors").is_file():
-            raise UsageError(f"{files.root} has an exported model, which would be loaded instead; use another folder")
-        for file in (files.checkpoint, files.history, files.timing):
-            refuse_existing(file, force=force)
-        self.write(files)
-        return files.root
-
-    def export(self, out: str | Path, *, word_vectors: str | Path | None = None, **settings: Any) -> Path:
-        """Write the model to a folder that works without this package, as `duplex export` does; return the folder.
-
-        out: made if it does not exist.
-        word_vectors: the GloVe-format file that training read, if it read one.
-        settings: `world`, `licence` and `force` of `Recognizer.save_pretrained`.
-        """
-        from duplex import Recognizer
-
-        with TemporaryDirectory() as scratch:
-            recognizer = Recognizer.load(self.save(scratch), device="cpu", word_vectors=word_vectors)
-            return recognizer.save_pretrained(out, **settings)
 
     def write(self, files: RunPaths) -> None:
         """Write the run's `files`, replacing earlier ones, and remove results that belong to another checkpoint."""
@@ -192,11 +136,6 @@ class Run:
         if sha256(files.checkpoint) != before:
             for outdated in (files.metrics, files.curve, files.predictions):
                 outdated.unlink(missing_ok=True)
-
-    def __repr__(self) -> str:
-        chosen = "" if self.selected_by == "auc" else f" by {self.selected_by}"
-        epoch = f"epoch {self.record.epoch}{chosen}"
-        return f"Run({self.name}, seed {self.record.seed}, {epoch}, val AUC {self.val_auc:.2f})"
 
 
 @contextmanager
@@ -230,7 +169,7 @@ def train_run(
     resume: ResumePoint = ResumePoint(),
     hooks: TrainingHooks = TrainingHooks(),
     choose_by: ChooseBy | None = None,
-) -> Run:
+) -> TrainedMethod:
     """Train a method and keep the epoch that validation chooses; also choose bias and feasibility threshold.
 
     Call this inside `reproducible`, so that the result can be compared with other runs.
@@ -268,7 +207,7 @@ def train_run(
         },
         **chosen,
     )
-    return Run(spec.name, method, record, spec.training, result, margins)
+    return TrainedMethod(spec.name, method, record, spec.training, result, margins)
 
 
 def train_on_all_images(
@@ -278,7 +217,7 @@ def train_on_all_images(
     inputs: RunInputs,
     device: torch.device,
     resume: ResumePoint = ResumePoint(),
-) -> Run:
+) -> TrainedMethod:
     """Train a method on all labelled images, without validation, for the number of epochs that an earlier run chose.
 
     chosen: metadata of the earlier run, which gives the number of epochs, bias and novelty threshold.
@@ -309,7 +248,7 @@ def train_on_all_images(
         calibration={world: Calibration(bias) for world in WORLDS},
         novelty=novelty,
     )
-    return Run(spec.name, method.eval(), record, training, result)
+    return TrainedMethod(spec.name, method.eval(), record, training, result)
 
 
 def initialised_method(
@@ -374,185 +313,3 @@ def tune_and_score(
         "calibration": {world: by_world[world][0] for world in spec.worlds},
         "confidence": fit_confidence(method, val, labels, *kept),
     }
-
-
-FEASIBILITY_METRICS = ("unseen", "hm", "auc", "auc_low", "auc_high")  # seen accuracy does not depend on feasibility
-
-
-@dataclass(frozen=True)
-class WorldResult:
-    """Result of evaluating a method in one world (closed or open): metrics, seen–unseen curve and predictions."""
-
-    metrics: dict[str, Any]
-    margins: Margins
-    curve: pd.DataFrame
-    predictions: pd.DataFrame
-    right: Bools  # [test images] whether the best candidate is the label, at bias 0
-    right_at_ends: Bools  # [test images] the same among seen candidates alone, or among unseen ones for unseen pairs
-
-
-def calibration_for(record: TrainingRecord, world: World, place: object) -> Calibration:
-    """The calibration that the run `place` chose for a world; raises `UsageError` if it has none for that world."""
-    calibration = (record.calibration or {}).get(world)
-    if calibration is None:
-        raise UsageError(f'{place} was not trained for the {world} world; train it again with `world="{world}"`')
-    return calibration
-
-
-def evaluate_world(
-    method: Method[Any],
-    inputs: RunInputs,
-    settings: EvaluationParams,
-    world: World,
-    calibration: Calibration,
-    split: str = "test",
-    task: SplitScorer | None = None,
-) -> WorldResult:
-    """Evaluate a method on one split in one world (closed or open).
-
-    In the open world, compositions below the feasibility threshold score -inf; `auc_all` is the AUC with every
-    composition a candidate.
-
-    inputs: data set with the split's features on the method's device.
-    task: scores the images for all candidates, such as a `StreamScorer`; None: the method itself.
-    """
-    labels, test = inputs.labels, inputs.examples[split]
-    task = task or SplitScorer.of(method, labels.candidates(world, split))
-    words = inputs.words if world == "open" else None
-    feasible_mask = feasible_compositions(method, words, calibration)
-    excluded: list[Bools] = []
-    if world == "open":
-        nothing = np.zeros(len(task.candidates), dtype=bool)
-        masks = [feasible_compositions(method, words, other) for other in calibration.alternatives]
-        excluded = [nothing, *(nothing if mask is None else ~mask for mask in masks)]
-    result = score_split(
-        task,
-        test,
-        labels,
-        k=max(settings.k),
-        feasible_mask=feasible_mask,
-        top=3,
-        bias=calibration.bias,
-        further=excluded,
-    )
-    competitors = result.accumulator.competitors()
-    margins = Margins.of(competitors)
-    compositions = result.candidates.compositions
-    states, objects = labels.state_of(compositions), labels.object_of(compositions)
-    measured = partial(measure, competitors, states=states, objects=objects, rounds=settings.bootstrap)
-    further = {f"top_{k}": flatten(measured(k)) for k in settings.k if k != 1}
-    metrics: dict[str, Any] = {**flatten(measured(1)), **further}
-    metrics["sampled"] = _sampled_headline(margins)
-    metrics |= metrics_at_bias(margins, calibration.bias)
-    if not all(mask.all() for mask in labels.trained_words) and "bias" in metrics:
-        for name, bias in (("vocabulary", metrics["bias"]), ("vocabulary_at_val_bias", calibration.bias)):
-            metrics[name] = vocabulary_accuracies(competitors, bias, states, objects, labels.trained_words)
-    if feasible_mask is not None:
-        metrics |= _feasibility(calibration, int(feasible_mask.sum()))
-    if world == "open":
-        everywhere = flatten(measure(result.further[0].competitors(), rounds=0))
-        metrics |= {
-            f"auc_all{end}": everywhere[f"auc{end}"] for end in ("", "_low", "_high") if f"auc{end}" in everywhere
-        }
-        metrics |= _with_alternatives(result, excluded, calibration)
-    return WorldResult(
-        metrics,
-        margins,
-        Curve.of(margins).table().assign(world=world),
-        _predictions(result, margins, test, labels, inputs.manifest, calibration.bias).assign(world=world),
-        margins.right(0.0),
-        np.where(margins.is_seen, margins.right(-np.inf), margins.right(np.inf)),
-    )
-
-
-def _feasibility(calibration: Calibration, feasible: int) -> dict[str, Any]:
-    validation = {key: value for key, value in calibration.to_dict().items() if key.startswith("val_")}
-    return {"threshold": calibration.threshold, "feasible": feasible, **validation}
-
-
-def _with_alternatives(result: ScoringResult, excluded: list[Bools], calibration: Calibration) -> dict[str, Any]:
-    """Open-world metrics, under the key `words`, at the threshold by words that `auto` did not adopt, if any."""
-    records: dict[str, Any] = {}
-    for other, mask, accumulator in zip(calibration.alternatives, excluded[1:], result.further[1:], strict=True):
-        competitors = accumulator.competitors(1)
-        metrics = flatten(measure(competitors, rounds=0))
-        records["words"] = {
-            **{name: metrics[name] for name in FEASIBILITY_METRICS if name in metrics},
-            "sampled": _sampled_headline(Margins.of(competitors)),
-            **_feasibility(other, int((~mask).sum())),
-        }
-    return records
-
-
-def metrics_at_bias(margins: Margins, bias: float) -> dict[str, float]:
-    """Seen accuracy, unseen accuracy and their harmonic mean in percent, at the bias that validation chose."""
-    ends = [float(np.mean(right)) for right in (bias < margins.seen, bias > margins.unseen) if right.size]
-    record = {"val_bias": bias}
-    if len(ends) == 2:
-        seen, unseen = ends
-        hm = float(harmonic_mean(np.array(seen), np.array(unseen)))
-        record |= {"seen_at_val_bias": 100 * seen, "unseen_at_val_bias": 100 * unseen, "hm_at_val_bias": 100 * hm}
-    return record
-
-
-def _sampled_headline(margins: Margins) -> dict[str, float]:
-    metrics = flatten(sampled_from_margins(margins))
-    return {name: metrics[name] for name in METRICS if name in metrics}
-
-
-def flatten(metrics: Metrics) -> dict[str, Any]:
-    """Metrics as a flat dict; each 95 % interval becomes two numbers, such as `auc_low`, because DVC ignores lists."""
-    record: dict[str, Any] = {}
-    for key, value in metrics.to_dict().items():
-        if value is not None and key.endswith("_interval"):
-            name = key.removesuffix("_interval")
-            record[f"{name}_low"], record[f"{name}_high"] = value
-        elif value is not None:
-            record[key] = value
-    return record
-
-
-def frequency_accuracies(result: WorldResult, inputs: RunInputs) -> dict[str, dict[str, float]]:
-    """Closed-world accuracies in percent by group: head, medium and tail (by training frequency), unseen.
-
-    `accuracy`: at bias 0 with all candidates; `accuracy_at_ends`: only seen candidates (for unseen pairs, only unseen).
-    """
-    train = inputs.examples["train"].compositions.cpu().numpy()
-    train = train[train >= 0]
-    test = inputs.examples["test"].compositions.cpu().numpy()
-    groups = frequency_groups(train, inputs.labels.size)
-    right = {"accuracy": result.right, "accuracy_at_ends": result.right_at_ends}
-    table = group_table(groups, train, test, right).set_index("group")
-    return {
-        str(group): {str(key): float(value) for key, value in row.items() if not np.isnan(value)}
-        for group, row in table.iterrows()
-    }
-
-
-def term_metrics(method: Method[Any], inputs: RunInputs) -> dict[str, dict[str, Any]]:
-    """Closed-world test metrics of each score term and of sums of some terms; keys such as `terms_visual+semantic`."""
-    labels, test = inputs.labels, inputs.examples["test"]
-    sums = term_sum_statistics(method, labels.candidates("closed", "test"), test, labels)
-    records = {}
-    for names, accumulator in sums.items():
-        metrics = flatten(measure(accumulator.competitors(), rounds=0))
-        records[f"terms_{'+'.join(names)}"] = {key: metrics[key] for key in METRICS if key in metrics}
-    return records
-
-
-def _predictions(
-    result: ScoringResult, margins: Margins, test: Examples, labels: LabelSpace, manifest: pd.DataFrame, bias: float
-) -> pd.DataFrame:
-    margin = np.empty(len(test))
-    margin[margins.is_seen], margin[~margins.is_seen] = margins.seen, margins.unseen
-    return pd.DataFrame(
-        {
-            "row": test.rows,
-            "image": manifest["image"].to_numpy()[test.rows],
-            "label": labels.names(test.compositions.cpu().numpy()),
-            "seen": margins.is_seen.astype(int),
-            "right": margins.right(bias).astype(int),
-            "margin": margin,
-            **{f"top{place + 1}": labels.names(result.top[:, place]) for place in range(result.top.shape[1])},
-        }
-    )

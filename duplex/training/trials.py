@@ -55,7 +55,7 @@ from duplex.training.checkpoint import TrainingRecord, load_checkpoint, read_che
 from duplex.training.inputs import InputRequest, RunInputs
 from duplex.training.logs import TrainingHooks
 from duplex.training.loop import ResumePoint, TrainingResult
-from duplex.training.run import MethodSpec, Run, train_run
+from duplex.training.run import MethodSpec, TrainedMethod, train_run
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class Trials:
     settings: EvaluationParams
     label: str = ""  # name of what is trained, for the progress
     key: str = ""  # hash of what the trials depend on besides their methods and seeds
-    accuracy: Callable[[Run, Examples], float | None] | None = None  # percent, of a run on validation images
+    accuracy: Callable[[TrainedMethod, Examples], float | None] | None = None  # percent, of a run on validation images
     hooks: Callable[[Trial], TrainingHooks] = lambda trial: TrainingHooks()
 
     def files(self, trial: Trial) -> RunPaths:
@@ -180,8 +180,8 @@ class Trials:
             record = replace(header.record, novelty=read_novelty(header, self.device))
         return record, method, inputs
 
-    def run(self, trial: Trial) -> Run:
-        """The `Run` of a finished trial, restored from files."""
+    def run(self, trial: Trial) -> TrainedMethod:
+        """The run of a finished trial, restored from files."""
         record, method, _ = self.load(trial)
         files = self.files(trial)
         with errors_as_damage(files.root):
@@ -192,7 +192,7 @@ class Trials:
             ]
             timing = json.loads(files.timing.read_text(encoding="utf-8"))
         result = TrainingResult(record.epoch, record.val_auc, history, timing, record.selected_by)
-        return Run(trial.spec.name, method, record, trial.spec.training, result)
+        return TrainedMethod(trial.spec.name, method, record, trial.spec.training, result)
 
 
 @contextmanager
@@ -494,7 +494,7 @@ def stored_schedule(folder: Path, minutes: float, make: Callable[[], Schedule]) 
 
 def search_block_counts(
     spec: MethodSpec, options: AutoFinetune, seed: int, runs: Trials, say: Callable[[str], None]
-) -> Run:
+) -> TrainedMethod:
     """Train with several numbers of fine-tuned blocks and return the run that validation chooses.
 
     The run's metadata has a table of all recipes tried. Keep the files of `runs` until the run is saved.

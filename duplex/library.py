@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 import numpy as np
@@ -17,7 +18,7 @@ import pandas as pd
 import torch
 from numpy.typing import NDArray
 
-from duplex.artifacts import ArtifactPaths, log_folder
+from duplex.artifacts import ArtifactPaths, RunPaths, log_folder
 from duplex.config.params import EncoderParams, EvaluationParams, MethodEntry, Params, load_params, shipped_project
 from duplex.data.check import alike_labels, content_issues
 from duplex.data.contents import file_digests, row_keys
@@ -37,16 +38,18 @@ from duplex.labels import SPLITS, WORLDS, LabelSpace, World, prompt_name
 from duplex.methods.base import Method
 from duplex.methods.registry import find_method, installed_methods, parse_options
 from duplex.options import DEFAULT_TRAINING, AutoFinetune, SplitOptions, TrainingOptions, finetune_options
+from duplex.recognition.recognizer import Recognizer
 from duplex.report.aggregate import mean_curve
 from duplex.report.blocks import Chart, Series, draw
 from duplex.system.entry import LARGEST_SEED
-from duplex.system.files import expanded_path
+from duplex.system.files import expanded_path, refuse_existing
 from duplex.system.threads import in_initial_modes
 from duplex.training.checkpoint import check_inputs
 from duplex.training.inputs import Data, InputRequest, RunInputs, label_table, open_data, pandas_index
 from duplex.training.logs import EpochReport, StepReport, TrainingHooks, TrainingLog, open_log
-from duplex.training.run import MethodSpec, Run, calibration_for, evaluate_world, reproducible, train_run
+from duplex.training.run import MethodSpec, TrainedMethod, reproducible, train_run
 from duplex.training.scoring import ChooseBy
+from duplex.worlds import calibration_for, evaluate_world
 
 
 class Dataset:
@@ -251,6 +254,52 @@ def _known_encoder(name: str, weights: str | None, labels: LabelSpace) -> Encode
     return EncoderParams(name=name, weights=weights)
 
 
+class Run(TrainedMethod):
+    """A trained method with its metadata and training history; `duplex.fit` returns it."""
+
+    @property
+    def val_auc(self) -> float:
+        """Validation AUC of the best epoch, in percent."""
+        return 100 * self.record.val_auc
+
+    @property
+    def selected_by(self) -> str:
+        """The metric that chose the epoch: a value of the option `select`, or the name of the caller's function."""
+        return self.result.selected_by
+
+    def save(self, folder: str | Path, *, force: bool = False) -> Path:
+        """Write checkpoint, history and timing into a folder that `Recognizer.load` can read; returns the folder.
+
+        Raises `UsageError` if the folder holds an exported model, which would be loaded instead, or one of these files.
+
+        folder: made if it does not exist.
+        force: replace an earlier run. Its metrics are removed if the checkpoint changes.
+        """
+        files = RunPaths(expanded_path(folder, "folder"))
+        if (files.root / "model.safetensors").is_file():
+            raise UsageError(f"{files.root} has an exported model, which would be loaded instead; use another folder")
+        for file in (files.checkpoint, files.history, files.timing):
+            refuse_existing(file, force=force)
+        self.write(files)
+        return files.root
+
+    def export(self, out: str | Path, *, word_vectors: str | Path | None = None, **settings: Any) -> Path:
+        """Write the model to a folder that works without this package, as `duplex export` does; return the folder.
+
+        out: made if it does not exist.
+        word_vectors: the GloVe-format file that training read, if it read one.
+        settings: `world`, `licence` and `force` of `Recognizer.save_pretrained`.
+        """
+        with TemporaryDirectory() as scratch:
+            recognizer = Recognizer.load(self.save(scratch), device="cpu", word_vectors=word_vectors)
+            return recognizer.save_pretrained(out, **settings)
+
+    def __repr__(self) -> str:
+        chosen = "" if self.selected_by == "auc" else f" by {self.selected_by}"
+        epoch = f"epoch {self.record.epoch}{chosen}"
+        return f"Run({self.name}, seed {self.record.seed}, {epoch}, val AUC {self.val_auc:.2f})"
+
+
 def fit(
     data: Dataset,
     method: str | type[Method[Any]],
@@ -316,7 +365,8 @@ def fit(
         inputs = data.inputs(spec.request)
         require_both_groups(inputs, "val", data.name)
         device = torch.device(resolve_device(data.device))
-        return train_run(spec, inputs, seed, device, data.evaluation, hooks=hooks, choose_by=own.get("select"))
+        run = train_run(spec, inputs, seed, device, data.evaluation, hooks=hooks, choose_by=own.get("select"))
+    return Run(**vars(run))
 
 
 def require_both_groups(inputs: RunInputs, split: str, name: str) -> None:
