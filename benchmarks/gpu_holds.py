@@ -19,6 +19,7 @@ from duplex.config.params import Params
 from duplex.features.file import ENCODED, PartialCache, Span, read_features
 from duplex.features.tokens import DiskTokens
 from duplex.methods.base import Batch
+from duplex.project.run import ProjectRun
 from duplex.project.train import train_stage
 from duplex.training.loop import prefetch
 from tests.projects import inside, make_project
@@ -105,7 +106,7 @@ def twice(project: Path, params: Params, method: str) -> bool:
     runs = [RunPaths(project / f"{method}-{time}") for time in ("first", "again")]
     with inside(project):
         for run in runs:
-            train_stage(params, "own", method, 0, out=run)
+            train_stage(ProjectRun("own", method, 0, params), out=run)
     return runs[0].checkpoint.read_bytes() == runs[1].checkpoint.read_bytes()
 
 
@@ -114,7 +115,7 @@ def killed(project: Path, params: Params, method: str) -> bool:
     whole = RunPaths(project / f"{method}-whole")
     broken = RunPaths(project / ArtifactPaths().run("own", method, 1).root)
     with inside(project):
-        train_stage(params, "own", method, 1, out=whole)
+        train_stage(ProjectRun("own", method, 1, params), out=whole)
     words = (*DUPLEX, "train", "--dataset", "own", "--method", method, "--seed", "1")
     running = subprocess.Popen(words, cwd=project, env=ENVIRONMENT, stderr=subprocess.DEVNULL)
     while running.poll() is None and not (broken.root / "training.partial").exists():

@@ -32,7 +32,8 @@ from duplex.methods import tomcat
 from duplex.methods.base import AdaptedRun, Batch, Inputs, MethodContext
 from duplex.methods.prompt_method import PromptMethod, PromptOptions
 from duplex.methods.tomcat import Tomcat, TomcatOptions
-from duplex.project.stages import evaluate_stage
+from duplex.project.evaluate import evaluate_stage
+from duplex.project.run import ProjectRun
 
 CSP = PromptOptions(paths="composition", adapter="none", losses=("semantic",), inference=("semantic",))
 DIM, IMAGES = 768, 5
@@ -59,7 +60,7 @@ def streams(dataset: str, method: str, seeds: list[int], orders: int) -> list[di
     for seed in seeds:
         TimedTomcat.seconds.clear()
         with patch("duplex.project.stream.find_stream_adapter", lambda name: TimedTomcat):
-            record = evaluate_stage(changed, dataset, method, seed)["stream"]
+            record = evaluate_stage(ProjectRun(dataset, method, seed, changed))["stream"]
         for world in params.worlds(method):
             record[world]["ms"] = 1000 * fmean(TimedTomcat.seconds[record[world]["entropy_candidates"]])
         found.append(record)

@@ -48,10 +48,10 @@ from duplex.evaluation.intervals import Difference, compare_seeds, compare_split
 from duplex.labels import WORLDS
 from duplex.methods.registry import method_entry_point
 from duplex.options import FinetuneOptions
-from duplex.project import stages
+from duplex.project.evaluate import evaluate_stage
+from duplex.project.run import RUN_STAGES, ProjectRun, stage_code
 from duplex.project.train import train_stage
 from duplex.report.aggregate import at_threshold, standard_error
-from duplex.system.code import code_hash
 from duplex.system.plugins import module_of
 from duplex.system.threads import keep_freed_memory
 from duplex.training.checkpoint import read_checkpoint_header, read_record
@@ -152,10 +152,10 @@ class Bench:
         if not (same and out.checkpoint.exists()):
             out.root.mkdir(parents=True, exist_ok=True)
             out.metrics.unlink(missing_ok=True)
-            train_stage(params, self.dataset, name, seed, StudyPaths(self, name, rate))
+            train_stage(ProjectRun(self.dataset, name, seed, params, StudyPaths(self, name, rate)))
             mark.write_text(key)
         if tested and not out.metrics.exists():
-            stages.evaluate_stage(params, self.dataset, name, seed, StudyPaths(self, name, rate))
+            evaluate_stage(ProjectRun(self.dataset, name, seed, params, StudyPaths(self, name, rate)))
         return out
 
     def place(self, name: str, rate: float, seed: int) -> RunPaths:
@@ -174,7 +174,7 @@ class Bench:
                 read_checkpoint_header(self.place(member, self.rate(member), seed).checkpoint).fingerprint
                 for member in entry.members
             ],
-            "code": code_hash("train", "evaluate", modules=modules),
+            "code": [stage_code(stage, *modules) for stage in RUN_STAGES],
             "torch": torch.__version__,
         }
         return json.dumps(settings, sort_keys=True)

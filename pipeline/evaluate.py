@@ -4,10 +4,10 @@ from duplex.system.entry import run_script
 
 
 def work(dataset: str, method: str, seed: str) -> None:
-    from duplex.project import stages
-    from duplex.project.stamps import planned_params
+    from duplex.project.evaluate import evaluate_stage
+    from duplex.project.plan import planned_run
 
-    stages.evaluate_stage(planned_params(dataset, "evaluate", method=method), dataset, method, int(seed))
+    evaluate_stage(planned_run(dataset, method, seed, "evaluate"))
 
 
 if __name__ == "__main__":

@@ -4,10 +4,10 @@ from duplex.system.entry import run_script
 
 
 def work(dataset: str) -> None:
-    from duplex.project.stages import extract
-    from duplex.project.stamps import planned_params
+    from duplex.project.extract import extract
+    from duplex.project.plan import planned_data
 
-    print("\n".join(extract(planned_params(dataset, "extract"), dataset).lines()))
+    print("\n".join(extract(planned_data(dataset, "extract")).lines()))
 
 
 if __name__ == "__main__":

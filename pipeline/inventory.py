@@ -4,10 +4,10 @@ from duplex.system.entry import run_script
 
 
 def work(dataset: str) -> None:
-    from duplex.config.params import load_params
-    from duplex.project import runs
+    from duplex.project.inventory import inventory_stage
+    from duplex.project.plan import planned_data
 
-    runs.inventory_stage(load_params(), dataset)
+    inventory_stage(planned_data(dataset, "inventory"))
 
 
 if __name__ == "__main__":

@@ -4,10 +4,10 @@ from duplex.system.entry import run_script
 
 
 def work(dataset: str) -> None:
-    from duplex.config.params import load_params
-    from duplex.project import report
+    from duplex.project.maps import maps_stage
+    from duplex.project.plan import planned_data
 
-    report.maps_stage(load_params(), dataset)
+    maps_stage(planned_data(dataset, "maps"))
 
 
 if __name__ == "__main__":

@@ -5,9 +5,9 @@ from duplex.system.entry import run_script
 
 def work() -> None:
     from duplex.config.params import load_params
-    from duplex.project import stamps
+    from duplex.project.plan import write_plan
 
-    stamps.write_plan(load_params())
+    write_plan(load_params())
 
 
 if __name__ == "__main__":

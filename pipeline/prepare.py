@@ -4,10 +4,10 @@ from duplex.system.entry import run_script
 
 
 def work(dataset: str) -> None:
-    from duplex.project.stages import prepare
-    from duplex.project.stamps import planned_params
+    from duplex.project.plan import planned_data
+    from duplex.project.prepare import prepare
 
-    prepare(planned_params(dataset, "prepare"), dataset)
+    prepare(planned_data(dataset, "prepare"))
 
 
 if __name__ == "__main__":

@@ -4,13 +4,13 @@ from duplex.system.entry import run_script
 
 
 def work(dataset: str, method: str, seed: str) -> None:
-    from duplex.project import stages
-    from duplex.project.stamps import planned_params
+    from duplex.project.evaluate import evaluate_stage
+    from duplex.project.plan import planned_run
     from duplex.project.train import train_stage
 
-    params = planned_params(dataset, "train", "evaluate", method=method)
-    train_stage(params, dataset, method, int(seed))
-    stages.evaluate_stage(params, dataset, method, int(seed))
+    run = planned_run(dataset, method, seed, "train", "evaluate")
+    train_stage(run)
+    evaluate_stage(run)
 
 
 if __name__ == "__main__":

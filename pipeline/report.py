@@ -5,9 +5,9 @@ from duplex.system.entry import run_script
 
 def work() -> None:
     from duplex.config.params import load_params
-    from duplex.project import report
+    from duplex.project.report import report_stage
 
-    report.report_stage(load_params())
+    report_stage(load_params())
 
 
 if __name__ == "__main__":

@@ -4,10 +4,10 @@ from duplex.system.entry import run_script
 
 
 def work(dataset: str, method: str, seed: str) -> None:
-    from duplex.project.stamps import planned_params
+    from duplex.project.plan import planned_run
     from duplex.project.train import train_stage
 
-    train_stage(planned_params(dataset, "train", method=method), dataset, method, int(seed))
+    train_stage(planned_run(dataset, method, seed, "train"))
 
 
 if __name__ == "__main__":

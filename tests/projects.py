@@ -19,11 +19,12 @@ from ruamel.yaml import YAML
 from duplex.artifacts import ArtifactPaths
 from duplex.config.params import Params, load_params
 from duplex.data.shapes import render_images, shapes_manifest
-from duplex.project import stages
-from duplex.project.stages import extract, prepare
+from duplex.project.evaluate import evaluate_stage
+from duplex.project.extract import extract
+from duplex.project.prepare import prepare
+from duplex.project.run import LastDatasetLoader, ProjectData, ProjectRun
 from duplex.project.train import train_stage
 from duplex.training import loop
-from duplex.training.inputs import LastDatasetLoader
 from tests.subprocesses import ROOT, start_duplex
 
 SHIPPED = ROOT / "params.yaml"
@@ -91,8 +92,8 @@ def encoded_project(folder: Path, *arguments: Any, **options: Any) -> tuple[Para
     """Draw a project and encode its images."""
     draw_project(folder, *arguments, **options)
     params, paths = load_params(folder / "params.yaml"), ArtifactPaths(folder / "artifacts")
-    prepare(params, "own", paths)
-    extract(params, "own", paths, num_workers=0)
+    prepare(ProjectData(params, "own", paths))
+    extract(ProjectData(params, "own", paths), num_workers=0)
     return params, paths
 
 
@@ -114,12 +115,12 @@ def make_project(
     draw_project(folder, methods, seeds, device=device, epochs=epochs, changes=beside)
     with inside(folder):
         params, paths, load = load_params(), ArtifactPaths(), LastDatasetLoader()
-        prepare(params, "own", paths)
-        extract(params, "own", paths, num_workers=0)
+        prepare(ProjectData(params, "own", paths))
+        extract(ProjectData(params, "own", paths), num_workers=0)
         for method in methods:
             for seed in seeds:
-                train_stage(params, "own", method, seed, paths, load=load)
-                stages.evaluate_stage(params, "own", method, seed, paths, load=load)
+                train_stage(ProjectRun("own", method, seed, params, paths), load=load)
+                evaluate_stage(ProjectRun("own", method, seed, params, paths), load=load)
     return params
 
 

@@ -16,15 +16,16 @@ from duplex.errors import UsageError
 from duplex.features.tokens import BLOCK, DiskTokens, read_tokens
 from duplex.methods.finetuned import FINETUNED_PREFIX, WithFinetuning
 from duplex.options import FinetuneOptions
-from duplex.project import stages
-from duplex.project.runs import load_featured_run
+from duplex.project.evaluate import evaluate_stage
+from duplex.project.run import LastDatasetLoader, ProjectData, ProjectRun, load_inputs
+from duplex.project.runs import load_run
 from duplex.project.train import train_stage
 from duplex.recognition import numpy_example
 from duplex.recognition.export import export, exported_tensors, model_card_facts
 from duplex.recognition.recognizer import Recognizer, open_image
 from duplex.training import inputs as inputs_module
 from duplex.training.checkpoint import load_checkpoint, read_record
-from duplex.training.inputs import InputRequest, LastDatasetLoader, RunInputs, load_inputs
+from duplex.training.inputs import InputRequest, RunInputs
 from duplex.training.run import initialised_method
 from tests.projects import encoded_project, kill_and_resume_training
 from tests.recognition.serving import RunningServer
@@ -46,7 +47,7 @@ class Project:
         return self.paths.run("own", method, 0).checkpoint
 
     def inputs(self, finetune: FinetuneOptions | None) -> RunInputs:
-        return load_inputs(self.params(), "own", self.paths, InputRequest(finetune=finetune))
+        return load_inputs(ProjectData(self.params(), "own", self.paths), InputRequest(finetune=finetune))
 
     def pictures(self) -> list[Path]:
         table = read_manifest(self.paths.manifest("own"))
@@ -66,8 +67,8 @@ def project(tmp_path_factory) -> Project:
         record["methods"]["both"] = {"extends": "cso", "finetune": {"blocks": 1, "text": "bottleneck"}}
 
     params, paths = encoded_project(folder, ["deep"], scale=0.05, changes=rows)
-    train_stage(params, "own", "deep", 0, paths)
-    stages.evaluate_stage(params, "own", "deep", 0, paths)
+    train_stage(ProjectRun("own", "deep", 0, params, paths))
+    evaluate_stage(ProjectRun("own", "deep", 0, params, paths))
     return Project(folder)
 
 
@@ -99,7 +100,7 @@ def test_scores_of_image_files_equal_those_of_the_evaluation(project) -> None:
 
 
 def test_recognition_encodes_prompts_with_the_adapters_of_the_text_tower(project) -> None:
-    train_stage(project.params(), "own", "both", 0, project.paths)
+    train_stage(ProjectRun("own", "both", 0, project.params(), project.paths))
     trained = Recognizer.load(project.checkpoint("both").parent, device="cpu").trained
     assert any(weight.abs().max() > 0 for name, weight in trained.method.state_dict().items() if "text." in name)
     scores = Recognizer(trained).scores(project.pictures()[:8], "closed")
@@ -171,7 +172,7 @@ def test_the_server_uses_the_finetuned_blocks(project) -> None:
 
 
 def test_the_report_shows_finetuned_features(project) -> None:
-    shown = load_featured_run(project.params(), "own", "deep", 0, project.paths)
+    shown = load_run(ProjectRun("own", "deep", 0, project.params(), project.paths))
     features = shown.method.inspectable().features
     test = shown.inputs.examples["test"]
     assert features is not None and not torch.allclose(
@@ -184,11 +185,15 @@ def test_the_report_shows_finetuned_features(project) -> None:
 
 
 def test_training_and_evaluation_from_the_disk_equal_those_from_memory(project, monkeypatch) -> None:
-    wanted = stages.evaluate_stage(project.params(), "own", "deep", 0, project.paths)
-    held = train_stage(project.params(), "own", "deep", 0, project.paths, project.paths.run("own", "held", 0))
+    wanted = evaluate_stage(ProjectRun("own", "deep", 0, project.params(), project.paths))
+    held = train_stage(
+        ProjectRun("own", "deep", 0, project.params(), project.paths), project.paths.run("own", "held", 0)
+    )
     monkeypatch.setattr(inputs_module, "read_tokens", lambda path, name, limit, rows: read_tokens(path, name, 0, rows))
-    assert stages.evaluate_stage(project.params(), "own", "deep", 0, project.paths) == wanted
-    streamed = train_stage(project.params(), "own", "deep", 0, project.paths, project.paths.run("own", "streamed", 0))
+    assert evaluate_stage(ProjectRun("own", "deep", 0, project.params(), project.paths)) == wanted
+    streamed = train_stage(
+        ProjectRun("own", "deep", 0, project.params(), project.paths), project.paths.run("own", "streamed", 0)
+    )
     assert streamed.history == held.history  # so few images are one block, in the order that those in memory have
 
 
@@ -196,13 +201,14 @@ def test_the_memory_budget_decides_which_tokens_stay_on_the_disk(project) -> Non
     """Inputs loaded with another budget are not shared."""
     params, cache = project.params(), LastDatasetLoader()
     request = InputRequest(finetune=params.finetune("deep", "own"))
-    inputs = cache(params, "own", project.paths, request)
+    data = ProjectData(params, "own", project.paths)
+    inputs = cache(data, request)
     assert isinstance(inputs.examples["train"].inputs["block_inputs"], torch.Tensor)
     with h5py.File(project.paths.features("own"), "r") as file:
         assert file["block_inputs"].nbytes < BLOCK  # so that no budget that options allow is below it
-    small = load_inputs(params, "own", project.paths, replace(request, memory=2**-30))
+    small = load_inputs(data, replace(request, memory=2**-30))
     assert isinstance(small.examples["train"].inputs["block_inputs"], DiskTokens)
-    assert cache(params, "own", project.paths, replace(request, memory=1.0)) is not inputs
+    assert cache(data, replace(request, memory=1.0)) is not inputs
 
 
 def test_too_few_block_inputs_are_reported_with_the_command_to_run(project) -> None:
@@ -210,7 +216,7 @@ def test_too_few_block_inputs_are_reported_with_the_command_to_run(project) -> N
         UsageError,
         match=r"finetune\.blocks is 3, but .* holds the inputs of 2 blocks; .*`duplex extract --dataset own`",
     ):
-        train_stage(project.params(), "own", "deeper", 0, project.paths)
+        train_stage(ProjectRun("own", "deeper", 0, project.params(), project.paths))
 
 
 @pytest.mark.slow

@@ -17,13 +17,15 @@ from duplex.errors import UsageError
 from duplex.features.tokens import read_tokens
 from duplex.methods.finetuned import finetuned_blocks_factory
 from duplex.options import FinetuneOptions
-from duplex.project import stages
-from duplex.project.stages import extract, prepare
+from duplex.project.evaluate import evaluate_stage
+from duplex.project.extract import extract
+from duplex.project.prepare import prepare
+from duplex.project.run import ProjectData, ProjectRun, load_inputs
 from duplex.project.train import train_stage
 from duplex.recognition.export import export, model_card_facts
 from duplex.recognition.recognizer import Recognizer
 from duplex.training.checkpoint import read_record
-from duplex.training.inputs import InputRequest, load_inputs
+from duplex.training.inputs import InputRequest
 from tests.projects import encoded_project, kill_and_resume_training
 from tests.subprocesses import start_duplex
 
@@ -43,13 +45,13 @@ def project(tmp_path_factory):
         record["methods"]["varied"] = {"extends": "plain", "finetune": {"blocks": 3, "augment": AUGMENT}}
 
     params, paths = encoded_project(folder, ["varied"], scale=0.03, changes=rows)
-    train_stage(params, "own", "varied", 0, paths)
+    train_stage(ProjectRun("own", "varied", 0, params, paths))
     return SimpleNamespace(folder=folder, params=params, paths=paths, run=paths.run("own", "varied", 0))
 
 
 def inputs_of(project, method: str):
     request = InputRequest(finetune=project.params.finetune(method, "own"))
-    return load_inputs(project.params, "own", project.paths, request)
+    return load_inputs(ProjectData(project.params, "own", project.paths), request)
 
 
 def files_of(project, rows) -> list[Path]:
@@ -107,7 +109,7 @@ def test_recognition_and_export_read_pixels(project, tmp_path: Path) -> None:
     export(recognizer.trained, "closed", tmp_path / "out", facts)
     folder = Recognizer.load(tmp_path / "out", device="cpu")
     torch.testing.assert_close(folder.scores(files), recognizer.scores(files), rtol=1e-6, atol=1e-5)
-    assert stages.evaluate_stage(project.params, "own", "varied", 0, project.paths)
+    assert evaluate_stage(ProjectRun("own", "varied", 0, project.params, project.paths))
 
 
 def test_pixels_that_cannot_be_used_are_reported_in_one_line(project, tmp_path: Path) -> None:
@@ -118,13 +120,13 @@ def test_pixels_that_cannot_be_used_are_reported_in_one_line(project, tmp_path: 
     record = json.loads(project.params.model_dump_json())
     record["extraction"]["pixels"] = False
     bare, paths = type(project.params).model_validate_json(json.dumps(record)), ArtifactPaths(tmp_path / "artifacts")
-    prepare(bare, "own", paths)
-    extract(bare, "own", paths, num_workers=0)
+    prepare(ProjectData(bare, "own", paths))
+    extract(ProjectData(bare, "own", paths), num_workers=0)
     assert read_tokens(paths.features("own"), "pixels") is None
     messages = {"varied": "changes pixels, but .* has none", "plain": "or encoder.pixels to true"}
     for method, message in messages.items():
         with pytest.raises(UsageError, match=rf"{message}.*`duplex extract --dataset own`"):
-            train_stage(bare, "own", method, 0, paths)
+            train_stage(ProjectRun("own", method, 0, bare, paths))
 
 
 @pytest.mark.slow

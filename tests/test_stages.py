@@ -18,8 +18,10 @@ from duplex.data.tables import read_manifest
 from duplex.errors import DuplexError, UsageError
 from duplex.features.file import IMPORTED
 from duplex.labels import LabelSpace
-from duplex.project import stages
-from duplex.project.stages import extract, prepare
+from duplex.project.evaluate import evaluate_stage
+from duplex.project.extract import extract
+from duplex.project.prepare import prepare
+from duplex.project.run import ProjectData, ProjectRun
 from duplex.project.train import train_stage
 from duplex.training.checkpoint import read_checkpoint_header
 from tests.commands import command
@@ -50,8 +52,8 @@ def paths(folder: Path) -> ArtifactPaths:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_goes_from_features_to_metrics(params, paths, method):
-    outcome = train_stage(params, "own", method, 0, paths)
-    found = stages.evaluate_stage(params, "own", method, 0, paths)
+    outcome = train_stage(ProjectRun("own", method, 0, params, paths))
+    found = evaluate_stage(ProjectRun("own", method, 0, params, paths))
     run = paths.run("own", method, 0)
     assert json.loads(run.metrics.read_text()) == found
     assert 0 < found["closed"]["auc"] <= 100
@@ -85,23 +87,23 @@ def test_a_resplit_copies_the_features_of_its_data_set(params, paths, tmp_path):
     """The first of both is encoded; the other's cache has the same bytes as if it had been encoded."""
     params, alone = with_resplit(params, 0), ArtifactPaths(tmp_path / "alone")
     for where in (paths, alone):
-        prepare(params, "own-split1", where)
-        report = extract(params, "own-split1", where)
+        prepare(ProjectData(params, "own-split1", where))
+        report = extract(ProjectData(params, "own-split1", where))
         assert report.resumed == (report.rows if where is paths else 0)
     copied = paths.features("own-split1")
     assert copied.read_bytes() == alone.features("own-split1").read_bytes()
     assert copied.read_bytes() != paths.features("own").read_bytes()
-    prepare(params, "own", alone)
-    report = extract(params, "own", alone)
+    prepare(ProjectData(params, "own", alone))
+    report = extract(ProjectData(params, "own", alone))
     assert alone.features("own").read_bytes() == paths.features("own").read_bytes()
     assert report.resumed == report.rows
-    train_stage(params, "own-split1", "cso", 0, paths)
-    found = stages.evaluate_stage(params, "own-split1", "cso", 0, paths)
+    train_stage(ProjectRun("own-split1", "cso", 0, params, paths))
+    found = evaluate_stage(ProjectRun("own-split1", "cso", 0, params, paths))
     assert 0 < found["closed"]["auc"] <= 100
     with_blocks, elsewhere = with_resplit(params, 1), ArtifactPaths(tmp_path / "block inputs")
     for name in ("own", "own-split1"):
-        prepare(with_blocks, name, elsewhere)
-        report = extract(with_blocks, name, elsewhere)
+        prepare(ProjectData(with_blocks, name, elsewhere))
+        report = extract(ProjectData(with_blocks, name, elsewhere))
     assert report.resumed == report.rows
 
 
@@ -115,8 +117,8 @@ def with_resplit(params: Params, block_inputs: int) -> Params:
 def test_the_same_seed_gives_the_same_bytes(params, paths):
     found = []
     for _ in range(2):
-        train_stage(params, "own", "duplex", 3, paths)
-        stages.evaluate_stage(params, "own", "duplex", 3, paths)
+        train_stage(ProjectRun("own", "duplex", 3, params, paths))
+        evaluate_stage(ProjectRun("own", "duplex", 3, params, paths))
         run = paths.run("own", "duplex", 3)
         found.append([path.read_bytes() for path in (run.checkpoint, run.history, run.metrics, run.curve)])
     assert found[0] == found[1]
@@ -124,15 +126,15 @@ def test_the_same_seed_gives_the_same_bytes(params, paths):
 
 @pytest.mark.slow
 def test_training_again_deletes_the_results_of_another_checkpoint_alone(folder, params, paths, tmp_path):
-    train_stage(params, "own", "csp", 5, paths)
-    stages.evaluate_stage(params, "own", "csp", 5, paths)
+    train_stage(ProjectRun("own", "csp", 5, params, paths))
+    evaluate_stage(ProjectRun("own", "csp", 5, params, paths))
     changed = tmp_path / "params.yaml"
     with edited_params(folder / "params.yaml", changed) as record:
         record["datasets"]["own"]["training"]["epochs"] = 1
     run = paths.run("own", "csp", 5)
-    train_stage(params, "own", "csp", 5, paths)
+    train_stage(ProjectRun("own", "csp", 5, params, paths))
     assert run.metrics.exists() and run.predictions.exists(), "the same checkpoint"
-    train_stage(load_params(changed), "own", "csp", 5, paths)
+    train_stage(ProjectRun("own", "csp", 5, load_params(changed), paths))
     assert not run.metrics.exists() and not run.curve.exists() and not run.predictions.exists()
 
 
@@ -157,9 +159,9 @@ def trained_content(run: RunPaths) -> list[Any]:
 def test_training_and_selection_do_not_use_test_images(params, paths):
     """Scramble every test row: checkpoint, its bias and threshold, and history stay the same, test metrics do not."""
     run = paths.run("own", "duplex_open", 5)
-    train_stage(params, "own", "duplex_open", 5, paths)
+    train_stage(ProjectRun("own", "duplex_open", 5, params, paths))
     clean = trained_content(run)
-    auc = stages.evaluate_stage(params, "own", "duplex_open", 5, paths)["open"]["auc"]
+    auc = evaluate_stage(ProjectRun("own", "duplex_open", 5, params, paths))["open"]["auc"]
     rows = np.flatnonzero(read_manifest(paths.manifest("own"))["split"] == "test")
     with h5py.File(paths.features("own"), "r+") as file:
         healthy = file["cls"][...]
@@ -168,9 +170,9 @@ def test_training_and_selection_do_not_use_test_images(params, paths):
         file["cls"][...] = poisoned
         update_checksums(file)
     try:
-        train_stage(params, "own", "duplex_open", 5, paths)
+        train_stage(ProjectRun("own", "duplex_open", 5, params, paths))
         assert trained_content(run) == clean
-        assert stages.evaluate_stage(params, "own", "duplex_open", 5, paths)["open"]["auc"] != auc
+        assert evaluate_stage(ProjectRun("own", "duplex_open", 5, params, paths))["open"]["auc"] != auc
     finally:
         with h5py.File(paths.features("own"), "r+") as file:
             file["cls"][...] = healthy
@@ -178,9 +180,10 @@ def test_training_and_selection_do_not_use_test_images(params, paths):
 
 
 def test_score_terms_are_measured_if_evaluation_terms_is_true(params, paths):
-    train_stage(params, "own", "cso", 0, paths)
+    train_stage(ProjectRun("own", "cso", 0, params, paths))
     found, plain = (
-        stages.evaluate_stage(with_evaluation(params, terms=terms), "own", "cso", 0, paths) for terms in (True, False)
+        evaluate_stage(ProjectRun("own", "cso", 0, with_evaluation(params, terms=terms), paths))
+        for terms in (True, False)
     )
     assert set(found) - set(plain) == {"terms_semantic", "terms_factors"}
     assert (found.pop("terms"), plain.pop("terms")) == (True, False)
@@ -197,15 +200,15 @@ def write_vectors(path: Path, paths: ArtifactPaths, width: int, seed: int) -> Pa
 
 def test_feasibility_uses_the_word_vectors_of_a_file(folder, params, paths):
     params = with_evaluation(params, feasibility="words")
-    train_stage(params, "own", "clip", 0, paths)
-    own = stages.evaluate_stage(params, "own", "clip", 0, paths)["open"]["threshold"]
+    train_stage(ProjectRun("own", "clip", 0, params, paths))
+    own = evaluate_stage(ProjectRun("own", "clip", 0, params, paths))["open"]["threshold"]
     words = write_vectors(folder / "words.txt", paths, 8, 0)
     changed = with_evaluation(params, word_vectors=words)
-    train_stage(changed, "own", "clip", 0, paths)
-    other = stages.evaluate_stage(changed, "own", "clip", 0, paths)["open"]["threshold"]
+    train_stage(ProjectRun("own", "clip", 0, changed, paths))
+    other = evaluate_stage(ProjectRun("own", "clip", 0, changed, paths))["open"]["threshold"]
     assert other != own
     with pytest.raises(DuplexError, match=r"calibration.word_vectors was .*words.txt"):
-        stages.evaluate_stage(params, "own", "clip", 0, paths)
+        evaluate_stage(ProjectRun("own", "clip", 0, params, paths))
     model = paths.run("own", "clip", 0).root
     wanted = Recognizer.load(model, device="cpu", word_vectors=str(words)).candidates("open")
     with pytest.raises(UsageError, match=r"word_vectors: absent\.txt does not exist; expected a text file"):
@@ -223,18 +226,18 @@ def test_interrupted_training_does_not_continue_with_other_word_vectors(folder, 
     for other in others:
         interrupt(monkeypatch, 2)
         with pytest.raises(KeyboardInterrupt):
-            train_stage(with_evaluation(params, word_vectors=first), "own", "compcos", 0, paths)
+            train_stage(ProjectRun("own", "compcos", 0, with_evaluation(params, word_vectors=first), paths))
         capsys.readouterr()
-        found = train_stage(with_evaluation(params, word_vectors=other), "own", "compcos", 0, paths).history
+        found = train_stage(ProjectRun("own", "compcos", 0, with_evaluation(params, word_vectors=other), paths)).history
         assert "settings, data, code or hardware changed since" in capsys.readouterr().err
-        again = train_stage(with_evaluation(params, word_vectors=other), "own", "compcos", 0, paths).history
+        again = train_stage(ProjectRun("own", "compcos", 0, with_evaluation(params, word_vectors=other), paths)).history
         assert found == again
 
 
 def test_a_method_without_a_world_to_evaluate_is_refused(params, paths):
-    train_stage(params, "own", "duplex", 4, paths)
+    train_stage(ProjectRun("own", "duplex", 4, params, paths))
     with pytest.raises(UsageError, match=r"evaluation.worlds is \['open'\], but duplex is for the closed world alone"):
-        stages.evaluate_stage(with_evaluation(params, worlds=("open",)), "own", "duplex", 4, paths)
+        evaluate_stage(ProjectRun("own", "duplex", 4, with_evaluation(params, worlds=("open",)), paths))
     assert not paths.run("own", "duplex", 4).metrics.exists()
 
 
@@ -242,14 +245,14 @@ def test_imported_features_are_not_encoded(params, paths):
     own = params.dataset("own")
     theirs = own.model_copy(update={"encoder": own.encoder.model_copy(update={"name": IMPORTED})})
     with pytest.raises(UsageError, match="set `features` in params"):
-        extract(params.model_copy(update={"datasets": {"own": theirs}}), "own", paths)
+        extract(ProjectData(params.model_copy(update={"datasets": {"own": theirs}}), "own", paths))
 
 
 def open_metrics(params, paths, **changes):
     """Train and evaluate `closed_form` with some settings of the evaluation; return the metrics of the open world."""
     asked = with_evaluation(params, **changes)
-    train_stage(asked, "own", "closed_form", 0, paths)
-    return stages.evaluate_stage(asked, "own", "closed_form", 0, paths)["open"]
+    train_stage(ProjectRun("own", "closed_form", 0, asked, paths))
+    return evaluate_stage(ProjectRun("own", "closed_form", 0, asked, paths))["open"]
 
 
 @pytest.mark.slow

@@ -36,7 +36,9 @@ def extract(
     If the data set's manifest is missing or outdated, it is written first, as by `duplex prepare`.
     The same command resumes an interrupted extraction.
     """
-    from duplex.project import stages as stage
+    from duplex.project.extract import extract as extract_stage
+    from duplex.project.prepare import ensure_prepared
+    from duplex.project.run import ProjectData
 
     if engine == "ray" and shard is not None:
         count = _parse_shard(shard)[1]
@@ -44,16 +46,16 @@ def extract(
     if engine != "ray" and shards != 1:
         one = f"--shard 0/{shards}, then 1/{shards}, and so on"
         raise UsageError(f"--shards needs --engine ray; add it, or make one shard at a time with {one}")
-    params = load_params()
-    stage.ensure_prepared(params, dataset)
+    data = ProjectData(load_params(), dataset)
+    ensure_prepared(data)
     options: dict[str, Any] = {"fresh": fresh}
     if engine == "ray":
         from duplex.project.ray import extract_dataset_on_ray
 
-        reports = extract_dataset_on_ray(params, dataset, shards, out, **options)
+        reports = extract_dataset_on_ray(data, shards, out, **options)
     else:
         options |= {"shard": _parse_shard(shard)} if shard else {}
-        reports = [stage.extract(params, dataset, out=out, **options)]
+        reports = [extract_stage(data, out=out, **options)]
     for report in reports:
         log("\n".join(report.lines()))
     if as_json:
@@ -77,16 +79,18 @@ def verify(
     as_json: AsJson = False,
 ) -> None:
     """Encode a random sample of a feature cache's images again and compare the results with the cache."""
-    from duplex.project.stages import verify_cache
+    from duplex.project.extract import verify_cache
+    from duplex.project.runs import data_of_cache
 
-    _print_record(verify_cache(load_params(), path, dataset, sample=sample, seed=seed), as_json)
+    data = data_of_cache(load_params(), path, dataset)
+    _print_record(verify_cache(data, path, sample=sample, seed=seed), as_json)
 
 
 @cache.command()
 def join(out: Annotated[Path, Argument(help="Cache file to write, in the folder that holds its shards.")]) -> None:
     """Copy all shards (parts encoded separately) of a feature cache to one file."""
     from duplex.features.extract import join_shards
-    from duplex.project.stages import write_extraction_summary
+    from duplex.project.extract import write_extraction_summary
 
     rows = join_shards(out)
     write_extraction_summary(out)

@@ -61,9 +61,11 @@ def report(
     Does not write artifacts/metrics.json, which git tracks; `dvc repro report` does.
     """
     from duplex.project.report import report_stage, write_own_page
+    from duplex.project.run import ProjectData
 
     params = load_params()
-    typer.echo(write_own_page(params, dataset) if dataset else report_stage(params, write_metrics=False))
+    page = write_own_page(ProjectData(params, dataset)) if dataset else report_stage(params, write_metrics=False)
+    typer.echo(page)
 
 
 @app.command()

@@ -104,9 +104,10 @@ def prepare(dataset: Dataset) -> None:
     For the built-in data set `shapes`, draw its images first. Later commands use the record to notice that the source
     was edited.
     """
-    from duplex.project import stages
+    from duplex.project.prepare import prepare as prepare_stage
+    from duplex.project.run import ProjectData
 
-    stages.prepare(load_params(), dataset)
+    prepare_stage(ProjectData(load_params(), dataset))
     log(f"wrote {ArtifactPaths().manifest(dataset)}")
 
 
@@ -116,12 +117,13 @@ def train(dataset: Dataset, method: Method = "duplex", seed: Seed = 0) -> None:
 
     The same command resumes interrupted training.
     """
+    from duplex.project.run import ProjectRun
     from duplex.project.train import train_stage
 
-    outcome = train_stage(load_params(), dataset, method, seed)
-    checkpoint = ArtifactPaths().run(dataset, method, seed).checkpoint
+    run = ProjectRun(dataset, method, seed, load_params())
+    outcome = train_stage(run)
     chosen = "" if outcome.selected_by == "auc" else f" (chosen by {outcome.selected_by})"
-    log(f"{checkpoint}: epoch {outcome.best_epoch}{chosen}, validation AUC {100 * outcome.best_auc:.2f}")
+    log(f"{run.files.checkpoint}: epoch {outcome.best_epoch}{chosen}, validation AUC {100 * outcome.best_auc:.2f}")
 
 
 @app.command()
@@ -134,13 +136,14 @@ def evaluate(
 ) -> None:
     """Evaluate a trained method on the test split, and write and print its metrics with 95 % intervals."""
     from duplex.config.params import StreamParams
-    from duplex.project.stages import evaluate_stage
+    from duplex.project.evaluate import evaluate_stage
+    from duplex.project.run import ProjectRun
 
     params = load_params()
     if stream and params.evaluation.stream is None:
         evaluation = params.evaluation.model_copy(update={"stream": StreamParams()})
         params = params.model_copy(update={"evaluation": evaluation})
-    record = evaluate_stage(params, dataset, method, seed)
+    record = evaluate_stage(ProjectRun(dataset, method, seed, params))
     if as_json:
         print_json(record)
     for world in () if as_json else [world for world in WORLDS if world in record]:
@@ -226,6 +229,7 @@ def reproduce(
     """
     from duplex.project.reproduce import PROJECT, PUBLISHED, plan_reproduction, published_params, published_settings
     from duplex.project.reproduce import reproduce as run
+    from duplex.project.run import ProjectData
 
     folder, paths = Path(), ArtifactPaths()
     show = typer.echo if dry_run else log
@@ -240,11 +244,11 @@ def reproduce(
             f"{PROJECT / 'params.yaml'}, which lists the paper's table rows, does not exist here; "
             "run the command in the project's folder"
         )
-    plan = plan_reproduction(params, dataset, parse_seeds(seeds), jobs, paths)
+    plan = plan_reproduction(ProjectData(params, dataset, paths), parse_seeds(seeds), jobs)
     show("\n".join(plan.lines()))
     if dry_run:
         return
-    report, page = run(plan, jobs, paths)
+    report, page = run(plan, jobs)
     _log_sweep(report)
     typer.echo(folder / page)
     if report.failed or report.not_committed:
@@ -429,10 +433,11 @@ def _splits_report(runs: Mapping[str, tuple[list[int], list[Margins], list[Margi
 def _margins_of_runs(
     params: Params, dataset: str, methods: tuple[str, str], seed: int | None, world: str
 ) -> tuple[list[int], list[Margins], list[Margins]]:
-    from duplex.project.stamps import RUN_STAGES, require_data, run_difference
+    from duplex.project.run import RUN_STAGES, ProjectData
     from duplex.report.aggregate import STREAM
 
-    require_data(params, dataset)
+    data = ProjectData(params, dataset)
+    data.require()
     entries = [params.method_for_world(method.removesuffix(STREAM), world) for method in methods]  # type: ignore[arg-type]
     seeds = [seed] if seed is not None else _common_seeds(params, dataset, methods, entries)
     margins: list[list[Margins]] = [[], []]
@@ -452,7 +457,7 @@ def _margins_of_runs(
             margins_by_seed.append(Margins(margin[is_seen], margin[~is_seen], is_seen))
             if not files.checkpoint.is_file():
                 continue
-            if found := run_difference(params, dataset, entry, run_seed, stages=RUN_STAGES):
+            if found := data.run(entry, run_seed).difference(*RUN_STAGES):
                 message = f"{files.root} does not match {entry} with seed {run_seed} in params.yaml: {found}"
                 log(f"duplex: {message}; `dvc repro` makes it again")
     return seeds, margins[0], margins[1]

@@ -22,8 +22,8 @@ from duplex.encoders.base import encoder_identity, find_family, is_random, load_
 from duplex.errors import DuplexError, UsageError, install_command
 from duplex.features.encode import WantedOutputs
 from duplex.features.file import IMPORTED, ROOT, cache_shapes, partial_path, read_features, row_bytes, size_text
-from duplex.project.stages import images_remedy
-from duplex.project.stamps import require_data
+from duplex.project.prepare import images_remedy
+from duplex.project.run import ProjectData
 from duplex.report.tables import package_version
 from duplex.system.files import report_write_errors, sha256
 
@@ -162,7 +162,7 @@ def _cache(params: Params, paths: ArtifactPaths, name: str) -> DoctorFinding:
         state = "incomplete" if partial_path(path).exists() else "missing"
         return DoctorFinding(name, f"{path}: {state}", f"`dvc repro extract@{name}`")
     try:
-        require_data(params, name, paths)
+        ProjectData(params, name, paths).require()
         expected = {ROOT: entry.source.recorded_root}
         if paths.manifest(name).is_file():
             expected["manifest"] = sha256(paths.manifest(name))

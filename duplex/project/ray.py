@@ -14,14 +14,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from duplex.artifacts import ArtifactPaths
-from duplex.config.params import EncoderParams, Params
+from duplex.config.params import EncoderParams
 from duplex.encoders.base import encoder_identity, load_encoder, resolve_device
 from duplex.errors import DuplexError, UsageError, install_command
 from duplex.features.extract import ExtractionReport, extract, join_shards, shard_path
 from duplex.features.file import partial_path
 from duplex.project import stamps
-from duplex.project.stages import extraction_inputs, write_extraction_summary
+from duplex.project.extract import extraction_inputs, write_extraction_summary
+from duplex.project.run import ProjectData
 from duplex.system.processes import ProgressBar
 from duplex.system.threads import keep_freed_memory
 
@@ -29,20 +29,19 @@ RETRIES = 5  # per shard
 
 
 def extract_dataset_on_ray(
-    params: Params, dataset: str, shards: int, out: Path | None = None, **options: Any
+    data: ProjectData, shards: int, out: Path | None = None, **options: Any
 ) -> list[ExtractionReport]:
     """Encode a data set's images on Ray into one feature cache; returns a report per shard."""
-    paths = ArtifactPaths()
-    cache = out or paths.features(dataset)
-    stamp = stamps.stamp(params, dataset, "extract", paths)
-    images, settings = extraction_inputs(params, dataset, paths)
-    settings |= {"shards": shards, "device": params.device}
-    entry = params.dataset(dataset).encoder
+    cache = out or data.paths.features(data.dataset)
+    stamp = data.stamp("extract")
+    images, settings = extraction_inputs(data)
+    settings |= {"shards": shards, "device": data.params.device}
+    entry = data.entry.encoder
     reports = extract_on_ray(images, settings.pop("root"), cache, entry, **settings, **options)
     join_shards(cache)
     write_extraction_summary(cache)
     if out is None:
-        stamps.write(paths.stamp(dataset, "extract"), stamp)
+        stamps.write(data.paths.stamp(data.dataset, "extract"), stamp)
     return reports
 
 

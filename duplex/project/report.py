@@ -3,39 +3,33 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import torch
-from torch import Tensor
-from torch.nn.functional import normalize
 
 from duplex.artifacts import ArtifactPaths
 from duplex.config.params import Params
 from duplex.data.tables import read_manifest
 from duplex.errors import DuplexError
 from duplex.features.file import open_cache, read_identity
-from duplex.labels import Ints
-from duplex.project.runs import LoadedRun, best_run, featured_run, load_featured_run, run_shown_in_maps
-from duplex.project.stamps import RUN_STAGES, data_difference, run_difference
+from duplex.project.run import RUN_STAGES, ProjectData, ProjectRun, load_inputs
+from duplex.project.runs import best_run, featured_run, load_run
 from duplex.recognition.answers import answers_with_labels
 from duplex.report import aggregate, images
 from duplex.report.aggregate import DatasetResults, Results, Tree
 from duplex.report.answers import example_and_error_parts
 from duplex.report.blocks import Block, Note, ReportPart, write_report
 from duplex.report.claims import counts_of
-from duplex.report.figures import COLUMNS, EARLY, STEPS, Prototypes, Scene, compute_tsne_maps, map_count, map_figures
+from duplex.report.figures import map_figures
 from duplex.report.own import OwnData, write_page
 from duplex.report.tables import build_report, run_table
 from duplex.system.files import replace_file, write_json, write_text
-from duplex.system.processes import ProgressBar, track
+from duplex.system.processes import track
 from duplex.training.checkpoint import read_record
-from duplex.training.inputs import InputRequest, load_inputs
-from duplex.training.run import initialised_method
 
 VALIDATION_OF = {"closed": "val_auc", "open": "val_auc_all"}  # world -> validation AUC of a run for it
 
@@ -60,7 +54,7 @@ def report_stage(params: Params, paths: ArtifactPaths = ArtifactPaths(), *, writ
     parts: dict[str, list[ReportPart]] = {}
     numbers: dict[str, object] = {}
     for dataset in track(params.run.datasets, "report", len(params.run.datasets)):
-        parts[dataset], more = image_parts(params, dataset, paths)
+        parts[dataset], more = image_parts(ProjectData(params, dataset, paths))
         numbers |= more
     page = write_report(build_report(results, parts), paths.report, paths.plots / "figures", numbers)
     for name, table in (("curves", curve_table(results)), ("training", auc_by_epoch_table(results))):
@@ -76,7 +70,7 @@ def read_all_metrics(
     runs: dict[tuple[str, str], list[Tree]] = {}
     not_evaluated: dict[str, list[str]] = {}
     for dataset in params.run.datasets:
-        by_method, missing = read_metrics_of(params, dataset, paths)
+        by_method, missing = read_metrics_of(ProjectData(params, dataset, paths))
         runs |= {(dataset, method): records for method, records in by_method.items()}
         not_evaluated |= {dataset: missing} if missing else {}
     return runs, not_evaluated
@@ -104,12 +98,13 @@ def average_runs(params: Params, runs: Mapping[tuple[str, str], Sequence[Tree]],
 def warn_of_outdated(params: Params, paths: ArtifactPaths) -> None:
     """Print a line on stderr for each data set and method whose files do not match params.yaml or the code."""
     for dataset in params.run.datasets:
-        if found := data_difference(params, dataset, paths):
+        if found := ProjectData(params, dataset, paths).difference():
             print(f"duplex: the report shows earlier runs, as {found}", file=sys.stderr)
     for dataset, method in product(params.run.datasets, params.run.methods):
         for seed in params.run.seeds:
-            metrics = paths.run(dataset, method, seed).metrics
-            if metrics.is_file() and (found := run_difference(params, dataset, method, seed, paths, RUN_STAGES)):
+            run = ProjectRun(dataset, method, seed, params, paths)
+            metrics = run.files.metrics
+            if metrics.is_file() and (found := run.difference(*RUN_STAGES)):
                 print(
                     f"duplex: {metrics} does not match the method {method} in params.yaml: {found}; the report shows "
                     "the old numbers, and `dvc repro` computes new ones",
@@ -118,7 +113,7 @@ def warn_of_outdated(params: Params, paths: ArtifactPaths) -> None:
                 break
 
 
-def read_metrics_of(params: Params, dataset: str, paths: ArtifactPaths) -> tuple[dict[str, list[Tree]], list[str]]:
+def read_metrics_of(data: ProjectData) -> tuple[dict[str, list[Tree]], list[str]]:
     """Read a data set's metrics; returns each method's metrics, one per seed, and names of runs without metrics.
 
     With `shown_as: NAME`, a method's metrics are listed under NAME; with `world: open`, only those of this world. If
@@ -126,9 +121,9 @@ def read_metrics_of(params: Params, dataset: str, paths: ArtifactPaths) -> tuple
     """
     by_method: dict[str, dict[int, Tree]] = {}
     missing = []
-    for name, seed in product(params.run.methods, params.run.seeds):
-        entry = params.entry(name)
-        record = aggregate.stored_numbers(paths.run(dataset, name, seed).metrics)
+    for name, seed in product(data.params.run.methods, data.params.run.seeds):
+        entry = data.params.entry(name)
+        record = aggregate.stored_numbers(data.run(name, seed).files.metrics)
         if record is None:
             missing.append(f"{name} seed {seed}")
             continue
@@ -209,38 +204,38 @@ def auc_by_epoch_table(results: Results) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["series", "epoch", "val_auc"])
 
 
-def image_parts(params: Params, dataset: str, paths: ArtifactPaths) -> tuple[list[ReportPart], dict[str, object]]:
+def image_parts(data: ProjectData) -> tuple[list[ReportPart], dict[str, object]]:
     """Report parts with a run's examples, errors, nearest images and maps; and the JSON files they cite, by name."""
-    chosen = featured_run(params, dataset, paths)
-    files = paths.run(dataset, *chosen)
-    root = params.dataset(dataset).source.root
-    manifest = paths.manifest(dataset)
+    run = featured_run(data)
+    root = data.entry.source.root
+    manifest = data.paths.manifest(data.dataset)
     if not manifest.exists():
-        note = Note(f"{manifest} does not exist.", f"dvc repro prepare@{dataset}")
+        note = Note(f"{manifest} does not exist.", f"dvc repro prepare@{data.dataset}")
         return [ReportPart("Examples", [note])], {}
-    missing = images.missing_images_note(root, read_manifest(manifest)["image"].tolist(), dataset)
-    retrieved, texts, numbers = _retrieved(params, dataset, chosen, paths, missing)
-    predictions = aggregate.read_table(files.predictions)
-    parts = [ReportPart("Examples", [Note(f"{files.predictions} does not exist.", "dvc repro")])]
+    missing = images.missing_images_note(root, read_manifest(manifest)["image"].tolist(), data.dataset)
+    retrieved, texts, numbers = _retrieved(run, missing)
+    predictions = aggregate.read_table(run.files.predictions)
+    parts = [ReportPart("Examples", [Note(f"{run.files.predictions} does not exist.", "dvc repro")])]
     if predictions is not None:
-        featured = params.report.featured
-        absent = "" if featured in (None, chosen[0]) else f" report.featured is {featured}, which has no finished run."
-        notes = [Note(f"Everything below is from {chosen[0]}, seed {chosen[1]}.{absent}"), *missing]
+        featured = data.params.report.featured
+        absent = "" if featured in (None, run.method) else f" report.featured is {featured}, which has no finished run."
+        notes = [Note(f"Everything below is from {run.method}, seed {run.seed}.{absent}"), *missing]
         thumbnails = images.thumbnails_under(root)
-        parts = example_and_error_parts(predictions, files.predictions.as_posix(), thumbnails, notes, texts)
-    return [*parts, *retrieved, _maps(dataset, paths.maps(dataset))], numbers
+        place = run.files.predictions.as_posix()
+        parts = example_and_error_parts(predictions, place, thumbnails, notes, texts)
+    return [*parts, *retrieved, _maps(data.dataset, data.paths.maps(data.dataset))], numbers
 
 
 def _retrieved(
-    params: Params, dataset: str, chosen: tuple[str, int], paths: ArtifactPaths, missing: list[Block]
+    run: ProjectRun, missing: list[Block]
 ) -> tuple[list[ReportPart], images.RetrievedTexts, dict[str, object]]:
-    name = f"retrieval-{dataset}.json"
+    name = f"retrieval-{run.dataset}.json"
     try:
-        context = load_featured_run(params, dataset, *chosen, paths).retrieval_context()
+        context = load_run(run).retrieval_context()
     except DuplexError as error:
         note = Note(f"Not available: {error}")
         return [ReportPart("Images nearest to prototypes", [note])], images.RetrievedTexts(), {}
-    file = (paths.report / name).as_posix()
+    file = (run.paths.report / name).as_posix()
     prototypes, precisions = images.prototype_blocks(context, file)
     swaps, swapped = images.swap_parts(context, file)
     texts = images.retrieve_texts(context, file)
@@ -259,54 +254,16 @@ def _maps(dataset: str, path: Path) -> ReportPart:
     return ReportPart("Maps", map_figures(table, dataset) or [none])
 
 
-def maps_stage(params: Params, dataset: str, paths: ArtifactPaths = ArtifactPaths()) -> None:
-    """Write a CSV file of t-SNE coordinates for the run that `run_shown_in_maps` chooses; no rows if it finds none."""
-    chosen = run_shown_in_maps(params, dataset, paths)
-    table = pd.DataFrame(columns=COLUMNS)
-    if chosen is not None:
-        scene = scene_of(load_featured_run(params, dataset, *chosen, paths), params.entry(chosen[0]).kind, chosen[1])
-        with ProgressBar(f"{dataset} maps", map_count(scene) * (EARLY + STEPS)) as bar:
-            table = compute_tsne_maps(scene, bar.show)
-    write_text(paths.maps(dataset), table.to_csv(index=False, lineterminator="\n", float_format="%.4f"))
-
-
-def scene_of(run: LoadedRun, kind: str, seed: int) -> Scene:
-    """What t-SNE maps show of a run (its `kind`, `seed`): test images, prototypes, and visual ones before training."""
-    method, test = run.method.inspectable(), run.inputs.examples["test"]
-    start = None
-    if method.visual is not None:
-        cpu = torch.device("cpu")
-        untrained = initialised_method(kind, run.method.options, run.method.context, run.inputs, seed, cpu).eval()
-        start = untrained.inspectable().visual
-    raw = normalize(test.cls, dim=-1).numpy()
-    trained = images.image_features(method, test).z
-    return Scene(
-        labels=run.inputs.labels,
-        compositions=test.compositions.numpy(),
-        encoded=raw,
-        trained=raw if trained is None else trained,
-        semantic=_rows(method.semantic) if method.text_space_features is None else None,  # a map shows one space
-        visual=_rows(method.visual),
-        start=_rows(start),
-    )
-
-
-def _rows(prototypes: Callable[[Ints], Tensor] | None) -> Prototypes | None:
-    return None if prototypes is None else lambda compositions: prototypes(compositions).numpy()
-
-
-def write_own_page(params: Params, dataset: str, paths: ArtifactPaths = ArtifactPaths()) -> Path:
+def write_own_page(data: ProjectData) -> Path:
     """Write a data set's page on its run with the best closed-world validation AUC; returns the page's path."""
-    entry = params.dataset(dataset)
-    hint = f"train one with `duplex train --dataset {dataset} --method METHOD`"
-    chosen = best_run("closed", paths, dataset=dataset, hint=hint, params=params)
-    method = chosen.root.parent.name
-    seed = int(chosen.root.name)
+    hint = f"train one with `duplex train --dataset {data.dataset} --method METHOD`"
+    chosen = best_run("closed", data.paths, data=data, hint=hint, params=data.params)
+    run = data.run(chosen.root.parent.name, int(chosen.root.name))
     record = read_record(chosen.checkpoint)
-    trained = load_featured_run(params, dataset, method, seed, paths)
+    trained = load_run(run)
     inputs = trained.inputs
     answers = answers_with_labels(trained.method, inputs.examples["test"], inputs.labels, record.confidence, "closed")
-    frozen = load_inputs(params.model_copy(update={"device": "cpu"}), dataset, paths, InputRequest())
-    facts = [("encoder", entry.encoder.name), ("run", f"{method}, seed {seed}")]
-    own = OwnData(dataset, inputs.labels, inputs.manifest, trained.root, answers, frozen.examples, facts=facts)
-    return write_page(own, paths.page(dataset))
+    frozen = load_inputs(replace(data, params=data.params.model_copy(update={"device": "cpu"})))
+    facts = [("encoder", data.entry.encoder.name), ("run", f"{run.method}, seed {run.seed}")]
+    own = OwnData(data.dataset, inputs.labels, inputs.manifest, trained.root, answers, frozen.examples, facts=facts)
+    return write_page(own, data.paths.page(data.dataset))

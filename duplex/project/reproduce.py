@@ -34,12 +34,13 @@ from duplex.features.file import size_text
 from duplex.features.imported import equal_feature_keys
 from duplex.methods.base import Batch
 from duplex.options import FinetuneOptions
-from duplex.project import stamps
 from duplex.project.doctor import cache_row_bytes, free_bytes, outputs_to_cache, weights_for_timing
-from duplex.project.report import maps_stage, report_stage
-from duplex.project.stages import ensure_prepared, extract, require_images
-from duplex.project.stamps import RUN_STAGES
-from duplex.project.sweep import SweepResult, SweptRun, grid, sweep, workers_and_gpus
+from duplex.project.extract import extract
+from duplex.project.maps import maps_stage
+from duplex.project.prepare import ensure_prepared, require_images
+from duplex.project.report import report_stage
+from duplex.project.run import RUN_STAGES, ProjectData, ProjectRun
+from duplex.project.sweep import SweepResult, grid, sweep, workers_and_gpus
 from duplex.report.claims import CLIP, backbone_of, benchmark_of, comparisons_of, counts_of, read_package_yaml
 from duplex.training.inputs import Data, InputRequest, require_configured_inputs
 from duplex.training.loop import make_optimiser, optimiser_step
@@ -58,11 +59,10 @@ LONG = 20.0  # seconds; what takes longer is timed once
 class Plan:
     """What `duplex reproduce` will run for a data set, and the disk space and hours that it needs."""
 
-    params: Params  # with patch tokens if a row needs them
-    dataset: str
+    data: ProjectData  # its params have patch tokens if a row needs them
     rows: tuple[str, ...]  # names of methods
-    runs: list[SweptRun]
-    left: list[SweptRun]  # the runs still to train or evaluate
+    runs: list[ProjectRun]
+    left: list[ProjectRun]  # the runs still to train or evaluate
     topics: dict[str, str]  # topic, such as `disk` -> text
     problem: str = ""  # why the data set cannot be extracted on this machine
 
@@ -100,11 +100,11 @@ def published_settings(params: Params, dataset: str) -> list[str]:
     return lines
 
 
-def plan_reproduction(
-    params: Params, dataset: str, seeds: Sequence[int] | None, jobs: int | None, paths: ArtifactPaths = ArtifactPaths()
-) -> Plan:
+def plan_reproduction(project: ProjectData, seeds: Sequence[int] | None, jobs: int | None) -> Plan:
     """Find out what is left to do for a data set, without writing anything; `DuplexError` if its images are missing."""
-    entry = params.dataset(dataset)
+    params = project.params
+    dataset = project.dataset
+    entry = project.entry
     reads_images = entry.source.kind != "shapes" and entry.features is None
     if reads_images and not is_on_disk(entry.source):
         require_images(dataset, entry.source.root, [])
@@ -120,18 +120,19 @@ def plan_reproduction(
     needs = [MethodSpec.of(params, dataset, name).request.needs for name in rows]
     tokens = "patch" if any("patch" in each for each in needs) else "none"
     params = params.model_copy(update={"extraction": params.extraction.model_copy(update={"tokens": tokens})})
-    runs = grid(params, [dataset], rows, seeds)
-    prepares = _stale(params, dataset, "prepare", paths)
-    extracts = _stale(params, dataset, "extract", paths)
+    project = replace(project, params=params)
+    runs = grid(params, [dataset], rows, seeds, project.paths)
+    prepares = _stale(project, "prepare")
+    extracts = _stale(project, "extract")
     changed = bool(prepares or extracts)
-    left = [run for run in runs if changed or run.difference(params, paths, *RUN_STAGES)]
+    left = [run for run in runs if changed or run.difference(*RUN_STAGES)]
     encoder = " ".join(filter(None, (entry.encoder.name, entry.encoder.weights)))
     is_absent = missing_weights(entry.encoder.name, entry.encoder.weights) is not None
     note = UNLIKE.format(dataset) if published and _benchmark(data) != dataset else ""
     needed = _size(params, dataset, len(data.manifest)) if extracts else 0
-    size, free = "unknown size" if needed is None else size_text(needed), free_bytes(paths.root)
+    size, free = "unknown size" if needed is None else size_text(needed), free_bytes(project.paths.root)
     made = [f"{stage} ({why})" for stage, why in (("prepare", prepares), ("extract", extracts)) if why]
-    plan = Plan(params, dataset, tuple(rows), runs, left, {})
+    plan = Plan(project, tuple(rows), runs, left, {})
     topics = {
         "data": f"{len(data.manifest):,} images in {entry.source.root}{note}",
         "weights": f"{encoder}: {'not on disk, downloaded when first needed' if is_absent else 'on disk'}",
@@ -156,12 +157,9 @@ def _size(params: Params, dataset: str, images: int) -> int | None:
         return None
 
 
-def _stale(params: Params, dataset: str, stage: str, paths: ArtifactPaths) -> str:
-    made = paths.manifest(dataset) if stage == "prepare" else paths.features(dataset)
-    if not made.exists():
-        return "missing"
-    found = stamps.difference(paths.stamp(dataset, stage), stamps.stamp(params, dataset, stage, paths))
-    return "" if found == stamps.UNSTAMPED else found
+def _stale(data: ProjectData, stage: str) -> str:
+    made = data.paths.manifest(data.dataset) if stage == "prepare" else data.paths.features(data.dataset)
+    return data.outdated(stage) if made.exists() else "missing"
 
 
 def methods_in_paper(params: Params, dataset: str, data: LabelledImages) -> tuple[list[str], list[str]]:
@@ -202,25 +200,26 @@ def _claimed_runs(benchmark: str | None, backbone: str | None) -> Iterator[list[
                     yield row["run"]
 
 
-def reproduce(plan: Plan, jobs: int | None, paths: ArtifactPaths = ArtifactPaths()) -> tuple[SweepResult, Path]:
+def reproduce(plan: Plan, jobs: int | None) -> tuple[SweepResult, Path]:
     """Do the work that `plan` lists; returns the outcome of the runs and the report's path."""
-    params = plan.params
+    data = plan.data
     if plan.problem:
         raise DuplexError(plan.problem)
-    ensure_prepared(params, plan.dataset, paths)
-    if _stale(params, plan.dataset, "extract", paths):
-        print("\n".join(extract(params, plan.dataset, paths).lines()), file=sys.stderr)
-    report = sweep(params, plan.runs, jobs, "local", paths, commit=False)  # DVC takes seconds per run
-    planned = {"datasets": (plan.dataset,), "methods": plan.rows, "seeds": plan.seeds, "products": ()}
-    shown = params.model_copy(update={"run": params.run.model_copy(update=planned)})
-    if report.executed or not paths.maps(plan.dataset).exists():
-        maps_stage(shown, plan.dataset, paths)
-    return report, report_stage(shown, paths.of_reproduction(plan.dataset), write_metrics=False)
+    ensure_prepared(data)
+    if _stale(data, "extract"):
+        print("\n".join(extract(data).lines()), file=sys.stderr)
+    report = sweep(data.params, plan.runs, jobs, "local", data.paths, commit=False)  # DVC takes seconds per run
+    planned = {"datasets": (data.dataset,), "methods": plan.rows, "seeds": plan.seeds, "products": ()}
+    shown = data.params.model_copy(update={"run": data.params.run.model_copy(update=planned)})
+    if report.executed or not data.paths.maps(data.dataset).exists():
+        maps_stage(replace(data, params=shown))
+    return report, report_stage(shown, data.paths.of_reproduction(data.dataset), write_metrics=False)
 
 
 def _hours(plan: Plan, data: LabelledImages, jobs: int | None, extracts: bool) -> str:
     """Estimated hours of what is left, as text; rows of the paper take as long as the first one."""
-    params, dataset = plan.params, plan.dataset
+    params = plan.data.params
+    dataset = plan.data.dataset
     device = resolve_device(params.device)
     try:
         entry = weights_for_timing(params.dataset(dataset).encoder)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -15,33 +15,33 @@ from duplex.artifacts import ArtifactPaths, RunPaths
 from duplex.config.params import Params
 from duplex.data.tables import read_manifest
 from duplex.errors import DuplexError, UsageError
-from duplex.features.file import Features, read_features
+from duplex.features.file import Features, read_features, require_cache_file
 from duplex.labels import LabelSpace, prompt_name
 from duplex.methods.base import Method
 from duplex.methods.registry import find_method
-from duplex.project.stamps import require_current_run, require_data, run_difference
+from duplex.project.run import ProjectData, ProjectRun, load_inputs
 from duplex.recognition.answers import NeighbourIndex
 from duplex.report.images import RetrievalContext, thumbnails_under
-from duplex.system.files import sha256, write_json
+from duplex.system.files import sha256
 from duplex.training.checkpoint import check_inputs, load_checkpoint, read_checkpoint_header, read_record
-from duplex.training.inputs import InputRequest, RunInputs, load_inputs
-
-IGNORED = (".gitignore", ".partial", ".stamp.json")  # ends of names of files that are not in an inventory
+from duplex.training.inputs import InputRequest, RunInputs
 
 
 def best_run(
     world: str | None = None,
     paths: ArtifactPaths = ArtifactPaths(),
     *,
-    dataset: str = "*",
+    data: ProjectData | None = None,
     hint: str = "name one",
     params: Params | None = None,
 ) -> RunPaths:
     """The run with the best validation AUC among runs calibrated for `world`; None: closed if possible, else any.
 
+    data: data set whose runs are considered; None: all in `artifacts/`.
     hint: advice for the error if there is no run. params: runs that do not match them are skipped with a note.
     """
     root = paths.root
+    dataset = "*" if data is None else data.dataset
     outdated = False
     candidates: list[tuple[bool, float, RunPaths]] = []
     for checkpoint in sorted(root.glob(f"{dataset}/*/*/checkpoint.safetensors")):
@@ -63,10 +63,11 @@ def best_run(
     return max(candidates, key=lambda candidate: candidate[:2])[2]
 
 
-def folder_difference(params: Params, run: Path, paths: ArtifactPaths) -> str:
-    """Why the run in a folder is outdated (`run_difference`); "" if it is current or not of this project."""
-    root, folder = paths.root.resolve(), run.resolve()
-    parts = folder.relative_to(root).parts if root in folder.parents else ()
+def folder_difference(params: Params, folder: Path, paths: ArtifactPaths) -> str:
+    """Why the run in a folder is outdated (`ProjectRun.difference`); "" if it is current or not of this project."""
+    root = paths.root.resolve()
+    place = folder.resolve()
+    parts = place.relative_to(root).parts if root in place.parents else ()
     if len(parts) != 3:
         return ""
     dataset, method, seed = parts
@@ -75,49 +76,44 @@ def folder_difference(params: Params, run: Path, paths: ArtifactPaths) -> str:
     if method not in params.methods:
         return f"it has no method {method!r}"
     try:
-        return run_difference(params, dataset, method, int(seed), paths)
+        return ProjectRun(dataset, method, int(seed), params, paths).difference()
     except DuplexError as error:
         return str(error)
 
 
-def featured_run(params: Params, dataset: str, paths: ArtifactPaths) -> tuple[str, int]:
-    """Method and seed of the report's examples: those of its maps, else the last method and first seed of `run:`."""
-    return run_shown_in_maps(params, dataset, paths) or (params.run.methods[-1], params.run.seeds[0])
+def featured_run(data: ProjectData) -> ProjectRun:
+    """The run of the report's examples: that of its maps, else the last method and first seed of `run:`."""
+    return run_shown_in_maps(data) or data.run(data.params.run.methods[-1], data.params.run.seeds[0])
 
 
-def run_shown_in_maps(params: Params, dataset: str, paths: ArtifactPaths) -> tuple[str, int] | None:
-    """Method and seed (the first) of the run that the report's t-SNE maps show; None if there is none.
+def run_shown_in_maps(data: ProjectData) -> ProjectRun | None:
+    """The run that the report's t-SNE maps show, with the first seed; None if there is none.
 
     The method is `report.featured` if this has a finished run under `run:`. Otherwise it is the last method of `run:`
     with visual prototypes, other than those with `shown_as`, which the report shows under another name.
     """
-    seed, featured = params.run.seeds[0], params.report.featured
-    if featured in params.run.methods and paths.run(dataset, featured, seed).checkpoint.exists():
-        return featured, seed
-    for name in reversed(params.run.methods):
-        checkpoint = paths.run(dataset, name, seed).checkpoint
-        if params.entry(name).shown_as is not None or not checkpoint.exists():
+    seed = data.params.run.seeds[0]
+    featured = data.params.report.featured
+    if featured in data.params.run.methods and data.run(featured, seed).files.checkpoint.exists():
+        return data.run(featured, seed)
+    for name in reversed(data.params.run.methods):
+        run = data.run(name, seed)
+        if run.entry.shown_as is not None or not run.files.checkpoint.exists():
             continue
-        if "visual" in read_record(checkpoint).inspectable:
-            return name, seed
+        if "visual" in read_record(run.files.checkpoint).inspectable:
+            return run
     return None
 
 
-def inventory_stage(params: Params, dataset: str, paths: ArtifactPaths = ArtifactPaths()) -> None:
-    """Write `files.json` (sha256 of the files of a data set and its runs) and `featured.json` (the run in the maps).
-
-    The stages `report` and `maps` depend on these files, because a DVC stage cannot depend on all runs of a matrix.
-    """
-    folder = paths.manifest(dataset).parent
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.endswith(IGNORED))
-    out = paths.inventory(dataset)
-    write_json(out / "files.json", {path.relative_to(folder).as_posix(): sha256(path) for path in files})
-    record: dict[str, object] = {}
-    if chosen := run_shown_in_maps(params, dataset, paths):
-        checkpoint = paths.run(dataset, *chosen).checkpoint
-        inputs = (checkpoint, paths.features(dataset), paths.manifest(dataset), paths.labels(dataset))
-        record = {"method": chosen[0], "seed": chosen[1], **{path.name: sha256(path) for path in inputs}}
-    write_json(out / "featured.json", record)
+def data_of_cache(params: Params, path: Path, dataset: str | None) -> ProjectData:
+    """The data set of a feature cache; None for `dataset`: the one whose cache lies at `path`."""
+    paths = ArtifactPaths()
+    require_cache_file(path)
+    places = {paths.features(name).resolve(): name for name in params.datasets}
+    dataset = dataset or places.get(path.resolve())
+    if dataset is None:
+        raise UsageError(f"{path} is not the cache of a data set in params.yaml; give the data set with --dataset")
+    return ProjectData(params, dataset, paths)
 
 
 def dataset_of_run(run: Path, paths: ArtifactPaths = ArtifactPaths()) -> str | None:
@@ -153,36 +149,32 @@ class LoadedRun:
         return RetrievalContext(self.method.inspectable(), self.inputs.labels, test, images, thumbnails)
 
 
-def load_featured_run(
-    params: Params, dataset: str, method: str, seed: int, paths: ArtifactPaths, *, current: bool = False
-) -> LoadedRun:
+def load_run(run: ProjectRun, *, current: bool = False) -> LoadedRun:
     """Load a run's trained method and test images, on the CPU; with `current`, an outdated run raises an error."""
-    path = paths.run(dataset, method, seed).checkpoint
-    checkpoint = read_checkpoint_header(path)
-    require_data(params, dataset, paths)
+    checkpoint = read_checkpoint_header(run.files.checkpoint)
+    run.data.require()
     if current:
-        require_current_run(params, dataset, method, seed, paths)
+        run.require_current()
     record = checkpoint.record
     needs = find_method(record.kind).needs(record.options)
-    settings = params.training(dataset, method)
-    request = InputRequest(needs, settings.precision, record.finetune, settings.memory)
-    inputs = load_inputs(params.model_copy(update={"device": "cpu"}), dataset, paths, request)
+    training = run.params.training(run.dataset, run.method)
+    request = InputRequest(needs, training.precision, record.finetune, training.memory)
+    on_cpu = replace(run.data, params=run.params.model_copy(update={"device": "cpu"}))
+    inputs = load_inputs(on_cpu, request)
     try:
-        check_inputs(path, record, inputs.labels, inputs.encoder)
+        check_inputs(run.files.checkpoint, record, inputs.labels, inputs.encoder)
     except DuplexError as error:
-        command = f"duplex train --dataset {dataset} --method {method} --seed {seed}"
-        raise DuplexError(f"{str(error).partition('; ')[0]}; undo this change, or run `{command}`") from error
+        raise DuplexError(f"{str(error).partition('; ')[0]}; undo this change, or run `{run.command}`") from error
     trained = load_checkpoint(checkpoint, inputs.context(), inputs.encoder)  # refuses a file replaced since
-    return LoadedRun(trained, inputs, params.dataset(dataset).source.root)
+    return LoadedRun(trained, inputs, run.data.entry.source.root)
 
 
 def load_run_or_default(params: Params, dataset: str, method: str | None, seed: int | None) -> LoadedRun:
     """Load a run and its test images; None for `method` or `seed` means that of the report's examples."""
     params.dataset(dataset)
-    paths = ArtifactPaths()
-    best = featured_run(params, dataset, paths)
-    name, number = method or best[0], best[1] if seed is None else seed
-    return load_featured_run(params, dataset, name, number, paths, current=True)
+    data = ProjectData(params, dataset)
+    best = featured_run(data)
+    return load_run(data.run(method or best.method, best.seed if seed is None else seed), current=True)
 
 
 def find_pair(labels: LabelSpace, text: str) -> int:

@@ -37,7 +37,7 @@ from duplex.features.tokens import read_tokens
 from duplex.labels import Ints, LabelSpace
 from duplex.methods.gaussian import ClassStatistics, shared_whitening
 from duplex.methods.layers import unit
-from duplex.project.stamps import DATA_STAGES, require_data
+from duplex.project.run import DATA_STAGES, ProjectData
 from duplex.recognition.export import FIT, read_fit
 from duplex.recognition.fit import SOURCE, fit_cache_folder
 from duplex.recognition.recognizer import BATCH, Recognizer
@@ -87,7 +87,7 @@ def open_labelled(
     place, encoder = Path(name), ""
     if params is not None and (name in params.datasets or not place.exists()):
         entry = params.dataset(name)
-        require_data(params, name, stages=stages)
+        ProjectData(params, name).require(*stages)
         manifest = read_manifest(ArtifactPaths().manifest(name))
         encoder = _options(encoder=entry.encoder.name, weights=entry.encoder.weights, features=entry.features)
         return LabelledSource(name, entry.source.root, manifest, params, encoder)

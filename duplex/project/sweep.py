@@ -24,7 +24,7 @@ from contextlib import redirect_stderr
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from importlib.util import find_spec
-from itertools import product
+from itertools import chain, product
 from math import nan
 from pathlib import Path
 from statistics import fmean
@@ -37,15 +37,15 @@ from duplex.config.params import Params, load_params
 from duplex.encoders.base import resolve_device
 from duplex.errors import DuplexError, UsageError
 from duplex.options import AutoFinetune
-from duplex.project import stamps
-from duplex.project.stages import evaluate_stage
-from duplex.project.stamps import DATA_STAGES, RUN_STAGES, run_difference
+from duplex.project.evaluate import evaluate_stage
+from duplex.project.plan import write_plan
+from duplex.project.run import DATA_STAGES, RUN_STAGES, LastDatasetLoader, LoadInputs, ProjectData, ProjectRun
+from duplex.project.stamps import Stamp
 from duplex.project.train import train_stage
 from duplex.report.aggregate import standard_error
 from duplex.system.files import json_digest, sole_writer
 from duplex.system.processes import BrokenProcessPool, ProgressBar, WorkerProcess
 from duplex.system.threads import Threads
-from duplex.training.inputs import LastDatasetLoader, LoadInputs
 from duplex.training.run import MethodSpec, reproducible
 from duplex.training.trials import Trial, TrialResult, Trials
 
@@ -97,33 +97,36 @@ class DvcRepo:
 class Task(Protocol):
     """What a worker process can execute: a run of a sweep, or a trial of `tune`."""
 
-    def execute(self, params: Params, paths: ArtifactPaths, load: LoadInputs) -> Any: ...
+    def execute(self, load: LoadInputs) -> Any: ...
 
 
 @dataclass(frozen=True)
 class SweptRun:
-    """One run of the pipeline: a method on a data set with a seed."""
+    """A run of the pipeline, and what its stages used when the sweep began."""
 
-    dataset: str
-    method: str
-    seed: int
-    combines: bool = False  # whether its method combines other runs, which are executed first
+    run: ProjectRun
+    planned: Mapping[str, Stamp] = field(compare=False, repr=False)  # stage -> `ProjectRun.settings`
 
     def __str__(self) -> str:
-        return f"{self.dataset} {self.method} {self.seed}"
+        return str(self.run)
 
-    def stage(self, name: str) -> str:
-        """This run's stage in dvc.yaml, `NAME@DATASET-METHOD-SEED`; NAME is `name` or, for a product, `product`."""
-        return f"{'product' if self.combines else name}@{self.dataset}-{self.method}-{self.seed}"
-
-    def difference(self, params: Params, paths: ArtifactPaths, *stages: str) -> str:
-        return run_difference(params, self.dataset, self.method, self.seed, paths, stages)
-
-    def execute(self, params: Params, paths: ArtifactPaths, load: LoadInputs) -> None:
+    def execute(self, load: LoadInputs) -> None:
         """Evaluate the run, after training it if its checkpoint is outdated."""
-        if self.difference(params, paths, "train"):
-            train_stage(params, self.dataset, self.method, self.seed, paths, load=load)
-        evaluate_stage(params, self.dataset, self.method, self.seed, paths, load=load)
+        if any(self.run.settings(stage) != planned for stage, planned in self.planned.items()):
+            raise DuplexError("the code has changed since the sweep began; run the same command again")
+        if self.run.difference("train"):
+            train_stage(self.run, load=load)
+        evaluate_stage(self.run, load=load)
+
+
+def is_product(run: ProjectRun) -> bool:
+    """Whether a run's method combines other runs, which are executed first."""
+    return bool(run.entry.members)
+
+
+def stage_name(run: ProjectRun, stage: str) -> str:
+    """A run's stage in dvc.yaml, `STAGE@DATASET-METHOD-SEED`; a product has one stage, `product`."""
+    return f"{'product' if is_product(run) else stage}@{run.dataset}-{run.method}-{run.seed}"
 
 
 @dataclass(frozen=True)
@@ -140,8 +143,6 @@ class Outcome:
 class TaskRunner:
     """Executes tasks one after another in one process; inputs are loaded once per data set."""
 
-    params: Params
-    paths: ArtifactPaths
     threads: int  # CPU threads for `threads: auto`: as many as outside of a sweep
     load: LoadInputs = field(default_factory=LastDatasetLoader)
 
@@ -151,7 +152,7 @@ class TaskRunner:
         torch.set_num_threads(self.threads)
         try:
             with redirect_stderr(output):  # several processes share a terminal: none shows its own progress bar
-                return Outcome(trial, trial.execute(self.params, self.paths, self.load), output.getvalue())
+                return Outcome(trial, trial.execute(self.load), output.getvalue())
         except Exception as failure:
             self.load = LastDatasetLoader()  # a method's code may have written into the inputs
             error = str(failure)
@@ -182,10 +183,15 @@ class SweepResult:
 
 
 def grid(
-    params: Params, datasets: Sequence[str] | None, methods: Sequence[str] | None, seeds: Sequence[int] | None
-) -> list[SweptRun]:
+    params: Params,
+    datasets: Sequence[str] | None,
+    methods: Sequence[str] | None,
+    seeds: Sequence[int] | None,
+    paths: ArtifactPaths = ArtifactPaths(),
+) -> list[ProjectRun]:
     """Runs for all combinations of data sets, methods and seeds; None means all under `run:` in params.yaml."""
-    datasets, methods = datasets or params.run.datasets, methods or params.run.methods
+    datasets = datasets or params.run.datasets
+    methods = methods or params.run.methods
     seeds = seeds or params.run.seeds
     for thing, values in (("data set", datasets), ("method", methods), ("seed", seeds)):
         refuse_duplicates(thing, values)
@@ -193,12 +199,7 @@ def grid(
         params.dataset(name)
     for name in methods:
         params.entry(name)
-    return [
-        SweptRun(dataset, method, seed, bool(params.entry(method).members))
-        for dataset in datasets
-        for method in methods
-        for seed in seeds
-    ]
+    return [ProjectRun(*names, params, paths) for names in product(datasets, methods, seeds)]
 
 
 def refuse_duplicates(thing: str, values: Sequence[object]) -> None:
@@ -210,53 +211,57 @@ def refuse_duplicates(thing: str, values: Sequence[object]) -> None:
 
 def sweep(
     params: Params,
-    runs: Sequence[SweptRun],
+    runs: Sequence[ProjectRun],
     jobs: int | None,
     engine: Engine,
     paths: ArtifactPaths = ArtifactPaths(),
     commit: bool = True,
 ) -> SweepResult:
     """Train and evaluate all missing or outdated runs and commit them to DVC; returns numbers of runs, and failures."""
-    start, report = time.perf_counter(), SweepResult(len(runs))
-    repo, datasets = DvcRepo.at(paths.root.parent) if commit else None, list(dict.fromkeys(run.dataset for run in runs))
-    in_pipeline = set(grid(params, None, None, None)) if repo else set()
-    tracked = [run for run in runs if run in in_pipeline]
-    report.outside_pipeline = len(runs) - len(tracked) if repo else 0
+    start = time.perf_counter()
+    report = SweepResult(len(runs))
+    repo = DvcRepo.at(paths.root.parent) if commit else None
+    tracked: list[ProjectRun] = []
+    if repo:
+        in_pipeline = set(grid(params, None, None, None))
+        tracked = [run for run in runs if run in in_pipeline]
+        report.outside_pipeline = len(runs) - len(tracked)
     if repo and tracked:
-        for name in dict.fromkeys(run.dataset for run in tracked):
-            if not paths.features(name).exists() or stamps.data_difference(params, name, paths):
+        for name in _datasets(tracked):
+            data = ProjectData(params, name, paths)
+            if not paths.features(name).exists() or data.difference():
                 repo.repro([f"extract@{name}"])
-        stamps.write_plan(params, paths)
-    for dataset in datasets:
-        require_features(dataset, paths)
-        stamps.require_data(params, dataset, paths)
-    failed: set[SweptRun] = set()
+        write_plan(params, paths)
+    for name in _datasets(runs):
+        data = ProjectData(params, name, paths)
+        data.require_features()
+        data.require()
+    failed: set[ProjectRun] = set()
     for combines in (False, True):  # products multiply runs of the first turn
-        turn = [run for run in runs if run.combines is combines]
-        missing = [run for run in turn if run.difference(params, paths, *RUN_STAGES)]
+        turn = [run for run in runs if is_product(run) is combines]
+        planned = [SweptRun(run, {stage: run.settings(stage) for stage in RUN_STAGES}) for run in turn]
+        missing = [swept for swept in planned if swept.run.difference(*RUN_STAGES)]
         report.complete += len(turn) - len(missing)
         if missing:
             wanted = {params.training(run.dataset, run.method).threads for run in runs}
-            failed |= execute(trial_executor(params, wanted, jobs, engine, paths), missing, report)
+            failed |= execute(in_parallel(params.device, wanted, jobs, engine), missing, report)
     if repo and (complete := [run for run in tracked if run not in failed]):
         _commit(repo, params, complete, report, paths)
     report.seconds = time.perf_counter() - start
     return report
 
 
-def require_features(dataset: str, paths: ArtifactPaths) -> None:
-    """Raise `DuplexError`, with the command to run, if a data set is not prepared or its features are not extracted."""
-    for path, stage in ((paths.manifest, "prepare"), (paths.labels, "prepare"), (paths.features, "extract")):
-        if not path(dataset).exists():
-            raise DuplexError(f"{path(dataset)} does not exist; `duplex {stage} --dataset {dataset}` writes it")
+def _datasets(runs: Iterable[ProjectRun]) -> list[str]:
+    return list(dict.fromkeys(run.dataset for run in runs))
 
 
-def _commit(repo: DvcRepo, params: Params, runs: Sequence[SweptRun], report: SweepResult, paths: ArtifactPaths) -> None:
-    datasets = dict.fromkeys(run.dataset for run in runs)
-    earlier = [f"{stage}@{name}" for name in datasets for stage in DATA_STAGES]
+def _commit(
+    repo: DvcRepo, params: Params, runs: Sequence[ProjectRun], report: SweepResult, paths: ArtifactPaths
+) -> None:
+    earlier = [f"{stage}@{name}" for name, stage in product(_datasets(runs), DATA_STAGES)]
     products = ["product"] if params.run.products else []
     changed = repo.changed(["plan", *earlier, *RUN_STAGES, *products])
-    to_commit = [run for run in runs if any(run.stage(stage) in changed for stage in RUN_STAGES)]
+    to_commit = [run for run in runs if any(stage_name(run, stage) in changed for stage in RUN_STAGES)]
     made = [stage for stage in earlier if stage in changed]
     if not to_commit and not made:
         return
@@ -272,16 +277,16 @@ def _commit(repo: DvcRepo, params: Params, runs: Sequence[SweptRun], report: Swe
     report.committed = len(to_commit)
 
 
-def execute(engine: Execute, runs: Sequence[SweptRun], report: SweepResult) -> set[SweptRun]:
+def execute(engine: Execute, runs: Sequence[SweptRun], report: SweepResult) -> set[ProjectRun]:
     """Execute runs and count them in `report`; returns the runs that failed."""
-    failed: set[SweptRun] = set()
+    failed: set[ProjectRun] = set()
     for done, outcome in enumerate(_with_progress("runs", engine, runs), 1):
         result = "finished" if outcome.error is None else "failed"
         print(f"{outcome.output}run {done} of {len(runs)} {result}: {outcome.trial}", file=sys.stderr)
         if outcome.error is None:
             report.executed += 1
         else:
-            failed.add(outcome.trial)
+            failed.add(outcome.trial.run)
             report.failed[str(outcome.trial)] = outcome.error
     return failed
 
@@ -295,34 +300,34 @@ def _with_progress(label: str, engine: Execute, tasks: Sequence[Task]) -> Iterat
             yield outcome
 
 
-def commit_targets(runs: Sequence[SweptRun], changed: Collection[str]) -> list[str]:
+def commit_targets(runs: Sequence[ProjectRun], changed: Collection[str]) -> list[str]:
     """Targets of `dvc commit` for `runs`: groups such as `train`, or single stages if stages of other runs changed too.
 
     changed: names of the changed stages, those of `runs` included.
     """
-    stages = list(dict.fromkeys(run.stage(stage) for stage in RUN_STAGES for run in runs))
+    stages = list(dict.fromkeys(stage_name(run, stage) for stage, run in product(RUN_STAGES, runs)))
     groups = list(dict.fromkeys(name.partition("@")[0] for name in stages))
     others = {name for name in changed if name.partition("@")[0] in groups} - set(stages)
     return stages if others else groups
 
 
-def trial_executor(
-    params: Params, wanted: Collection[Threads], jobs: int | None, engine: Engine, paths: ArtifactPaths
-) -> Execute:
+def in_parallel(device: str, wanted: Collection[Threads], jobs: int | None, engine: Engine) -> Execute:
     """A function that executes tasks, here or on Ray; `wanted`: the tasks' options `threads`."""
     threads = max((torch.get_num_threads() if count == "auto" else count for count in wanted), default=1)
-    executor = TaskRunner(params, paths, torch.get_num_threads())
+    executor = TaskRunner(torch.get_num_threads())
     if engine == "ray":
-        return partial(_run_on_ray, executor=executor, jobs=jobs, cpus=threads)
-    jobs, gpus = workers_and_gpus(params.device, jobs, threads)
+        return partial(_run_on_ray, executor=executor, on_gpu=device != "cpu", jobs=jobs, cpus=threads)
+    jobs, gpus = workers_and_gpus(device, jobs, threads)
     return partial(run_in_processes, executor=executor, jobs=jobs, gpus=gpus)
 
 
-def _run_on_ray(trials: Sequence[Task], executor: TaskRunner, jobs: int | None, cpus: int) -> Iterator[Outcome]:
+def _run_on_ray(
+    trials: Sequence[Task], executor: TaskRunner, on_gpu: bool, jobs: int | None, cpus: int
+) -> Iterator[Outcome]:
     from duplex.project.ray import connect, last_line, run_on_actors
 
     ray = connect()
-    create, on_gpu = partial(getattr, executor, "execute"), executor.params.device != "cpu"
+    create = partial(getattr, executor, "execute")
     for trial, future in run_on_actors(ray, create, trials, on_gpu=on_gpu, jobs=jobs, cpus=cpus):
         try:
             yield ray.get(future)
@@ -371,22 +376,22 @@ def run_in_processes(trials: Sequence[Task], executor: TaskRunner, jobs: int, gp
 class TuningTrial:
     """A method with some settings changed, to be trained on a data set with one seed."""
 
-    dataset: str
-    method: str
+    run: ProjectRun
     settings: Mapping[str, Any]  # name -> value, of training options and options of the kind
-    seed: int
     folder: Path  # of the method's trials, named by a digest of what all of them depend on
 
-    def spec(self, params: Params) -> MethodSpec:
-        return MethodSpec.of(params, self.dataset, self.method).with_settings({**self.settings, "log": "none"})
+    @property
+    def spec(self) -> MethodSpec:
+        return self.run.spec.with_settings({**self.settings, "log": "none"})
 
-    def execute(self, params: Params, paths: ArtifactPaths, load: LoadInputs) -> TrialResult:
-        spec = self.spec(params)
+    def execute(self, load: LoadInputs) -> TrialResult:
+        spec = self.spec
+        params = self.run.params
         with reproducible(spec.training.threads):
-            read = partial(load, params, self.dataset, paths)
+            read = partial(load, self.run.data)
             device = torch.device(resolve_device(params.device))
             trials = Trials(self.folder, read, device, params.evaluation, key=self.folder.name)
-            return trials.result(Trial(self.method, spec, self.seed))
+            return trials.result(Trial(self.run.method, spec, self.run.seed))
 
 
 @dataclass(frozen=True)
@@ -452,26 +457,32 @@ def tune(
     rows = [(method, settings) for method in methods for settings in grid]
     for method, settings in rows:
         MethodSpec.of(params, dataset, method).with_settings(settings)  # raises for a wrong setting
-    require_features(dataset, paths)
-    stamps.require_data(params, dataset, paths)
+    data = ProjectData(params, dataset, paths)
+    data.require_features()
+    data.require()
     folder = paths.trials / dataset
     with sole_writer(folder / "tune", "tuning"):
-        folders = {method: _trials_folder(params, dataset, method, paths, folder) for method in methods}
-        trials = [
-            TuningTrial(dataset, method, settings, seed, folders[method]) for method, settings in rows for seed in seeds
+        folders = {method: _trials_folder(data.run(method, 0), folder) for method in methods}
+        by_row = [
+            [TuningTrial(data.run(method, seed), settings, folders[method]) for seed in seeds]
+            for method, settings in rows
         ]
-        wanted = {trial.spec(params).training.threads for trial in trials}
-        in_processes = trial_executor(params, wanted, jobs, engine, paths)
-        found = {str(outcome.trial): outcome for outcome in _with_progress("trials", in_processes, trials)}
-        outcomes = (found[str(trial)] for trial in trials)
-        return [TuningRow(method, settings, tuple(next(outcomes) for _ in seeds)) for method, settings in rows]
+        trials = list(chain.from_iterable(by_row))
+        wanted = {trial.spec.training.threads for trial in trials}
+        executor = in_parallel(params.device, wanted, jobs, engine)
+        outcomes = {str(outcome.trial): outcome for outcome in _with_progress("trials", executor, trials)}
+    return [
+        TuningRow(method, settings, tuple(outcomes[str(trial)] for trial in row))
+        for (method, settings), row in zip(rows, by_row, strict=True)
+    ]
 
 
-def _trials_folder(params: Params, dataset: str, method: str, paths: ArtifactPaths, parent: Path) -> Path:
+def _trials_folder(run: ProjectRun, parent: Path) -> Path:
     """The folder of a method's trials; deletes trials that were made from other data or code."""
-    stamp = stamps.stamp(params, dataset, "train", paths, method, 0)
-    shared = {key: value for key, value in stamp.items() if key not in ("options", "training", "finetune")}
-    folder = parent / method / json_digest({**shared, "torch": torch.__version__})[:16]
+    shared = run.stamp("train")
+    for key in ("options", "training", "finetune"):
+        del shared[key]
+    folder = parent / run.method / json_digest({**shared, "torch": torch.__version__})[:16]
     for other in folder.parent.glob("*"):
         if other != folder:
             shutil.rmtree(other)

@@ -2,88 +2,104 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import shutil
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import torch
 
-from duplex.artifacts import ArtifactPaths, RunPaths, log_folder
-from duplex.config.params import Params
+from duplex.artifacts import RunPaths, log_folder
 from duplex.encoders.base import resolve_device
-from duplex.errors import UsageError
+from duplex.errors import DuplexError, UsageError
 from duplex.methods.registry import find_method
 from duplex.options import AutoFinetune, CombinedRunsOptions
 from duplex.project import stamps
+from duplex.project.run import LoadInputs, ProjectRun, load_inputs
 from duplex.system.files import json_digest, sole_writer, write_json
 from duplex.training.checkpoint import load_members, read_checkpoint_header
-from duplex.training.inputs import LoadInputs, load_inputs, require_configured_inputs
+from duplex.training.inputs import InputRequest, RunInputs, require_configured_inputs
 from duplex.training.logs import TrainingHooks, open_log
 from duplex.training.loop import ResumePoint, TrainingResult
-from duplex.training.run import MethodSpec, reproducible, train_run
+from duplex.training.run import MethodSpec, TrainedMethod, reproducible, train_run
+from duplex.training.trials import Trial, Trials, search_block_counts
 
 
-def train_stage(
-    params: Params,
-    dataset: str,
-    method: str,
-    seed: int,
-    paths: ArtifactPaths = ArtifactPaths(),
-    out: RunPaths | None = None,
-    load: LoadInputs = load_inputs,
-) -> TrainingResult:
-    """Train a method on a data set with a seed, as params.yaml says; writes the best epoch to `out`.
+def train_stage(run: ProjectRun, out: RunPaths | None = None, load: LoadInputs = load_inputs) -> TrainingResult:
+    """Train a run of params.yaml and write its best epoch to `out`, by default the run's own folder.
 
-    By default, `out` is the run's own folder. Interrupted training continues after its last whole epoch.
+    Interrupted training continues after its last whole epoch.
     """
-    out = out or paths.run(dataset, method, seed)
-    stamps.require_data(params, dataset, paths)
-    require_configured_inputs(params, dataset, method)
-    spec = MethodSpec.of(params, dataset, method)
-    device = torch.device(resolve_device(params.device))
-    with reproducible(spec.training.threads):
-        spec = with_member_paths(spec, params, dataset, seed, paths, out.root)
-        inputs = load(params, dataset, paths, spec.request)
+    out = out or run.files
+    run.data.require()
+    require_configured_inputs(run.params, run.dataset, run.method)
+    device = torch.device(resolve_device(run.params.device))
+    with reproducible(run.spec.training.threads):
+        spec = with_members(run, out.root)
+        inputs = load(run.data, spec.request)
         if isinstance(spec.options, CombinedRunsOptions):
             inputs = replace(inputs, members=load_members(spec.options, out.root, inputs.context(), inputs.encoder))
         with sole_writer(out.checkpoint, "training"):
-            stamp = stamps.stamp(params, dataset, "train", paths, method, seed)
+            stamp = run.stamp("train", inputs.read)
             is_gpu = device.type == "cuda"
             machine = torch.cuda.get_device_name(device) if is_gpu else torch.get_num_threads()  # decides the last bits
             key = json_digest({**stamp, "machine": machine, "torch": torch.__version__})
-            resume = ResumePoint(f"{dataset} {method} seed {seed}", out.unfinished_training, key)
-            auto, work = params.finetune(method, dataset), out.root / "recipes.partial"
-            place = log_folder(spec.training.log, dataset, method, seed)
+            resume = ResumePoint(f"{run.dataset} {run.method} seed {run.seed}", out.unfinished_training, key)
+            work = out.root / "recipes.partial"
+            auto = run.params.finetune(run.method, run.dataset)
             if isinstance(auto, AutoFinetune):
-                from duplex.training.trials import Trial, Trials, search_block_counts
-
-                def hooks(trial: Trial) -> TrainingHooks:
-                    return TrainingHooks(log=open_log(spec.training.log, place / trial.slug))
-
-                read = partial(load_inputs, params, dataset, paths)  # of each recipe, not kept in memory
-                trials = Trials(work / key[:12], read, device, params.evaluation, resume.label, resume.key, hooks=hooks)
-                run = search_block_counts(spec, auto, seed, trials, partial(print, file=sys.stderr))
+                trained = _search(run, spec, auto, inputs.read, resume, work, device)
             else:
-                log = open_log(spec.training.log, place)
-                run = train_run(spec, inputs, seed, device, params.evaluation, resume, TrainingHooks(log=log))
-            run.write(out)
+                log = open_log(spec.training.log, _log_folder(run))
+                hooks = TrainingHooks(log=log)
+                trained = train_run(spec, inputs, run.seed, device, run.params.evaluation, resume, hooks)
+            trained.write(out)
             stamps.write(out.stamp("train"), stamp, [out.checkpoint, out.history])
             out.unfinished_training.unlink(missing_ok=True)
             shutil.rmtree(work, ignore_errors=True)
-            if out.root == paths.run(dataset, method, seed).root and not inputs.members:
+            if out.root == run.files.root and not inputs.members:
                 fingerprint = read_checkpoint_header(out.checkpoint).fingerprint
-                write_json(paths.trained(dataset, method, seed), {"checkpoint": fingerprint})
-        return run.result
+                write_json(run.paths.trained(run.dataset, run.method, run.seed), {"checkpoint": fingerprint})
+        return trained.result
 
 
-def with_member_paths(
-    spec: MethodSpec, params: Params, dataset: str, seed: int, paths: ArtifactPaths, folder: Path
-) -> MethodSpec:
-    """A product's `spec` with the finished runs to combine, by paths relative to its `folder`; others unchanged."""
+def _search(
+    run: ProjectRun,
+    spec: MethodSpec,
+    auto: AutoFinetune,
+    read: Mapping[str, str | None],
+    resume: ResumePoint,
+    work: Path,
+    device: torch.device,
+) -> TrainedMethod:
+    """Train with several numbers of fine-tuned blocks (`finetune: auto`); `read`: checksums that the stamp has."""
+
+    def hooks(trial: Trial) -> TrainingHooks:
+        return TrainingHooks(log=open_log(spec.training.log, _log_folder(run) / trial.slug))
+
+    def inputs_of(request: InputRequest) -> RunInputs:  # of each recipe, not kept in memory
+        inputs = load_inputs(run.data, request)
+        if inputs.read != read:
+            raise DuplexError(
+                f"the data set {run.dataset} has changed since training began; run the same command again"
+            )
+        return inputs
+
+    folder = work / resume.key[:12]
+    trials = Trials(folder, inputs_of, device, run.params.evaluation, resume.label, resume.key, hooks=hooks)
+    return search_block_counts(spec, auto, run.seed, trials, partial(print, file=sys.stderr))
+
+
+def _log_folder(run: ProjectRun) -> Path:
+    return log_folder(run.spec.training.log, run.dataset, run.method, run.seed)
+
+
+def with_members(run: ProjectRun, folder: Path) -> MethodSpec:
+    """The run's spec; for a product, with the finished runs to combine, by paths relative to `folder`."""
+    spec = run.spec
     options = spec.options
     if not isinstance(options, CombinedRunsOptions):
         return spec
@@ -91,11 +107,10 @@ def with_member_paths(
         raise UsageError(f"the method {spec.name!r} trains nothing, so it has nothing to fine-tune; remove `finetune`")
     members = []
     finetunes = []
-    numbers = params.run.seeds if options.seeds == "all" else (seed,)
-    for method, number in itertools.product(options.of, numbers):
-        checkpoint = read_checkpoint_header(paths.run(dataset, method, number).checkpoint)
-        if method in params.methods:
-            stamps.require_current_run(params, dataset, method, number, paths)
+    for member in run.combined.values():
+        checkpoint = read_checkpoint_header(member.files.checkpoint)
+        if member.method in run.params.methods:
+            member.require_current()
         record = checkpoint.record
         if record.world == spec.trained_for and not set(spec.worlds) <= set(record.calibration or {}):
             raise UsageError(f"{checkpoint.path} is for one world only; set `world` of {spec.name} to {record.world}")
@@ -104,11 +119,12 @@ def with_member_paths(
                 f"{checkpoint.path} is for the {record.world} world, but {spec.name} for the {spec.trained_for} world; "
                 f"set `world` of {spec.name} to {record.world}, or combine only runs for the {spec.trained_for} world"
             )
-        finetunes += [] if record.finetune is None else [record.finetune]
+        if record.finetune is not None:
+            finetunes.append(record.finetune)
         members.append(
             {
-                "method": method,
-                "seed": number,
+                "method": member.method,
+                "seed": member.seed,
                 "checkpoint": os.path.relpath(checkpoint.path, folder),
                 "fingerprint": checkpoint.fingerprint,
                 "needs": sorted(find_method(record.kind).needs(record.options)),

@@ -425,7 +425,7 @@ class FolderRecipes:
             "rows": self.data.manifest[["state", "object", "split"]].to_numpy().tolist(),
             "features": self.encoded.identity,
             "torch": torch.__version__,
-            "code": code_hash("train", modules=[method_entry_point(kind).module for kind in kinds]),
+            "code": code_hash("duplex.training.trials", *(method_entry_point(kind).module for kind in kinds)),
             "device": torch.cuda.get_device_name(self.device) if is_gpu else torch.get_num_threads(),
         }
         folder = self.cache / f"recipes-{json_digest(key)[:16]}"

@@ -1,8 +1,9 @@
 """Hashes of the code that results depend on.
 
-`STAGES` lists the modules and folders that belong to a stage. For a method or an encoder family, the hash covers its
-module and what that imports from `methods/` and `encoders/`; for a plug-in, its whole top-level package. Syntax trees
-without docstrings are hashed, so edits of comments, docstrings and formatting change no hash.
+The code of a stage is the script in `pipeline/` that runs it, everything of this package that the script imports,
+directly or not, and the files beside these modules that they name, such as `weights.safetensors`. Methods, encoders and
+adapters are found through entry points, so callers add their modules. Of a plug-in, its whole top-level package counts.
+Syntax trees without docstrings are hashed, so edits of comments, docstrings and formatting change no hash.
 """
 
 from __future__ import annotations
@@ -10,52 +11,60 @@ from __future__ import annotations
 import ast
 import hashlib
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache, lru_cache
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NamedTuple
 
-STAGES: dict[str, tuple[str, ...]] = {  # stage -> modules, or folders of modules
-    "prepare": ("labels", "data/contents", "data/images", "data/label_studio", "data/sources", "data/tables"),
-    "shapes": ("data/shapes",),  # beside `prepare` and `extract`, for the data set whose images it draws
-    "extract": ("data/images", "encoders/base", "encoders/image_blocks", "encoders/open_clip", "features"),
-    "train": (
-        *("labels", "options", "training", "features/file", "features/tokens", "system/threads"),
-        *("encoders/base", "encoders/image_blocks", "encoders/prompt_tree", "encoders/text"),
-        *("evaluation/accumulate", "evaluation/probabilities", "evaluation/feasibility", "evaluation/vectors"),
-        *("methods/base", "methods/finetuned", "methods/augmentation"),
-    ),
-    "evaluate": ("training/run", "training/scoring", "training/inputs", "evaluation", "methods/base"),
-    "stream": ("project/stream",),  # beside `evaluate`, with the module of the adapter
-    "inventory": (),
-    "maps": ("project/runs", "report/figures"),
-    "report": ("report", "project/report", "project/runs"),
+# Modules that cannot change a result -> why. Neither they nor what only they import belongs to a stage's code.
+NEUTRAL = {
+    "duplex": "imports the public names when they are first used",
+    "duplex.errors": "messages and exit codes",
+    "duplex.artifacts": "says where files lie, not what is in them",
+    "duplex.project.plan": "decides whether a stage runs, not what it computes",
+    "duplex.project.run": "looks up parameters, paths and stamps",
+    "duplex.project.stamps": "tells whether a result is outdated",
+    "duplex.system.code": "hashes code",
+    "duplex.system.entry": "starts commands and reports their errors",
+    "duplex.system.processes": "shows progress and starts processes",
+    "duplex.training.logs": "reports losses to loggers",
 }
-FOLLOWED = ("encoders", "methods")  # rooms from which the imports of a method or encoder count
 
 PACKAGE = Path(__file__).parents[1]
+TEMPLATE = ".j2"
+FILE_NAME = re.compile(r"\w[\w-]*(?:\.\w+)+")
 UNKNOWN_CODE = "unknown"  # instead of the hash of a class without a file, as in a notebook
 IRRELEVANT_FIELDS = {"ctx", "kind", "type_comment", "type_ignores", "type_params"}  # of nodes of a syntax tree
 Files = dict[str, Path]  # by their paths below the folder in which their package lies
 
 
-def code_hash(*stages: str, modules: Iterable[str] = ()) -> str:
-    """Hash of the code of `stages` (keys of `STAGES`) and of `modules`, such as `duplex.methods.gaussian`."""
-    return _digest(code_files(*stages, modules=modules))
+def code_hash(*modules: str | Path) -> str:
+    """Hash of the code of modules, such as `duplex.methods.gaussian` or `Path("pipeline/train.py")`."""
+    return _digest(code_files(*modules))
 
 
-def code_files(*stages: str, modules: Iterable[str] = ()) -> Files:
+def code_files(*modules: str | Path) -> Files:
+    """The files of modules, of all that they import from this package or beside a plug-in, and of data that they name.
+
+    Raises FileNotFoundError for a module of this package or a script that does not exist.
+    """
     files: Files = {}
     for module in modules:
-        files |= _with_imports(_room_file(module) or plugin_files(module), _room_file)
-    for part in (part for stage in stages for part in STAGES[stage]):
-        found = _files_of([PACKAGE / part, PACKAGE / f"{part}.py"], PACKAGE.parent)
+        if isinstance(module, Path):
+            found = {module.name: module} if module.is_file() else {}
+        elif module.partition(".")[0] == PACKAGE.name:
+            found = _module_file(module)
+        else:
+            files |= _with_imports(plugin_files(module), _module_file)
+            continue
         if not found:
-            raise FileNotFoundError(f"the package is incomplete: {PACKAGE / part} is missing; reinstall duplex-czsl")
-        files |= found
-    return files
+            raise FileNotFoundError(f"the package is incomplete: {module} is missing; reinstall duplex-czsl")
+        files |= _with_imports(found, _module_file)
+    return files | _named_data(files)
 
 
 def plugin_hash(module: str) -> str | None:
@@ -84,28 +93,46 @@ def _with_imports(files: Files, find: Callable[[str], Files]) -> Files:
     """`files` and the files of all modules that they import, directly or not; `find` maps a module's name to files."""
     waiting = list(files.values())
     while waiting:
-        for name in _parse(waiting.pop().read_bytes())[1]:
+        for name in _parse(waiting.pop().read_bytes()).imports:
             more = {key: path for key, path in find(name).items() if key not in files}
             files |= more
             waiting += more.values()
     return files
 
 
-def _room_file(module: str) -> Files:
-    """Dict of the one file of a module, if it is in a folder of `FOLLOWED`; an empty dict for other modules."""
+def _module_file(module: str) -> Files:
+    """Dict of the one file of a module of this package; empty for other modules and for `NEUTRAL` ones."""
     package, *parts = module.split(".")
-    if package != PACKAGE.name or not parts or parts[0] not in FOLLOWED:
+    if package != PACKAGE.name or not parts or module in NEUTRAL:
         return {}
     place = PACKAGE.joinpath(*parts)
-    return _files_of([place.with_suffix(".py"), place / "__init__.py"], PACKAGE.parent)
+    return _files_of(path for path in (place.with_suffix(".py"), place / "__init__.py") if path.is_file())
 
 
-def _files_of(places: Iterable[Path], root: Path | None = None) -> Files:
+def _files_of(places: Iterable[Path]) -> Files:
     files: Files = {}
     for place in places:
+        root = PACKAGE.parent if PACKAGE in place.parents else place.parent
         for path in [place] if place.is_file() else place.rglob("*.py"):
-            files[path.relative_to(root or place.parent).as_posix()] = path
+            files[path.relative_to(root).as_posix()] = path
     return files
+
+
+def _named_data(files: Files) -> Files:
+    """Files of this package, not Python's, whose name is a string in a module or template of the same folder."""
+    data: Files = {}
+    waiting = [path for path in files.values() if PACKAGE in path.parents]
+    while waiting:
+        path = waiting.pop()
+        source = path.read_bytes()
+        is_template = path.suffix == TEMPLATE
+        for name in FILE_NAME.findall(source.decode()) if is_template else _parse(source).texts:
+            beside = path.parent / name
+            key = beside.relative_to(PACKAGE.parent).as_posix()
+            if beside.suffix != ".py" and key not in data and beside.is_file():
+                data[key] = beside
+                waiting += [beside] if beside.suffix == TEMPLATE else []
+    return data
 
 
 def _places(top: str) -> list[Path]:
@@ -121,24 +148,50 @@ def _places(top: str) -> list[Path]:
 
 
 def _digest(files: Files) -> str:
-    lines = [f"{key}\0{_parse(path.read_bytes())[0]}\n" for key, path in sorted(files.items())]
+    lines = []
+    for key, path in sorted(files.items()):
+        source = path.read_bytes()
+        digest = _parse(source).digest if path.suffix == ".py" else hashlib.sha256(source).hexdigest()
+        lines.append(f"{key}\0{digest}\n")
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
+class ParsedModule(NamedTuple):
+    """What is known of a module from its source."""
+
+    digest: str  # of the syntax tree
+    imports: frozenset[str]  # names of modules; `from a import b` gives `a` and `a.b`
+    texts: frozenset[str]  # strings that may be names of files
+
+
 @lru_cache(maxsize=2048)
-def _parse(source: bytes) -> tuple[str, frozenset[str]]:
-    """Hash of a module's syntax tree, and names of the modules that it imports (`from a import b`: `a` and `a.b`)."""
+def _parse(source: bytes) -> ParsedModule:
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):  # a compiled module
-        return hashlib.sha256(source).hexdigest(), frozenset()
-    names: set[str] = set()
-    for node in ast.walk(tree):
+        return ParsedModule(hashlib.sha256(source).hexdigest(), frozenset(), frozenset())
+    imports: set[str] = set()
+    texts: set[str] = set()
+    for node in _nodes_that_run(tree):
         if isinstance(node, ast.Import):
-            names.update(alias.name for alias in node.names)
+            imports.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            names.update([node.module, *(f"{node.module}.{alias.name}" for alias in node.names)])
-    return hashlib.sha256(" ".join(_tokens(tree)).encode()).hexdigest(), frozenset(names)
+            imports.update([node.module, *(f"{node.module}.{alias.name}" for alias in node.names)])
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and FILE_NAME.fullmatch(node.value):
+            texts.add(node.value)
+    digest = hashlib.sha256(" ".join(_tokens(tree)).encode()).hexdigest()
+    return ParsedModule(digest, frozenset(imports), frozenset(texts))
+
+
+def _nodes_that_run(node: ast.AST) -> Iterator[ast.AST]:
+    """All nodes of a syntax tree but those under `if TYPE_CHECKING:`."""
+    yield node
+    if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+        children: Iterable[ast.AST] = node.orelse
+    else:
+        children = ast.iter_child_nodes(node)
+    for child in children:
+        yield from _nodes_that_run(child)
 
 
 def _tokens(node: ast.AST) -> Iterator[str]:

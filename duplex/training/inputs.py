@@ -27,7 +27,15 @@ from duplex.data.tables import COLUMNS, checked_cells, known_columns, manifest_b
 from duplex.encoders.base import PACKAGED, TextTower, find_family, load_encoder, resolve_device
 from duplex.encoders.image_blocks import block_count, last_blocks, select_blocks
 from duplex.errors import DuplexError, UsageError
-from duplex.features.file import IMPORTED, PIXELS, ROOT, contents_digest, open_cache, read_features
+from duplex.features.file import (
+    IMPORTED,
+    PIXELS,
+    ROOT,
+    contents_digest,
+    open_cache,
+    read_cache_digest,
+    read_features,
+)
 from duplex.features.tokens import DiskTokens, Examples, join_labels, read_tokens
 from duplex.labels import Bools, Ints, LabelSpace, World, prompt_name
 from duplex.methods.base import Method, MethodContext, PrimitiveVectors
@@ -35,7 +43,7 @@ from duplex.methods.finetuned import FinetunedBlocks, finetuned_blocks_factory
 from duplex.methods.prompts import TEMPLATE, encode_words
 from duplex.methods.registry import find_method
 from duplex.options import FinetuneOptions, TrainingOptions
-from duplex.system.files import sha256
+from duplex.system.files import sha256, sha256_once
 from duplex.system.threads import float32_arithmetic
 from duplex.training.checkpoint import WORD_VECTORS
 
@@ -66,6 +74,7 @@ class RunInputs:
     encoder: dict[str, str]  # identity of the encoder and its name in params.yaml, for checkpoints
     identity: dict[str, str]  # of the feature cache; `features`: digest of its content
     bad: int  # number of unreadable images, which are left out
+    read: Mapping[str, str | None] = field(default_factory=dict)  # file of a project -> checksum of what was read
     glove: Path | None = None  # file of word vectors
     make_blocks: Callable[[], FinetunedBlocks] | None = None  # builds the blocks to fine-tune
     member_blocks: Callable[[FinetuneOptions], FinetunedBlocks] | None = None  # builds blocks with any options
@@ -131,12 +140,22 @@ class Data:
     device: str = "auto"
     word_vectors: Path | None = None
     skip_frozen_blocks: bool = False  # if the cache starts at an earlier block, run the frozen blocks once
+    files: Mapping[Path, str] = field(default_factory=dict)  # of a project -> sha256 of what was read
     kept: dict[InputRequest, RunInputs] = field(default_factory=dict, init=False)  # what `inputs` has read
     advanced: dict[tuple[Path, int], NDArray[Any]] = field(default_factory=dict)  # cache, blocks -> their inputs
 
     def __getstate__(self) -> dict[str, Any]:
         # a text tower cannot be pickled
         return {**vars(self), "kept": {}, "advanced": {}}
+
+    def is_current(self) -> bool:
+        """Whether a project's files are still those that were read."""
+        if not isinstance(self.features, CachedFeatures):
+            return True
+        if any(sha256_once(path) != digest for path, digest in self.files.items()):
+            return False
+        stored = read_cache_digest(self.features.path) if self.kept else None
+        return all(inputs.read[self.features.path.name] == stored for inputs in self.kept.values())
 
     def inputs(self, request: InputRequest = InputRequest()) -> RunInputs:
         """Read the requested data once: equal requests return the same object, which stays in memory."""
@@ -178,7 +197,11 @@ class Data:
             make_blocks = finetuned_blocks_factory(record, request.finetune, device)
             member_blocks = lambda options: finetuned_blocks_factory(record, options, device)()  # noqa: E731
         examples = join_labels(self.manifest, self.labels, arrays, opened.bad)
+        read: dict[str, str | None] = {path.name: digest for path, digest in self.files.items()}
+        if isinstance(self.features, CachedFeatures):
+            read[self.features.path.name] = opened.identity["features"]
         return RunInputs(
+            read=read,
             manifest=self.manifest,
             labels=self.labels,
             examples=examples,
@@ -279,33 +302,15 @@ def open_data(params: Params, dataset: str, paths: ArtifactPaths) -> Data:
     """Open a data set of params.yaml: read its manifest and labels; features are read and checked by `Data.read`."""
     entry = params.dataset(dataset)
     place = paths.manifest(dataset)
-    manifest, labels = read_manifest(place), LabelSpace.load(paths.labels(dataset))
-    features = CachedFeatures(paths.features(dataset), place, sha256(place), entry.source.recorded_root)
-    return Data(manifest, labels, features, entry.encoder, params.device, params.evaluation.word_vectors)
-
-
-def load_inputs(
-    params: Params, dataset: str, paths: ArtifactPaths, request: InputRequest = InputRequest()
-) -> RunInputs:
-    """Read what `request` asks for from a data set of params.yaml."""
-    return open_data(params, dataset, paths).read(request)
-
-
-LoadInputs = Callable[[Params, str, ArtifactPaths, InputRequest], RunInputs]  # `load_inputs`, or an `LastDatasetLoader`
-
-
-class LastDatasetLoader:
-    """Callable that reads the inputs of data sets and keeps those of the most recent data set in memory."""
-
-    def __init__(self) -> None:
-        self._dataset = ""
-        self._data: Data | None = None
-
-    def __call__(self, params: Params, dataset: str, paths: ArtifactPaths, request: InputRequest) -> RunInputs:
-        if self._data is None or dataset != self._dataset:
-            self._data = None  # frees memory before the next data set is loaded
-            self._dataset, self._data = dataset, open_data(params, dataset, paths)
-        return self._data.inputs(request)
+    names = paths.labels(dataset)
+    files = {path: sha256_once(path) for path in (place, names) if path.is_file()}
+    manifest = read_manifest(place)
+    labels = LabelSpace.load(names)
+    if any(sha256_once(path) != digest for path, digest in files.items()):
+        raise DuplexError(f"the data set {dataset} was prepared again while it was read; run the same command again")
+    features = CachedFeatures(paths.features(dataset), place, files[place], entry.source.recorded_root)
+    words = params.evaluation.word_vectors
+    return Data(manifest, labels, features, entry.encoder, params.device, words, files=files)
 
 
 NEEDED = ("state", "object")  # columns of a table of labels

@@ -14,7 +14,7 @@ from duplex.config.params import write_dataset
 from duplex.errors import DuplexError
 from duplex.evaluation.curve import Margins
 from duplex.evaluation.intervals import Difference, compare, compare_splits
-from duplex.project.stages import _write
+from duplex.project.evaluate import write_table
 
 IMAGES = 120
 SPLITS = ("shapes-split1", "shapes-split2")
@@ -48,7 +48,7 @@ def predictions(margin: np.ndarray, world: str = "closed") -> pd.DataFrame:
 def save(method: str, table: pd.DataFrame, dataset: str = "shapes", seed: int = 0) -> None:
     path = ArtifactPaths().run(dataset, method, seed).predictions
     path.parent.mkdir(parents=True, exist_ok=True)
-    _write(table, path)
+    write_table(table, path)
 
 
 def run(*words: str, methods: tuple[str, str] = ("duplex_static", "duplex")) -> str:

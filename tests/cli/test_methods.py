@@ -12,7 +12,7 @@ def test_metrics_without_any_run_name_the_command_that_makes_one(project, comman
 
 
 def test_prepare_writes_a_manifest_with_its_stamp(project, command, monkeypatch):
-    monkeypatch.setattr("duplex.project.stages.draw_missing_images", lambda *_: None)  # it would draw 6,000 images
+    monkeypatch.setattr("duplex.project.prepare.draw_missing_images", lambda *_: None)  # it would draw 6,000 images
     assert command("prepare", "--dataset", "shapes").code == 0
     written = {path.name for path in (project / "artifacts" / "shapes").iterdir()}
     assert written == {"manifest.csv", "labels.json", "statistics.json", "prepare.stamp.json"}

@@ -11,9 +11,9 @@ from duplex.config.params import load_params, read_yaml, write_dataset
 from duplex.data.shapes import shapes_manifest
 from duplex.errors import DuplexError
 from duplex.features.file import read_features
-from duplex.project import stamps
+from duplex.project.plan import write_plan
 from duplex.project.reproduce import plan_reproduction
-from duplex.project.stamps import settings
+from duplex.project.run import ProjectData
 from tests.commands import Command
 
 WIDTH = 12
@@ -61,9 +61,9 @@ def test_the_plan_names_a_missing_input_before_anything_is_loaded(project: Path,
     text = (project / "params.yaml").read_text().replace("datasets: [shapes]", "datasets: [mine]", 1)
     (project / "params.yaml").write_text(text)
     with pytest.raises(DuplexError, match="clip on mine needs the text tower"):
-        stamps.write_plan(load_params())
+        write_plan(load_params())
     (project / "params.yaml").write_text(text.replace("methods: [linear, clip", "methods: [kg_sp] # [linear, clip", 1))
-    stamps.write_plan(load_params())
+    write_plan(load_params())
 
 
 def test_a_named_encoder_lends_its_text_tower(project: Path, command: Command, table: pd.DataFrame):
@@ -71,20 +71,22 @@ def test_a_named_encoder_lends_its_text_tower(project: Path, command: Command, t
     assert command("data", "add", "mine", "table.csv", "--features", "X.npy", "--encoder", "tiny").code == 0
     assert load_params().run.datasets == ("shapes", "mine")
     params = load_params().model_copy(update={"methods": {"cso": load_params().methods["cso"]}})
-    assert plan_reproduction(params, "mine", [0], None).topics["data"].startswith(f"{len(table)} images in ")
+    assert (
+        plan_reproduction(ProjectData(params, "mine"), [0], None).topics["data"].startswith(f"{len(table)} images in ")
+    )
     for words in (["prepare"], ["extract"], ["train", "--method", "clip"]):
         assert command(*words, "--dataset", "mine").code == 0
 
 
 def test_other_features_make_the_extraction_run_again(project: Path, command: Command, table: pd.DataFrame):
     command("data", "add", "mine", "table.csv", "--features", "X.npy")
-    before = settings(load_params(), "mine", "extract")
-    assert settings(load_params(), "mine", "extract") == before
+    before = ProjectData(load_params(), "mine").settings("extract")
+    assert ProjectData(load_params(), "mine").settings("extract") == before
     np.save(project / "X.npy", features(table) + 1)
-    assert settings(load_params(), "mine", "extract") != before
+    assert ProjectData(load_params(), "mine").settings("extract") != before
     (project / "X.npy").unlink()
     with pytest.raises(DuplexError, match=r"X\.npy does not exist"):
-        settings(load_params(), "mine", "extract")
+        ProjectData(load_params(), "mine").settings("extract")
     assert "X.npy: missing" in command("doctor").out
 
 
@@ -180,12 +182,12 @@ def test_images_of_equal_features_stay_in_one_split(project: Path, command: Comm
     twice.drop(columns="split").to_csv(project / "twice.csv", index=False)
     np.save(project / "X.npy", values)
     np.savez(project / "X.npz", features=values[::-1], images=twice["image"].to_numpy().astype(str)[::-1])
-    before = settings(load_params(), "shapes", "prepare").keys()
+    before = ProjectData(load_params(), "shapes").settings("prepare").keys()
     result = command("data", "add", "mine", "twice.csv", "--features", f"X{form}")
     assert result.code == 0
     assert f"{len(table)} images have the same features as another image" in result.out
     assert "in two splits" not in result.out
-    assert settings(load_params(), "mine", "prepare").keys() == before | {"features"}
+    assert ProjectData(load_params(), "mine").settings("prepare").keys() == before | {"features"}
     assert command("data", "split", "mine", "--splits", "1", "--no-run").code == 0
     for name in ("mine", "mine-split1"):
         assert command("prepare", "--dataset", name).code == 0

@@ -15,8 +15,10 @@ from duplex.errors import DuplexError, UsageError
 from duplex.options import SourceOptions
 from duplex.project import doctor
 from duplex.project.doctor import DoctorFinding
-from duplex.project.stages import extract, prepare
-from duplex.project.stamps import DATA_STAGES, data_difference, require_data, settings
+from duplex.project.extract import extract
+from duplex.project.prepare import prepare
+from duplex.project.run import ProjectData
+from duplex.project.stamps import DATA_STAGES
 from duplex.project.suspects import RelabelledTable, open_labelled, rank_suspects, relabelled
 from tests.data.makers import make_folder, make_standard, make_table
 from tests.projects import SHIPPED
@@ -49,7 +51,7 @@ def prepared(source: SourceOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     """Parameters with the source as the data set `own`, prepared; its project is the current folder."""
     monkeypatch.chdir(tmp_path)
     params = with_source(load_params(SHIPPED), source)
-    prepare(params, "own")
+    prepare(ProjectData(params, "own"))
     return params
 
 
@@ -59,34 +61,34 @@ def with_source(params: Params, source: SourceOptions) -> Params:
 
 
 def test_a_changed_source_is_refused_until_it_is_prepared_again(prepared: Params, source: SourceOptions) -> None:
-    require_data(prepared, "own")
+    ProjectData(prepared, "own").require()
     edit(source)
     with pytest.raises(DuplexError, match=r"own has to be prepared again: .*`duplex prepare --dataset own`"):
-        require_data(prepared, "own")
-    prepare(prepared, "own")
-    require_data(prepared, "own")
-    assert "source.resplit" in data_difference(with_source(prepared, replace(source, resplit=1)), "own")
+        ProjectData(prepared, "own").require()
+    prepare(ProjectData(prepared, "own"))
+    ProjectData(prepared, "own").require()
+    assert "source.resplit" in ProjectData(with_source(prepared, replace(source, resplit=1)), "own").difference()
     stamp = ArtifactPaths().stamp("own", "prepare")
     stamp.write_text("{")
-    assert data_difference(prepared, "own")
+    assert ProjectData(prepared, "own").difference()
     stamp.unlink()
-    require_data(prepared, "own")  # a manifest from elsewhere
+    ProjectData(prepared, "own").require()  # a manifest from elsewhere
 
 
 def test_a_source_on_another_machine_keeps_its_stamp(prepared: Params, source: SourceOptions) -> None:
-    before = settings(prepared, "own", "prepare")
+    before = ProjectData(prepared, "own").settings("prepare")
     shutil.rmtree(source.root)
-    require_data(prepared, "own")
-    assert settings(prepared, "own", "prepare") == before and before["source"]["content"] is not None
+    ProjectData(prepared, "own").require()
+    assert ProjectData(prepared, "own").settings("prepare") == before and before["source"]["content"] is not None
 
 
 def test_a_changed_table_is_noticed_without_its_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     params, table = table_project(tmp_path, monkeypatch)
-    prepare(params, "own")
+    prepare(ProjectData(params, "own"))
     source = SourceOptions("table", tmp_path / "images on another machine", table)
-    before = settings(with_source(params, source), "own", "prepare")
+    before = ProjectData(with_source(params, source), "own").settings("prepare")
     edit(source)
-    assert settings(with_source(params, source), "own", "prepare") != before
+    assert ProjectData(with_source(params, source), "own").settings("prepare") != before
 
 
 def test_images_in_other_bytes_or_other_order_of_listing_are_no_change(tmp_path: Path) -> None:
@@ -103,17 +105,17 @@ def test_images_of_other_sizes_in_a_folder_are_noticed(tmp_path: Path, monkeypat
     root = tmp_path / "pictures"
     make_folder(root, "nested")
     params = with_source(params, SourceOptions("folder", root))
-    prepare(params, "own")
-    extract(params, "own")
+    prepare(ProjectData(params, "own"))
+    extract(ProjectData(params, "own"))
     shutil.copytree(root, tmp_path / "copy")
     shutil.rmtree(root)
-    require_data(params, "own")  # the images are not on this machine
+    ProjectData(params, "own").require()  # the images are not on this machine
     (tmp_path / "copy").rename(root)
-    require_data(params, "own")
+    ProjectData(params, "own").require()
     image = next(root.rglob("*.png"))
     image.write_bytes(image.read_bytes() + b" ")
     for stage in DATA_STAGES:
-        assert "its image files have changed" in data_difference(params, "own", stages=[stage])
+        assert "its image files have changed" in ProjectData(params, "own").difference(stage)
 
 
 def table_project(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Params, Path]:
@@ -126,37 +128,37 @@ def table_project(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Params
 def test_every_reader_of_the_manifest_refuses_and_the_pipeline_runs_prepare_again(tmp_path, monkeypatch) -> None:
     params, table = table_project(tmp_path, monkeypatch)
     paths = ArtifactPaths()
-    prepare(params, "own", paths)
-    extract(params, "own", paths)
+    prepare(ProjectData(params, "own", paths))
+    extract(ProjectData(params, "own", paths))
     assert "rows, 0 unreadable" in cache_finding(params).message
     edit(SourceOptions("table", table.parent, table))
-    for read in (require_data, extract):
+    for read in (ProjectData.require, extract):
         with pytest.raises(DuplexError, match="has to be prepared again"):
-            read(params, "own", paths)
+            read(ProjectData(params, "own", paths))
     assert "has to be prepared again" in cache_finding(params).remedy
-    assert data_difference(params, "own", stages=["extract"]) == ""
-    prepare(params, "own", paths)
-    require_data(params, "own", paths)
+    assert ProjectData(params, "own").difference("extract") == ""
+    prepare(ProjectData(params, "own", paths))
+    ProjectData(params, "own", paths).require()
     table.write_text(table.read_text().replace("test", "val", 1))
-    prepare(params, "own", paths)
+    prepare(ProjectData(params, "own", paths))
     assert "cannot be used" in cache_finding(params).message, "the features are those of another manifest"
 
 
 def test_images_of_another_folder_need_another_extraction(tmp_path, monkeypatch, capsys) -> None:
     params, table = table_project(tmp_path, monkeypatch)
     paths, other = ArtifactPaths(), tmp_path / "pics_v2"
-    prepare(params, "own", paths)
-    extract(params, "own", paths)
+    prepare(ProjectData(params, "own", paths))
+    extract(ProjectData(params, "own", paths))
     shutil.copytree(table.parent, other)
     moved = with_source(params, SourceOptions("table", other, table))
-    prepare(moved, "own", paths)
+    prepare(ProjectData(moved, "own", paths))
     with pytest.raises(DuplexError, match=r"own has to be extracted again: images.root was .*`duplex extract"):
-        require_data(moved, "own", paths)
+        ProjectData(moved, "own", paths).require()
     assert "images.root" in cache_finding(moved).remedy
-    report = extract(moved, "own", paths)
+    report = extract(ProjectData(moved, "own", paths))
     assert report.resumed == report.rows, "the same images lie in both"
     assert f"another folder of images ({table.parent} → {other}); extracting again" in capsys.readouterr().err
-    require_data(moved, "own", paths)
+    ProjectData(moved, "own", paths).require()
 
 
 def cache_finding(params: Params) -> DoctorFinding:
@@ -169,7 +171,7 @@ def corrections(params: Params, edited: Path) -> RelabelledTable:
 
 def test_lists_of_suspects_and_corrections_need_the_current_source(tmp_path, monkeypatch) -> None:
     params, table = table_project(tmp_path, monkeypatch)
-    prepare(params, "own")
+    prepare(ProjectData(params, "own"))
     manifest = read_manifest(ArtifactPaths().manifest("own"))
     first = manifest.iloc[:1][["image", "state", "object"]]
     first.assign(state="misspelt").to_csv("edited.csv", index=False)
@@ -189,8 +191,8 @@ def test_lists_of_suspects_and_corrections_need_the_current_source(tmp_path, mon
 
 def test_an_older_list_of_suspects_undoes_no_correction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     params, table = table_project(tmp_path, monkeypatch)
-    prepare(params, "own")
-    extract(params, "own", ArtifactPaths())
+    prepare(ProjectData(params, "own"))
+    extract(ProjectData(params, "own"))
     listed = rank_suspects(open_labelled("own", params=params))
     first, second = listed["image"][0], listed["image"][1]
 
@@ -199,7 +201,7 @@ def test_an_older_list_of_suspects_undoes_no_correction(tmp_path: Path, monkeypa
 
     corrected(listed[:1], first).to_csv("fix.csv", index=False)
     write_manifest(corrections(params, Path("fix.csv")).manifest, table)
-    prepare(params, "own")
+    prepare(ProjectData(params, "own"))
     corrected(listed, second).to_csv("old.csv", index=False)
     result = corrections(params, Path("old.csv"))
     assert result.changed == 1 and result.outdated == [first]

@@ -17,7 +17,7 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
 def test_open_clip_and_timm_are_imported_without_the_compiler_which_works_afterwards() -> None:
     done = run(
         "-c",
-        "import sys, duplex.project.stages; early = 'open_clip' in sys.modules\n"
+        "import sys, duplex.project.extract; early = 'open_clip' in sys.modules\n"
         "import duplex.encoders.open_clip; before = 'torch._dynamo' in sys.modules or 'sympy' in sys.modules\n"
         "import torch, torch._dynamo; from torch._dynamo.utils import is_compile_supported\n"
         "double = torch.compile(lambda x: 2 * x, backend='eager')\n"

@@ -48,7 +48,7 @@ def ranked(pics: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return the folder that `duplex suspects pics` writes to, from a fixed ranking."""
     row = {"rank": 1, "image": "00000.jpg", "state": "red", "object": "star", "better_state": "blue", "copy_of": ""}
     table = pd.DataFrame([{**row, "better_object": "moon", "distance": 0.1}])
-    monkeypatch.setattr("duplex.project.suspects.require_data", lambda *_, **__: None)
+    monkeypatch.setattr("duplex.project.suspects.ProjectData.require", lambda *_, **__: None)
     monkeypatch.setattr("duplex.project.suspects.rank_suspects", lambda *_: table)
     return pics / "suspects" / "pics"
 

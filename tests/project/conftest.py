@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from duplex.artifacts import ArtifactPaths
 from duplex.config.params import Params, load_params
 from duplex.project import sweep
 from duplex.project.sweep import TaskRunner
@@ -41,7 +40,7 @@ def params(project: Path) -> Params:
 def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sweeps and searches start no processes, which would import torch again; the last trial is the first."""
 
-    def executor(params: Params, wanted: Any, jobs: Any, engine: Any, paths: ArtifactPaths) -> Any:
-        return lambda trials: map(TaskRunner(params, paths, 1).execute, reversed(trials))
+    def executor(*_: Any) -> Any:
+        return lambda trials: map(TaskRunner(1).execute, reversed(trials))
 
-    monkeypatch.setattr(sweep, "trial_executor", executor)
+    monkeypatch.setattr(sweep, "in_parallel", executor)

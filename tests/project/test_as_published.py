@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from duplex.config.params import published_recipes
-from duplex.project import stages
+from duplex.project.evaluate import evaluate_stage
+from duplex.project.run import ProjectRun
 from duplex.project.train import train_stage
 from duplex.recognition.recognizer import Recognizer
 from tests.encoders import small
@@ -31,8 +32,8 @@ def test_two_epochs_as_published(name: str, tmp_path, monkeypatch) -> None:
         record["methods"][name] = {**recipe, **own, **({"heads": 2} if name == "troika" else {}), "training": training}
 
     params, paths = encoded_project(tmp_path / "project", [name], scale=0.02, changes=published)
-    train_stage(params, "own", name, 0, paths)
-    stages.evaluate_stage(params, "own", name, 0, paths)
+    train_stage(ProjectRun("own", name, 0, params, paths))
+    evaluate_stage(ProjectRun("own", name, 0, params, paths))
     run = Recognizer.load(paths.run("own", name, 0).root, device="cpu")
     method: Any = run.trained.method
     assert len(method.blocks.trained) == {"troika": 2 * 4, "caila": 2 * (2 * 2 + 2 * 3)}[name]

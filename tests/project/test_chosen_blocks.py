@@ -9,7 +9,8 @@ from duplex.artifacts import ArtifactPaths
 from duplex.config.params import Params, load_params
 from duplex.errors import UsageError
 from duplex.options import AutoFinetune, FinetuneOptions
-from duplex.project import stages
+from duplex.project.evaluate import evaluate_stage
+from duplex.project.run import ProjectRun
 from duplex.project.train import train_stage
 from duplex.report.aggregate import DatasetResults, read_run
 from duplex.report.tables import auto_finetune_tables
@@ -49,7 +50,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 def run_of(params: Params, folder: Path, out: str = "artifacts") -> ArtifactPaths:
     paths = ArtifactPaths(folder / "artifacts")
     files = ArtifactPaths(folder / out).run("own", "auto", 0)
-    train_stage(params, "own", "auto", 0, paths, files)
+    train_stage(ProjectRun("own", "auto", 0, params, paths), files)
     return ArtifactPaths(folder / out)
 
 
@@ -65,7 +66,7 @@ def test_the_choice_and_its_table_are_in_the_run_and_in_the_report(params, folde
     if record.finetune is not None:
         assert (record.finetune.blocks, record.finetune.learning_rate) == (chosen["blocks"], chosen["rate"])
     assert not (files.root / "recipes.partial").exists()
-    stages.evaluate_stage(params, "own", "auto", 0, paths)
+    evaluate_stage(ProjectRun("own", "auto", 0, params, paths))
     metrics = json.loads(files.metrics.read_text())
     assert [metrics[f"recipe_{place}"] for place in range(len(record.recipes))] == [
         dict(recipe) for recipe in record.recipes
@@ -79,7 +80,7 @@ def test_without_prompts_blocks_are_tried_beside_the_closed_form_alone(params, f
     pytest.importorskip("tensorboard")
     monkeypatch.chdir(tmp_path)
     paths = ArtifactPaths(folder / "artifacts")
-    train_stage(params, "own", "visual", 0, paths)
+    train_stage(ProjectRun("own", "visual", 0, params, paths))
     frozen, *tried = read_record(paths.run("own", "visual", 0).checkpoint).recipes
     logs = {path.parent.name for path in Path("tensorboard/own/visual/0").glob("*/events.*")}
     assert logs >= {"0-blocks", f"1-block-rate-0.0003-epoch-{trials.PAUSE}"}

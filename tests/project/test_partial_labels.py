@@ -16,9 +16,13 @@ from duplex.data.tables import count_dataset, read_manifest, resplit
 from duplex.errors import DuplexError, UsageError
 from duplex.labels import LabelSpace
 from duplex.options import SourceOptions
-from duplex.project import report, stages, suspects
+from duplex.project import report, suspects
+from duplex.project.evaluate import evaluate_stage
+from duplex.project.extract import extract
+from duplex.project.prepare import prepare
+from duplex.project.run import ProjectData, ProjectRun, load_inputs
 from duplex.project.train import train_stage
-from duplex.training.inputs import InputRequest, load_inputs
+from duplex.training.inputs import InputRequest
 from tests.projects import edited_params
 
 CELLS = MappingProxyType({0: "state", 1: "object"})  # what every third training image lacks in turn
@@ -42,8 +46,8 @@ def partial(project: Path) -> Params:
         with_gaps(pd.read_csv(source["table"])).to_csv(project / "gaps.csv", index=False)
         source["table"] = str(project / "gaps.csv")
     params = load_params(project / "params.yaml")
-    stages.prepare(params, "own")
-    stages.extract(params, "own", num_workers=0)
+    prepare(ProjectData(params, "own"))
+    extract(ProjectData(params, "own"), num_workers=0)
     return params
 
 
@@ -53,14 +57,16 @@ def test_methods_with_two_classifiers_train_on_them_and_others_are_refused_by_na
     manifest, labels = read_manifest(paths.manifest("own")), LabelSpace.load(paths.labels("own"))
     gaps = (manifest["state"] == "") ^ (manifest["object"] == "")
     assert gaps.sum() > 20 and set(manifest.loc[gaps, "split"]) == {"train"}
-    found = load_inputs(partial, "own", paths, InputRequest(frozenset({"cls"}))).examples["train"].compositions
+    found = (
+        load_inputs(ProjectData(partial, "own", paths), InputRequest(frozenset({"cls"}))).examples["train"].compositions
+    )
     assert int((found < 0).sum()) == gaps.sum()
     assert (labels.pairs["train"] == np.unique(found[found >= 0].numpy())).all()
     for method in ("kg_sp", "linear"):
-        train_stage(partial, "own", method, 0)
-        metrics = stages.evaluate_stage(partial, "own", method, 0)
+        train_stage(ProjectRun("own", method, 0, partial))
+        metrics = evaluate_stage(ProjectRun("own", method, 0, partial))
         assert metrics["closed"]["auc"] > 0 and set(metrics["groups"]) >= {"head", "unseen"}
-    page = report.write_own_page(partial, "own", paths).read_text()
+    page = report.write_own_page(ProjectData(partial, "own", paths)).read_text()
     pairs = len(manifest[~gaps][["state", "object"]].drop_duplicates())
     assert f"labelled pairs {pairs:,} " in " ".join(re.sub("<[^>]*>", " ", page).split())
     for method in ("csp", "closed_form", "linear_pairs"):

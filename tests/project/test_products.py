@@ -15,8 +15,9 @@ from duplex.artifacts import ArtifactPaths
 from duplex.config.params import Params, load_params
 from duplex.errors import DuplexError, UsageError
 from duplex.features.file import read_features
-from duplex.project import stages, stamps
-from duplex.project.stamps import settings
+from duplex.project.evaluate import evaluate_stage
+from duplex.project.plan import write_plan
+from duplex.project.run import ProjectData, ProjectRun
 from duplex.project.sweep import grid, sweep
 from duplex.project.train import train_stage
 from duplex.training.checkpoint import read_record
@@ -44,14 +45,14 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("drawn")
     params, paths = encoded_project(folder, ["csp", "closed_form"], [0, 1], changes=add_products, epochs=1)
     for method, seed in (("csp", 0), ("csp", 1), ("closed_form", 0), ("csp_deep", 0)):
-        train_stage(params, "own", method, seed, paths)
-        stages.evaluate_stage(params, "own", method, seed, paths)
+        train_stage(ProjectRun("own", method, seed, params, paths))
+        evaluate_stage(ProjectRun("own", method, seed, params, paths))
     return folder
 
 
 def test_a_product_has_the_metrics_of_its_members_scores(params: Params) -> None:
-    train_stage(params, "own", "both", 0)
-    found = stages.evaluate_stage(params, "own", "both", 0)
+    train_stage(ProjectRun("own", "both", 0, params))
+    found = evaluate_stage(ProjectRun("own", "both", 0, params))
     for name in ("csp", "closed_form"):
         assert found[f"terms_{name}"]["auc"] == pytest.approx(auc_of(name), abs=0.3)  # ties of tiny scores
     assert found["closed"]["auc"] > 0 and found["open"]["auc_all"] > 0
@@ -64,35 +65,38 @@ def auc_of(method: str) -> float:
 
 
 def test_a_product_of_earlier_runs_is_not_evaluated(params: Params) -> None:
-    train_stage(params, "own", "both", 0)
+    train_stage(ProjectRun("own", "both", 0, params))
     training = {**params.methods["csp"].training, "learning_rate": 0.05}
     changed = {**params.methods, "csp": params.methods["csp"].model_copy(update={"training": training})}
     params = params.model_copy(update={"methods": changed})
-    for work in (lambda: stages.evaluate_stage(params, "own", "csp", 0), lambda: train_stage(params, "own", "both", 0)):
+    for work in (
+        lambda: evaluate_stage(ProjectRun("own", "csp", 0, params)),
+        lambda: train_stage(ProjectRun("own", "both", 0, params)),
+    ):
         with pytest.raises(DuplexError, match=r"match the method 'csp' .*learning_rate was .* and is now 0\.05"):
             work()
-    train_stage(params, "own", "csp", 0)
+    train_stage(ProjectRun("own", "csp", 0, params))
     with pytest.raises(DuplexError, match=r"not match the method 'both' .*: members.csp.training.learning_rate was"):
-        stages.evaluate_stage(params, "own", "both", 0)
-    train_stage(params, "own", "both", 0)
-    stages.evaluate_stage(params, "own", "both", 0)
+        evaluate_stage(ProjectRun("own", "both", 0, params))
+    train_stage(ProjectRun("own", "both", 0, params))
+    evaluate_stage(ProjectRun("own", "both", 0, params))
     shutil.rmtree(ArtifactPaths().run("own", "csp", 0).root)
     with pytest.raises(DuplexError, match=r"csp/0/checkpoint\.safetensors does not exist"):
-        stages.evaluate_stage(params, "own", "both", 0)
+        evaluate_stage(ProjectRun("own", "both", 0, params))
 
 
 def test_runs_of_all_seeds_are_multiplied_whatever_the_seed(params: Params) -> None:
     for seed in (0, 1):
-        train_stage(params, "own", "csp_seeds", seed)
+        train_stage(ProjectRun("own", "csp_seeds", seed, params))
         record = read_record(ArtifactPaths().run("own", "csp_seeds", seed).checkpoint)
         assert [m["seed"] for m in record.options.members] == [0, 1]
-    metrics = [stages.evaluate_stage(params, "own", "csp_seeds", seed) for seed in (0, 1)]
+    metrics = [evaluate_stage(ProjectRun("own", "csp_seeds", seed, params)) for seed in (0, 1)]
     assert metrics[0] == metrics[1] and not [name for name in metrics[0] if name.startswith("terms_")]
 
 
 def test_members_with_fine_tuned_blocks_compute_their_own_features(params: Params, command: Command) -> None:
-    train_stage(params, "own", "deep", 0)
-    found = stages.evaluate_stage(params, "own", "deep", 0)
+    train_stage(ProjectRun("own", "deep", 0, params))
+    found = evaluate_stage(ProjectRun("own", "deep", 0, params))
     assert found["terms_csp_deep"]["auc"] == pytest.approx(auc_of("csp_deep"), abs=0.3)
     assert found["terms_csp"]["auc"] != found["terms_csp_deep"]["auc"]
     assert command("export", "artifacts/own/deep/0", "out").refused("products of these runs cannot be exported")
@@ -102,8 +106,8 @@ def test_members_with_fine_tuned_blocks_compute_their_own_features(params: Param
 
 
 def test_a_product_recognises_and_exports_where_its_members_do(params: Params, project: Path, command: Command) -> None:
-    train_stage(params, "own", "tuned", 0)
-    stages.evaluate_stage(params, "own", "tuned", 0)
+    train_stage(ProjectRun("own", "tuned", 0, params))
+    evaluate_stage(ProjectRun("own", "tuned", 0, params))
     features = np.asarray(read_features(project / "artifacts/own/features.h5").cls[:20], dtype=np.float32)
     here = Recognizer.load("artifacts/own/tuned/0", device="cpu")
     answers = here(features)
@@ -130,15 +134,15 @@ def test_a_product_recognises_and_exports_where_its_members_do(params: Params, p
 def test_unfitting_runs_are_refused_in_one_line(params: Params, project: Path) -> None:
     run = ArtifactPaths().run("own", "csp", 0)
     with pytest.raises(DuplexError, match=r"artifacts/own/closed_form/1/checkpoint.safetensors does not exist"):
-        train_stage(params, "own", "both", 1)
+        train_stage(ProjectRun("own", "both", 1, params))
     shutil.copy(run.checkpoint, (other := ArtifactPaths().run("own", "csp", 1)).checkpoint)
     with pytest.raises(DuplexError, match=r"csp/1 does not match the method 'csp' in params\.yaml: its checkpoint"):
-        train_stage(params, "own", "csp_seeds", 1)
+        train_stage(ProjectRun("own", "csp_seeds", 1, params))
     assert other.checkpoint.exists()
     with edited_params(project / "params.yaml") as record:
         record["methods"]["both"]["world"] = "open"
     with pytest.raises(UsageError, match="is for the closed world, but both for the open world; set"):
-        train_stage(load_params(), "own", "both", 0)
+        train_stage(ProjectRun("own", "both", 0, load_params()))
 
 
 def test_runs_of_another_data_set_are_refused(params: Params) -> None:
@@ -148,7 +152,7 @@ def test_runs_of_another_data_set_are_refused(params: Params) -> None:
     record["pairs"]["test"] = sorted([*pairs, next(c for c in range(192) if c not in pairs)])
     labels.write_text(json.dumps(record))  # those of the runs and one pair more
     with pytest.raises(DuplexError, match="its states, objects or pairs have changed"):
-        train_stage(params, "own", "both", 0)
+        train_stage(ProjectRun("own", "both", 0, params))
 
 
 @pytest.mark.parametrize(
@@ -171,13 +175,16 @@ def test_wrong_products_in_params_yaml_are_refused(project: Path, change: Any, m
 
 
 def test_the_record_of_a_product_changes_with_its_members(params: Params) -> None:
-    stamps.write_plan(params)
+    write_plan(params)
     record = json.loads((ArtifactPaths().plan / "own/both/train.json").read_text())
-    assert record["members"]["csp"] == settings(params, "own", "train", "csp")
+    assert record["members"]["csp"] == ProjectData(params, "own").run("csp", 0).settings("train")
     assert params.run.methods == ("csp", "closed_form", "both", "csp_seeds")
     more = params.model_copy(update={"run": params.run.model_copy(update={"seeds": (0, 1, 2)})})
     for name, is_changed in (("both", False), ("csp_seeds", True)):
-        assert (settings(more, "own", "train", name) != settings(params, "own", "train", name)) == is_changed
+        assert (
+            ProjectData(more, "own").run(name, 0).settings("train")
+            != ProjectData(params, "own").run(name, 0).settings("train")
+        ) == is_changed
 
 
 @pytest.mark.slow

@@ -18,15 +18,17 @@ from duplex.cli import app
 from duplex.config.params import MethodEntry, Params, load_params
 from duplex.errors import DuplexError, UsageError
 from duplex.features.file import read_cache_digest
-from duplex.project import report, runs, stages, stamps
+from duplex.project import report, runs
+from duplex.project.evaluate import evaluate_stage
+from duplex.project.extract import extract
+from duplex.project.inventory import inventory_stage
+from duplex.project.plan import planned_data, planned_run, write_plan
+from duplex.project.prepare import prepare
+from duplex.project.run import DATA_STAGES, RUN_STAGES, ProjectData, ProjectRun, load_inputs, stage_code
 from duplex.project.runs import best_run
-from duplex.project.stages import extract, prepare
-from duplex.project.stamps import DATA_STAGES, RUN_STAGES, data_difference, planned_params, run_difference, settings
 from duplex.project.train import train_stage
 from duplex.recognition.export import model_card_facts
-from duplex.system.code import code_hash
 from duplex.system.files import sha256
-from duplex.training.inputs import load_inputs
 from tests.features.conftest import update_checksums
 from tests.projects import inside, make_project, with_evaluation
 from tests.subprocesses import ROOT
@@ -45,8 +47,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "params.yaml").write_text(text)
     (folder / "mine_for_stamps.py").write_text(PLUGIN)
     with inside(folder):
-        train_stage(load_params(), "own", "mine", 0)
-        stages.evaluate_stage(load_params(), "own", "mine", 0)
+        train_stage(ProjectRun("own", "mine", 0, load_params()))
+        evaluate_stage(ProjectRun("own", "mine", 0, load_params()))
     return folder
 
 
@@ -69,10 +71,10 @@ def edit(file: str, old: str, new: str) -> None:
 def stale() -> set[str]:
     """The stages whose files are not those that they should be; runs with seed 0."""
     params = load_params()
-    found = {stage for stage in DATA_STAGES if data_difference(params, "own", stages=[stage])}
+    found = {stage for stage in DATA_STAGES if ProjectData(params, "own").difference(stage)}
     for method in ("clip", "csp", "mine"):
         for stage in RUN_STAGES:
-            if run_difference(params, "own", method, 0, stages=[stage]):
+            if ProjectRun("own", method, 0, params).difference(stage):
                 found.add(f"{stage} {method}")
     return found
 
@@ -85,7 +87,7 @@ def relabel() -> None:
 
 def relabel_and_prepare() -> None:
     relabel()
-    prepare(load_params(), "own")
+    prepare(ProjectData(load_params(), "own"))
 
 
 def change_features() -> None:
@@ -134,12 +136,11 @@ def test_a_change_makes_just_the_artifacts_stale_that_depend_on_it(
 
 def test_what_the_stages_of_a_data_set_record(project: Path) -> None:
     params, folder, out = load_params(), Path("artifacts/own"), ArtifactPaths().inventory("own")
-    for name, drawn in (("own", []), ("shapes", ["shapes"])):
-        assert settings(params, name, "prepare")["code"] == code_hash("prepare", *drawn)
+    assert ProjectData(params, "own").settings("prepare")["code"] == stage_code("prepare")
     encoded = {"batch_size", "block_inputs", "encoder", "images", "max_bad", "pixels", "tokens"}
     expected = {"prepare": {"source"}, "extract": encoded, "inventory": {"featured", "shown_as"}, "maps": set()}
-    assert {stage: set(settings(params, "own", stage)) - {"code"} for stage in expected} == expected
-    runs.inventory_stage(params, "own")
+    assert {stage: set(ProjectData(params, "own").settings(stage)) - {"code"} for stage in expected} == expected
+    inventory_stage(ProjectData(params, "own"))
     listed = [path for path in folder.rglob("*") if path.is_file() and not path.name.endswith(".stamp.json")]
     files = {path.relative_to(folder).as_posix(): sha256(path) for path in listed}
     assert json.loads((out / "files.json").read_text()) == files
@@ -159,9 +160,15 @@ def test_files_of_encoders_count(project: Path) -> None:
         (weights, {"name": "ViT-B-32", "weights": str(weights)}),
     ):
         given = with_encoder(params, **encoder)
-        before = [settings(given, "own", "extract"), settings(given, "own", "train", "csp")]
+        before = [
+            ProjectData(given, "own").settings("extract"),
+            ProjectData(given, "own").run("csp", 0).settings("train"),
+        ]
         path.write_text("after, of another size")
-        after = [settings(given, "own", "extract"), settings(given, "own", "train", "csp")]
+        after = [
+            ProjectData(given, "own").settings("extract"),
+            ProjectData(given, "own").run("csp", 0).settings("train"),
+        ]
         assert before[0] != after[0] and before[1] != after[1]
 
 
@@ -179,16 +186,16 @@ def test_files_that_are_not_on_this_machine_are_not_compared(project: Path) -> N
 
 def test_the_report_depends_on_the_results_of_ablations_and_on_the_names_of_rows(project: Path) -> None:
     def planned() -> str:
-        stamps.write_plan(load_params())
+        write_plan(load_params())
         return Path("artifacts/plan/report.json").read_text()
 
     before, results = planned(), ArtifactPaths().ablations
     results.parent.mkdir(parents=True)
     results.write_text("{}")
     assert planned() != before
-    before, listed = planned(), settings(load_params(), "own", "inventory")
+    before, listed = planned(), ProjectData(load_params(), "own").settings("inventory")
     edit("params.yaml", "\n  csp:\n", "\n  csp:\n    shown_as: soft\n")
-    assert planned() != before and settings(load_params(), "own", "inventory") != listed
+    assert planned() != before and ProjectData(load_params(), "own").settings("inventory") != listed
 
 
 # What commands do
@@ -230,7 +237,7 @@ def test_stale_runs_are_not_queried_or_evaluated(project: Path) -> None:
     with pytest.raises(DuplexError, match=match):
         runs.load_run_or_default(load_params(), "own", "csp", 0)
     with pytest.raises(DuplexError, match=match):
-        stages.evaluate_stage(load_params(), "own", "csp", 0)
+        evaluate_stage(ProjectRun("own", "csp", 0, load_params()))
 
 
 def test_a_run_is_not_evaluated_on_other_features_than_those_of_training(project: Path) -> None:
@@ -239,10 +246,10 @@ def test_a_run_is_not_evaluated_on_other_features_than_those_of_training(project
     pictures = sorted(project.glob("pictures/**/*.png"))
     for first, second in zip(pictures[:40], pictures[-40:], strict=True):
         shutil.copyfile(second, first)
-    extract(params, "own", fresh=True)
+    extract(ProjectData(params, "own"), fresh=True)
     assert read_cache_digest(features) != contents
     with pytest.raises(DuplexError, match=r"not match the method 'csp' in params\.yaml: its features have changed"):
-        stages.evaluate_stage(params, "own", "csp", 0)
+        evaluate_stage(ProjectRun("own", "csp", 0, params))
 
 
 def test_stale_results_are_reported(project: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -273,13 +280,13 @@ def test_a_product_of_members_that_were_trained_again_is_stale(project: Path) ->
     params = params.model_copy(
         update={"methods": {**params.methods, "both": MethodEntry(kind="product", of=["clip", "csp"])}}
     )
-    train_stage(params, "own", "both", 0)
-    stages.evaluate_stage(params, "own", "both", 0)
+    train_stage(ProjectRun("own", "both", 0, params))
+    evaluate_stage(ProjectRun("own", "both", 0, params))
     edit("artifacts/own/csp/0/train.stamp.json", '"epochs": 1', '"epochs": 2')
     CSP.checkpoint.write_bytes(ArtifactPaths().run("own", "csp", 1).checkpoint.read_bytes())
-    assert run_difference(params, "own", "both", 0) == "a run that it combines was trained again"
+    assert ProjectRun("own", "both", 0, params).difference() == "a run that it combines was trained again"
     CSP.checkpoint.unlink()
-    assert run_difference(params, "own", "both", 0) == ""
+    assert ProjectRun("own", "both", 0, params).difference() == ""
 
 
 # What stages of the pipeline do
@@ -294,17 +301,22 @@ def test_a_product_of_members_that_were_trained_again_is_stale(project: Path) ->
 def test_a_stage_refuses_values_of_its_own_that_changed_since_the_plan(
     project: Path, old: str, new: str, changed: str
 ) -> None:
-    stamps.write_plan(load_params())
-    methods = {"train": "csp", "evaluate": "csp", "prepare": None, "extract": None}
+    write_plan(load_params())
+
+    def planned(stage: str) -> Params:
+        if stage in DATA_STAGES:
+            return planned_data("own", stage).params
+        return planned_run("own", "csp", "0", stage).params
+
     edit("params.yaml", old, new)
-    for stage, method in methods.items():
+    for stage in (*DATA_STAGES, *RUN_STAGES):
         if stage == changed:
             with pytest.raises(DuplexError, match=rf"the code has changed since .*{stage}.json.*`dvc repro` again"):
-                planned_params("own", stage, method=method)
+                planned(stage)
         else:
-            assert planned_params("own", stage, method=method) == load_params()
+            assert planned(stage) == load_params()
     shutil.rmtree("artifacts/plan")
-    assert planned_params("own", changed, method=methods[changed]) == load_params()
+    assert planned(changed) == load_params()
 
 
 def test_a_checkpoint_replaced_during_an_evaluation_gives_no_metrics(project: Path) -> None:
@@ -316,19 +328,19 @@ def test_a_checkpoint_replaced_during_an_evaluation_gives_no_metrics(project: Pa
         return load_inputs(*arguments)
 
     with pytest.raises(DuplexError, match="its tensors were changed"):
-        stages.evaluate_stage(load_params(), "own", "clip", 0, load=load)
+        evaluate_stage(ProjectRun("own", "clip", 0, load_params()), load=load)
     assert run.metrics.read_bytes() == before
 
 
 @pytest.mark.parametrize(
     ("script", "words"),
     [("prepare", ["own"]), ("extract", ["own"]), ("train", ["own", "csp", "0"]), ("evaluate", ["own", "csp", "0"]),
-     ("product", ["own", "csp", "0"])],
+     ("product", ["own", "csp", "0"]), ("inventory", ["own"]), ("maps", ["own"])],
 )  # fmt: skip
 def test_each_script_of_the_pipeline_compares_its_plan(
     project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], script: str, words: list[str]
 ) -> None:
-    stamps.write_plan(load_params())
+    write_plan(load_params())
     for file in Path("artifacts/plan/own").rglob("*.json"):
         file.write_text("{}")
     monkeypatch.setattr(sys, "argv", [f"{script}.py", *words])

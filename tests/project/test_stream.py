@@ -16,10 +16,11 @@ from duplex.config.params import Params, StreamParams
 from duplex.errors import DuplexError, UsageError
 from duplex.labels import LabelSpace
 from duplex.methods.base import StreamAdapter
-from duplex.project import report, stages
+from duplex.project import report
+from duplex.project.evaluate import evaluate_stage
+from duplex.project.run import LastDatasetLoader, ProjectRun
 from duplex.project.train import train_stage
 from duplex.system import plugins
-from duplex.training.inputs import LastDatasetLoader
 from tests.projects import with_evaluation
 
 QUICK = {"learning_rate": 1e-2, "alpha": 1.0, "contrast": 1.0, "theta": 1.0, "warm": False}
@@ -94,7 +95,7 @@ def trained(project, params, monkeypatch):
     monkeypatch.syspath_prepend(project)
     monkeypatch.delitem(sys.modules, "stream_plug_in", raising=False)
     monkeypatch.setattr(plugins, "entry_points", extended)
-    train_stage(params, "own", "csp", 0)
+    train_stage(ProjectRun("own", "csp", 0, params))
     return params
 
 
@@ -103,7 +104,7 @@ def with_stream(params: Params, worlds=("closed",), **stream) -> Params:
 
 
 def adapted(params: Params, **more) -> tuple[dict, pd.DataFrame]:
-    metrics = stages.evaluate_stage(params, "own", "csp", 0, **more)
+    metrics = evaluate_stage(ProjectRun("own", "csp", 0, params), **more)
     return metrics, pd.read_csv(ArtifactPaths().run("own", "csp", 0).predictions)
 
 
@@ -221,10 +222,10 @@ def test_a_plug_in_runs_through_evaluate_report_and_compare(trained, project, co
 def test_a_flag_adapts_a_run_without_making_it_outdated(trained, command):
     before = command("compare", "--dataset", "own", "--methods", "csp", "csp+stream", "--seed", "0")
     assert before.code == 1 and "does not exist" in before.err
-    stages.evaluate_stage(trained, "own", "csp", 0)
+    evaluate_stage(ProjectRun("own", "csp", 0, trained))
     absent = command("compare", "--dataset", "own", "--methods", "csp", "csp+stream", "--seed", "0")
     assert absent.refused("evaluate", "--stream")
     shutil.copytree(ArtifactPaths().run("own", "csp", 0).root, ArtifactPaths().run("own", "csp", 1).root)
-    stages.evaluate_stage(with_stream(trained, ("closed", "open"), options=QUICK, orders=1), "own", "csp", 0)
+    evaluate_stage(ProjectRun("own", "csp", 0, with_stream(trained, ("closed", "open"), options=QUICK, orders=1)))
     assert command("compare", "--dataset", "own", "--methods", "csp", "csp+stream", "--seed", "0").err == ""
     assert ", seed 0" in command("compare", "--dataset", "own", "--methods", "csp", "csp+stream").out

@@ -18,14 +18,14 @@ import torch
 
 from duplex.artifacts import ArtifactPaths
 from duplex.cli import main
-from duplex.config.params import Params, load_params
+from duplex.config.params import MethodEntry, Params, load_params
 from duplex.errors import DuplexError
-from duplex.project import stages
 from duplex.project import sweep as sweep_module
+from duplex.project.evaluate import evaluate_stage
+from duplex.project.run import ProjectRun, load_inputs
 from duplex.project.sweep import DvcRepo, Outcome, SweptRun, TaskRunner, commit_targets, grid, run_in_processes, sweep
 from duplex.project.train import train_stage
 from duplex.training.checkpoint import read_record
-from duplex.training.inputs import load_inputs
 from tests.projects import edited_params, with_evaluation
 from tests.subprocesses import ENVIRONMENT, ROOT, Forked, duplex
 
@@ -36,7 +36,7 @@ def files(root: Path) -> dict[str, bytes]:
     return {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.name in FILES}
 
 
-def by_stages(params: Params, project: Path, runs: list[SweptRun]) -> dict[str, bytes]:
+def by_stages(params: Params, project: Path, runs: list[ProjectRun]) -> dict[str, bytes]:
     """Return the files of the same runs as the stages write them, one after another, into another folder."""
     paths = ArtifactPaths(project / "by stages")
     for name in {run.dataset for run in runs}:
@@ -44,8 +44,8 @@ def by_stages(params: Params, project: Path, runs: list[SweptRun]) -> dict[str, 
         for file in ("manifest.csv", "labels.json", "features.h5"):
             shutil.copy(project / "artifacts" / name / file, paths.root / name / file)
     for run in runs:
-        train_stage(params, run.dataset, run.method, run.seed, paths)
-        stages.evaluate_stage(params, run.dataset, run.method, run.seed, paths)
+        train_stage(ProjectRun(run.dataset, run.method, run.seed, params, paths))
+        evaluate_stage(ProjectRun(run.dataset, run.method, run.seed, params, paths))
     return files(paths.root)
 
 
@@ -75,7 +75,7 @@ def test_files_are_those_of_the_stages_and_a_second_sweep_executes_nothing(proje
 @pytest.mark.slow
 @pytest.mark.usefixtures("in_this_process")
 def test_only_missing_stages_are_executed(params):
-    run = SweptRun("own", "csp", 0)
+    run = ProjectRun("own", "csp", 0, params)
     sweep(params, [run], 1, "local")
     paths = ArtifactPaths().run("own", "csp", 0)
     trained, metrics = paths.checkpoint.stat().st_mtime_ns, paths.metrics.read_bytes()
@@ -84,14 +84,15 @@ def test_only_missing_stages_are_executed(params):
     assert paths.metrics.read_bytes() == metrics
     assert paths.checkpoint.stat().st_mtime_ns == trained, "only evaluation was missing"
     changed = with_evaluation(params, bootstrap=21)
-    assert sweep(changed, [run], 1, "local").executed == 1
+    changed_run = ProjectRun("own", "csp", 0, changed)
+    assert sweep(changed, [changed_run], 1, "local").executed == 1
     assert paths.checkpoint.stat().st_mtime_ns == trained
     paths.checkpoint.unlink()
-    assert sweep(changed, [run], 1, "local").executed == 1
+    assert sweep(changed, [changed_run], 1, "local").executed == 1
     assert paths.checkpoint.exists()
     copy = ArtifactPaths().run("own", "csp", 1)
     shutil.copytree(paths.root, copy.root)
-    assert sweep(changed, [run, SweptRun("own", "csp", 1)], 1, "local").executed == 1
+    assert sweep(changed, [changed_run, ProjectRun("own", "csp", 1, changed)], 1, "local").executed == 1
     assert read_record(copy.checkpoint).seed == 1, "a copy of another seed's run is not complete"
 
 
@@ -104,8 +105,8 @@ def test_stages_use_the_threads_of_their_training_options(params):
 
     torch.set_num_threads(3)
     try:
-        for stage in (train_stage, stages.evaluate_stage):
-            stage(params, "own", "closed_form", 0, load=load)
+        for stage in (train_stage, evaluate_stage):
+            stage(ProjectRun("own", "closed_form", 0, params), load=load)
         assert (used, torch.get_num_threads()) == ([1, 1], 3)
     finally:
         torch.set_num_threads(before)
@@ -126,16 +127,16 @@ def test_a_failed_run_is_reported_and_stops_no_other(project):
 
 class KilledBySeed1(TaskRunner):
     def execute(self, trial: Any) -> Outcome:
-        if trial.seed == 1:
+        if trial.run.seed == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         return Outcome(trial)
 
 
 @pytest.mark.slow
 def test_a_process_that_dies_fails_its_current_run_only(params):
-    tasks = [SweptRun("own", "csp", seed) for seed in range(4)]
-    results = run_in_processes(tasks, KilledBySeed1(params, ArtifactPaths(), 1), 1, [])
-    errors = {result.trial.seed: result.error for result in results}
+    tasks = [SweptRun(ProjectRun("own", "csp", seed, params), {}) for seed in range(4)]
+    results = run_in_processes(tasks, KilledBySeed1(1), 1, [])
+    errors = {result.trial.run.seed: result.error for result in results}
     assert [seed for seed, error in errors.items() if error is None] == [0, 2, 3]
     assert "was killed by signal 9" in (errors[1] or "")
 
@@ -150,8 +151,8 @@ class PrintsEnvironment(TaskRunner):
 def test_each_process_gets_one_gpu_in_turn(params, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    tasks = [SweptRun("own", "csp", seed) for seed in range(2)]
-    results = run_in_processes(tasks, PrintsEnvironment(params, ArtifactPaths(), 1), 2, ["4", "7"])
+    tasks = [SweptRun(ProjectRun("own", "csp", seed, params), {}) for seed in range(2)]
+    results = run_in_processes(tasks, PrintsEnvironment(1), 2, ["4", "7"])
     assert {result.output for result in results} <= {"('4', 'passive', 2)", "('7', 'passive', 2)"}
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "4,7"
     assert "OMP_WAIT_POLICY" not in os.environ
@@ -227,8 +228,10 @@ def finished_report(*words: str) -> dict[str, int]:
     return json.loads(out)
 
 
-def test_what_is_committed_covers_single_runs_groups_and_products():
-    csp, both = SweptRun("own", "csp", 0), SweptRun("own", "both", 0, combines=True)
+def test_what_is_committed_covers_single_runs_groups_and_products(params):
+    methods = {**params.methods, "both": MethodEntry(kind="product", of=["csp", "clip"])}
+    params = params.model_copy(update={"methods": methods})
+    csp, both = (ProjectRun("own", method, 0, params) for method in ("csp", "both"))
     of_csp = {"train@own-csp-0", "evaluate@own-csp-0"}
     assert commit_targets([csp], of_csp) == ["train", "evaluate"]
     assert set(commit_targets([csp], {*of_csp, "train@own-cso-1"})) == of_csp
@@ -239,7 +242,7 @@ def test_what_is_committed_covers_single_runs_groups_and_products():
 
 @pytest.mark.usefixtures("in_this_process")
 def test_nothing_is_committed_if_params_yaml_changed_during_the_sweep(project, params, monkeypatch):
-    run, committed = SweptRun("own", "csp", 0, False), list[list[str]]()
+    run, committed = ProjectRun("own", "csp", 0, params), list[list[str]]()
     changed = {"extract@own", "train@own-csp-0", "evaluate@own-csp-0"}
     repo = SimpleNamespace(commit=committed.append, changed=lambda _: changed, require_free=lambda _: None)
     monkeypatch.setattr(sweep_module.DvcRepo, "at", lambda folder: repo)
@@ -259,10 +262,10 @@ def test_nothing_is_committed_if_params_yaml_changed_during_the_sweep(project, p
 
 @pytest.mark.usefixtures("in_this_process")
 def test_dvc_extracts_outdated_features_before_the_runs(params, monkeypatch):
-    run, asked = SweptRun("own", "csp", 0, False), list[list[str]]()
+    run, asked = ProjectRun("own", "csp", 0, params), list[list[str]]()
     monkeypatch.setattr(sweep_module.DvcRepo, "at", lambda folder: SimpleNamespace(repro=asked.append))
     monkeypatch.setattr(sweep_module, "grid", lambda *_: [run])
-    monkeypatch.setattr(sweep_module.stamps, "data_difference", lambda *_: "its code has changed")
+    monkeypatch.setattr(sweep_module.ProjectData, "difference", lambda *_: "its code has changed")
     with pytest.raises(DuplexError, match="its code has changed"):  # as this one extracted nothing
         sweep(params, [run], 1, "local")
     assert asked == [["extract@own"]]

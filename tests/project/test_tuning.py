@@ -13,6 +13,7 @@ from duplex.artifacts import ArtifactPaths, RunPaths
 from duplex.cli import app
 from duplex.config.params import MethodEntry, load_params
 from duplex.errors import UsageError
+from duplex.project.run import ProjectRun
 from duplex.project.sweep import TaskRunner, TuningTrial, best_rows, tune
 from duplex.project.train import train_stage
 from duplex.training.checkpoint import read_record
@@ -57,18 +58,18 @@ def test_a_trial_is_the_run_that_the_pipeline_would_train(params, tmp_path):
     record = params.methods["csp"].model_dump()
     entry = MethodEntry(**{**record, "training": {"learning_rate": 0.003}, "template": "an image of"})
     changed = params.model_copy(update={"methods": {**params.methods, "csp": entry}})
-    train_stage(changed, "own", "csp", 5, ArtifactPaths(), RunPaths(tmp_path / "out"))
+    train_stage(ProjectRun("own", "csp", 5, changed), RunPaths(tmp_path / "out"))
     record = read_record(tmp_path / "out" / "checkpoint.safetensors")
     settings = {"learning_rate": 0.003, "template": "an image of"}
-    task = TuningTrial("own", "csp", settings, 5, tmp_path / "trials")
-    outcome = TaskRunner(params, ArtifactPaths(), 1).execute(task)
+    task = TuningTrial(ProjectRun("own", "csp", 5, params), settings, tmp_path / "trials")
+    outcome = TaskRunner(1).execute(task)
     result = outcome.value
     assert outcome.error is None and (result.auc, result.epoch) == (100 * record.val_auc, record.epoch)
     assert record.val_auc_all is not None and result.auc_all == 100 * record.val_auc_all
 
 
 def test_test_images_are_not_needed(params, tmp_path):
-    executor = TaskRunner(params, ArtifactPaths(), 1)
+    executor = TaskRunner(1)
     load = executor.load
 
     def without_test(*arguments):
@@ -76,7 +77,7 @@ def test_test_images_are_not_needed(params, tmp_path):
         return dataclasses.replace(inputs, examples={s: inputs.examples[s] for s in ("train", "val")})
 
     executor.load = without_test
-    assert executor.execute(TuningTrial("own", "csp", {"epochs": 1}, 0, tmp_path)).error is None
+    assert executor.execute(TuningTrial(ProjectRun("own", "csp", 0, params), {"epochs": 1}, tmp_path)).error is None
 
 
 @pytest.mark.usefixtures("in_this_process")

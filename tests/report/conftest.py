@@ -7,7 +7,10 @@ import pytest
 
 from duplex.artifacts import ArtifactPaths
 from duplex.config.params import Params, load_params
-from duplex.project import report, runs
+from duplex.project import report
+from duplex.project.inventory import inventory_stage
+from duplex.project.maps import maps_stage
+from duplex.project.run import ProjectData
 from tests.commands import command
 from tests.projects import built_once, inside, make_project
 from tests.report.browser import browser
@@ -33,8 +36,8 @@ def finished_project(tmp_path_factory: pytest.TempPathFactory) -> Project:
     def build(folder: Path) -> None:
         params = make_project(folder, seeds=(0, 1))
         with inside(folder):
-            runs.inventory_stage(params, "own", paths)
-            report.maps_stage(params, "own", paths)
+            inventory_stage(ProjectData(params, "own", paths))
+            maps_stage(ProjectData(params, "own", paths))
             report.report_stage(params, paths)
 
     folder = built_once(tmp_path_factory, "reported", build)

@@ -9,6 +9,7 @@ import pytest
 from duplex.artifacts import ArtifactPaths
 from duplex.config.params import load_params
 from duplex.project.report import read_metrics_of
+from duplex.project.run import ProjectData
 from duplex.report.aggregate import aggregate, headline_numbers, read_table
 from duplex.report.tables import metrics_as_text
 from tests.projects import SHIPPED, edited_params
@@ -41,7 +42,7 @@ def test_runs_of_two_worlds_share_a_row_also_while_they_adapt(tmp_path: Path) ->
         file = paths.run("shapes", name, 0).metrics
         file.parent.mkdir(parents=True)
         file.write_text(json.dumps({**numbers, "stream": adapted}))
-    found, _ = read_metrics_of(load_params(SHIPPED), "shapes", paths)
+    found, _ = read_metrics_of(ProjectData(load_params(SHIPPED), "shapes", paths))
     assert sorted(found) == ["duplex", "duplex+stream"]
     for name, factor in (("duplex", 1.0), ("duplex+stream", 10.0)):
         [shown] = found[name]
@@ -55,7 +56,7 @@ def test_a_row_of_both_worlds_keeps_its_numbers_under_another_name(tmp_path: Pat
     file = ArtifactPaths(tmp_path).run("shapes", "csp", 0).metrics
     file.parent.mkdir(parents=True)
     file.write_text(json.dumps(numbers))
-    found, _ = read_metrics_of(load_params(tmp_path / "params.yaml"), "shapes", ArtifactPaths(tmp_path))
+    found, _ = read_metrics_of(ProjectData(load_params(tmp_path / "params.yaml"), "shapes", ArtifactPaths(tmp_path)))
     assert found == {"soft": [numbers]}
 
 

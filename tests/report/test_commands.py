@@ -6,13 +6,14 @@ import pandas as pd
 import pytest
 import torch
 
-from duplex.artifacts import ArtifactPaths
 from duplex.config.params import ReportParams
 from duplex.errors import UsageError
 from duplex.evaluation.intervals import NAMES
 from duplex.evaluation.vectors import nearest
 from duplex.labels import LabelSpace
-from duplex.project import report, runs, stamps
+from duplex.project import report, runs
+from duplex.project.maps import maps_stage
+from duplex.project.run import ProjectData
 from duplex.report.blocks import Note
 from duplex.report.figures import Scene, compute_tsne_maps, map_figures
 from duplex.report.images import swap_parts
@@ -74,7 +75,7 @@ def test_pairs_are_found_by_their_prompt_text():
 
 def test_maps_are_repeatable(project):
     before = project.paths.maps("own").read_bytes()
-    report.maps_stage(project.params, "own", ArtifactPaths())
+    maps_stage(ProjectData(project.params, "own"))
     assert project.paths.maps("own").read_bytes() == before
     assert b"semantic" in before and b"star" in before
 
@@ -132,8 +133,8 @@ def test_the_featured_run_is_that_of_the_parameter(project, featured, chosen):
     """`dual` has no run: the rule for null applies, and the page says so."""
     params = project.params.model_copy(update={"report": ReportParams(featured=featured)})
     assert runs.featured_run(params, "own", project.paths) == (chosen, 0)
-    assert stamps.settings(params, "own", "inventory")["featured"] == featured
-    parts, _ = report.image_parts(params, "own", project.paths)
+    assert ProjectData(params, "own").settings("inventory")["featured"] == featured
+    parts, _ = report.image_parts(ProjectData(params, "own", project.paths))
     notes = [block.text for part in parts for block in part.blocks if isinstance(block, Note)]
     said = next(text for text in notes if "Everything below" in text)
     assert f"from {chosen}, seed 0" in said

@@ -11,6 +11,7 @@ from duplex.artifacts import ArtifactPaths
 from duplex.errors import DuplexError, UsageError
 from duplex.features.tokens import Examples
 from duplex.project import report
+from duplex.project.run import ProjectData
 from duplex.report.own import own_report, write_page
 from tests.projects import inside
 from tests.report.own_data import own_data
@@ -124,7 +125,7 @@ def test_the_keyboard_alone_reaches_every_table_and_sorts_it(browser, written) -
 
 
 def test_a_project_writes_the_page_of_a_data_set_from_its_best_run(project) -> None:
-    page = report.write_own_page(project.params, "own", project.paths)
+    page = report.write_own_page(ProjectData(project.params, "own", project.paths))
     assert page == project.paths.page("own")
     text = page.read_text(encoding="utf-8")
     assert [e.text for e in Page(text).all("h1")] == ["own"]
@@ -137,7 +138,7 @@ def test_a_project_writes_the_page_of_a_data_set_from_its_best_run(project) -> N
 
 def test_a_data_set_without_a_run_is_an_error(project, tmp_path) -> None:
     with pytest.raises(UsageError, match="own has no trained run"):
-        report.write_own_page(project.params, "own", ArtifactPaths(tmp_path))
+        report.write_own_page(ProjectData(project.params, "own", ArtifactPaths(tmp_path)))
 
 
 def test_a_run_on_other_labels_is_named_with_the_command_that_trains_it(project, tmp_path) -> None:
@@ -147,7 +148,7 @@ def test_a_run_on_other_labels_is_named_with_the_command_that_trains_it(project,
         labels["states"].append(labels["objects"][0])
         project.paths.labels("own").write_text(json.dumps(labels))
         with pytest.raises(DuplexError, match=r"no trained run .* matches params.yaml; .*`duplex train --dataset own"):
-            report.write_own_page(project.params, "own", project.paths)
+            report.write_own_page(ProjectData(project.params, "own", project.paths))
 
 
 def test_the_report_leaves_out_data_sets_without_runs_and_metrics_alone(project) -> None:

@@ -10,7 +10,10 @@ import pandas as pd
 import pytest
 from ruamel.yaml import YAML
 
-from duplex.project import report, runs
+from duplex.project import report
+from duplex.project.inventory import inventory_stage
+from duplex.project.maps import maps_stage
+from duplex.project.run import ProjectData
 from duplex.report import blocks
 from duplex.report.blocks import Chart, Mark, Series, draw, render_page
 from duplex.report.claims import paper_row
@@ -180,9 +183,9 @@ def test_labels_are_shown_without_images(project, copy):
 def test_methods_without_prototypes_have_a_page_without_maps(project, copy):
     run = project.params.run.model_copy(update={"methods": ("clip",)})
     params = project.params.model_copy(update={"run": run})
-    runs.inventory_stage(params, "own", project.paths)
+    inventory_stage(ProjectData(params, "own", project.paths))
     assert json.loads((project.paths.inventory("own") / "featured.json").read_text()) == {}
-    report.maps_stage(params, "own", project.paths)
+    maps_stage(ProjectData(params, "own", project.paths))
     text = report.report_stage(params, project.paths).read_text()
     assert "No method of `run:` has visual prototypes to map" in text
     assert "no state and object factors to swap" in text

@@ -13,7 +13,8 @@ from torch import Tensor
 from duplex.features.tokens import Examples
 from duplex.methods.base import Inspectable
 from duplex.methods.registry import make_method, parse_options
-from duplex.project.runs import load_featured_run
+from duplex.project.run import ProjectRun
+from duplex.project.runs import load_run
 from duplex.report.images import RetrievalContext, RetrievedTexts, nearest_texts, prototype_hits, retrieve_texts
 from tests.methods.world import DIM, batch_of, features, small_context, small_labels
 from tests.report.reading import Page, cited
@@ -101,7 +102,7 @@ def test_kinds_without_semantic_prototypes_have_no_texts(kind: str, row: dict[st
 
 def test_the_page_shows_the_nearest_texts_of_its_examples(project) -> None:
     page = Page(project.page.read_text(encoding="utf-8"))
-    source = load_featured_run(project.params, "own", "duplex", 0, project.paths)
+    source = load_run(ProjectRun("own", "duplex", 0, project.params, project.paths))
     method, labels, test = source.method.inspectable(), source.inputs.labels, source.inputs.examples["test"]
     columns = labels.candidates("closed", "test")
     expected = plain_texts(method.features(test.inputs), method.semantic(columns), columns.tolist())

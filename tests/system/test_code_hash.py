@@ -3,18 +3,22 @@
 import shutil
 import sys
 import zipfile
+from collections.abc import Callable
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
 from duplex.system import code as hashing
-from duplex.system.code import UNKNOWN_CODE, code_files, code_hash, plugin_files, plugin_hash
+from duplex.system.code import NEUTRAL, UNKNOWN_CODE, code_files, code_hash, plugin_files, plugin_hash
 from tests.subprocesses import ROOT
+from tests.test_architecture import imported_names, imports, modules
 
 METHODS = ("duplex", "prompt_method", "closed_form")
-TRAIN = {f"train {method}" for method in METHODS}
+STAGES = ("prepare", "extract", "train", "evaluate")
+TINY = "duplex.encoders.tiny"
 
 
 def change(file: Path, old: str, new: str) -> None:
@@ -23,56 +27,112 @@ def change(file: Path, old: str, new: str) -> None:
     file.write_text(text.replace(old, new, 1))
 
 
+def stage_hash(stage: str, *modules: str) -> str:
+    return code_hash(ROOT / "pipeline" / f"{stage}.py", *modules)
+
+
 def hashes() -> dict[str, str]:
-    clip, modules = "duplex.encoders.open_clip", {method: f"duplex.methods.{method}" for method in METHODS}
+    clip = "duplex.encoders.open_clip"
+    methods = {name: f"duplex.methods.{name}" for name in METHODS}
     return {
-        "prepare": code_hash("prepare"),
-        "extract": code_hash("extract", modules=[clip]),
-        "draw": code_hash("shapes"),
-        **{f"train {method}": code_hash("train", modules=[modules[method], clip]) for method in METHODS},
-        "evaluate duplex": code_hash("evaluate", modules=[modules["duplex"], clip]),
-        "report": code_hash("report", modules=modules.values()),
+        "prepare": stage_hash("prepare"),
+        "extract": stage_hash("extract", clip),
+        **{f"train {name}": stage_hash("train", module, clip) for name, module in methods.items()},
+        "evaluate duplex": stage_hash("evaluate", methods["duplex"], clip),
+        "report": stage_hash("report", *methods.values()),
     }
 
 
-@pytest.fixture(scope="module")
-def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("copy") / "duplex"
-    return shutil.copytree(
-        ROOT / "duplex", folder, ignore=lambda _, names: {n for n in names if Path(n).suffix not in ("", ".py")}
-    )
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "duplex"
+    shutil.copytree(ROOT / "duplex", folder, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(hashing, "PACKAGE", folder)
+    return folder
 
 
-@pytest.mark.parametrize(
-    ("edited", "changed"),
-    [("data/tables", {"prepare"}), ("data/shapes", {"draw"}), ("features/extract", {"extract"}),
-     ("encoders/open_clip", {"extract", *TRAIN, "evaluate duplex"}), ("training/loop", TRAIN),
-     ("training/scoring", {*TRAIN, "evaluate duplex"}), ("methods/base", {*TRAIN, "evaluate duplex", "report"}),
-     ("methods/finetuned", {*TRAIN, "evaluate duplex", "report"}),
-     ("methods/duplex", {"train duplex", "evaluate duplex", "report"}),  # duplex extends prompt_method:
-     ("methods/prompt_method", {"train duplex", "train prompt_method", "evaluate duplex", "report"}),
-     ("methods/closed_form", {"train closed_form", "report"}),
-     ("methods/codebook", {*TRAIN, "evaluate duplex", "report"}),
-     ("evaluation/accumulate", {*TRAIN, "evaluate duplex"}), ("evaluation/metrics", {"evaluate duplex"}),
-     ("report/tables", {"report"}), ("project/report", {"report"}), ("config/params", set()), ("cli/model", set())],
-)  # fmt: skip
-def test_an_edit_changes_the_hashes_of_the_stages_that_use_the_code(package, monkeypatch, edited, changed) -> None:
-    monkeypatch.setattr(hashing, "PACKAGE", package)
-    before, file = hashes(), package / f"{edited}.py"
-    text = file.read_text()
+def edited(file: Path, work: Callable[[], Any], text: str = "\nEDITED = 1\n") -> Any:
+    """What `work` returns while a file of the package has another line."""
+    before = file.read_bytes()
+    file.write_bytes(before + text.encode())
     try:
-        file.write_text(f"# A comment.\n{text}\n'''A docstring.'''\n")
-        assert hashes() == before
-        file.write_text(f"{text}\nEDITED = 1\n")
-        after = hashes()
+        return work()
     finally:
-        file.write_text(text)
-    assert {name for name in before if before[name] != after[name]} == changed
+        file.write_bytes(before)
 
 
-def test_stages_name_modules_that_exist() -> None:
-    for stage in hashing.STAGES:
-        assert code_files(stage) or stage == "inventory"
+def changed_by_an_edit(package: Path, module: str) -> set[str]:
+    file = package / f"{module}.py"
+    before = hashes()
+    assert edited(file, hashes, "\n# A comment.\n'A docstring.'\n") == before
+    after = edited(file, hashes)
+    return {name for name in before if before[name] != after[name]}
+
+
+def test_an_edit_changes_the_hashes_of_the_stages_that_use_the_code(package: Path) -> None:
+    train = {f"train {name}" for name in METHODS}
+    runs = {*train, "evaluate duplex"}
+    for module in ("evaluation/curve", "evaluation/intervals", "methods/word_feasibility", "features/tokens"):
+        assert changed_by_an_edit(package, module) >= runs, module
+    assert changed_by_an_edit(package, "labels") >= {"prepare", *runs}
+    assert changed_by_an_edit(package, "data/images") >= {"prepare", "extract"}
+    assert changed_by_an_edit(package, "evaluation/metrics") == {"evaluate duplex", "report"}
+    assert changed_by_an_edit(package, "methods/duplex") == {"train duplex", "evaluate duplex", "report"}
+    assert changed_by_an_edit(package, "methods/prompt_method") == {
+        "train duplex", "train prompt_method", "evaluate duplex", "report",  # duplex extends prompt_method
+    }  # fmt: skip
+    assert changed_by_an_edit(package, "methods/closed_form") == {"train closed_form", "report"}
+    assert changed_by_an_edit(package, "report/tables") == {"report"}
+    for module in ("library", "cli/model", "errors", "project/run", "training/logs"):
+        assert changed_by_an_edit(package, module) == set(), module
+
+
+def reached(stage: str, *modules: str) -> set[str]:
+    """Modules that a stage's script imports, directly or not, without those of `NEUTRAL`."""
+    waiting = {name for name in imported_names(ROOT / "pipeline" / f"{stage}.py") if name in imports()} | {*modules}
+    found: set[str] = set()
+    while waiting:
+        module = waiting.pop()
+        if module not in found and module not in NEUTRAL:
+            found.add(module)
+            waiting |= imports()[module]
+    return found
+
+
+def test_a_stage_depends_on_every_module_that_it_reaches_and_on_no_other(package: Path) -> None:
+    of_a_run = ("duplex.methods.duplex", TINY)
+    used = {"prepare": (), "extract": (TINY,), "train": of_a_run, "evaluate": of_a_run}
+
+    def all_hashes() -> dict[str, str]:
+        return {stage: stage_hash(stage, *used[stage]) for stage in STAGES}
+
+    inside = {stage: reached(stage, *used[stage]) for stage in STAGES}
+    before = all_hashes()
+    for module, file in modules().items():
+        after = edited(package / file.relative_to(ROOT / "duplex"), all_hashes)
+        for stage in STAGES:
+            assert (after[stage] != before[stage]) == (module in inside[stage]), f"{stage} and {module}"
+    assert {module for found in inside.values() for module in found} & NEUTRAL.keys() == set()
+
+
+def test_packaged_files_count_where_a_module_names_them(package: Path) -> None:
+    before = stage_hash("extract", TINY), stage_hash("extract", "duplex.encoders.open_clip")
+    file = package / "encoders" / "tiny" / "weights.safetensors"
+    after = edited(file, lambda: (stage_hash("extract", TINY), stage_hash("extract", "duplex.encoders.open_clip")))
+    assert after[0] != before[0] and after[1] == before[1]
+    data = [file for file in package.rglob("*") if file.is_file() and file.suffix not in (".py", ".typed")]
+    named = set(code_files(*(module for module in modules() if module not in NEUTRAL)).values())
+    assert not [file.name for file in data if file not in named]
+
+
+def test_what_is_neutral_exists_and_has_a_reason() -> None:
+    assert all(module in modules() and reason for module, reason in NEUTRAL.items())
+
+
+def test_a_missing_module_of_the_package_is_an_error() -> None:
+    for missing in ("duplex.methods.absent", ROOT / "pipeline" / "absent.py"):
+        with pytest.raises(FileNotFoundError, match="incomplete"):
+            code_hash(missing)
 
 
 MODULE = """'A docstring.'
@@ -123,7 +183,7 @@ def test_a_plugin_has_the_files_of_its_package_and_imported_ones_beside_it_unles
 def test_a_plugin_method_depends_on_the_layers_of_this_package_that_it_imports(tmp_path, monkeypatch) -> None:
     (tmp_path / "my_kind.py").write_text("from duplex.methods import duplex\n")
     monkeypatch.chdir(tmp_path)
-    assert {"my_kind.py", "duplex/methods/duplex.py"} <= set(code_files("train", modules=["my_kind"]))
+    assert {"my_kind.py", "duplex/methods/duplex.py"} <= set(code_files("my_kind"))
     assert plugin_hash("duplex.methods.prompt_method") is None
 
 

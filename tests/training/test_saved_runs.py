@@ -10,7 +10,9 @@ import duplex
 from duplex.artifacts import ArtifactPaths, RunPaths
 from duplex.config.params import load_params
 from duplex.errors import UsageError
-from duplex.project.stages import extract, prepare
+from duplex.project.extract import extract
+from duplex.project.prepare import prepare
+from duplex.project.run import ProjectData
 from tests.projects import inside
 from tests.training.test_ten_lines import arrays, project, small  # noqa: F401  # a fixture
 
@@ -53,8 +55,8 @@ def test_a_data_set_prepared_again_is_refused_until_it_is_loaded_again(project, 
         table.loc[same, "split"] = table.loc[same, "split"].to_numpy()[::-1]
         table.to_csv("pictures.csv", index=False)
         params, paths = load_params(), ArtifactPaths()
-        prepare(params, "own", paths)
-        extract(params, "own", paths)
+        prepare(ProjectData(params, "own", paths))
+        extract(ProjectData(params, "own", paths))
         with pytest.raises(UsageError, match="the data set was prepared again after it was loaded; load it again"):
             duplex.fit(data, "clip")
         again = duplex.load_dataset("own")

@@ -1,0 +1,306 @@
+"""A data set and a run of the pipeline as objects: parameters, files, and stamps of what these were made from.
+
+data = ProjectData(params, "shapes")
+data.require()                          # an error if its images or settings changed since it was extracted
+run = data.run("duplex", seed=0)
+run.difference("train", "evaluate")     # "" or why its files are outdated
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from duplex.artifacts import ArtifactPaths, RunPaths
+from duplex.config.params import DatasetParams, EncoderParams, MethodEntry, Params, shipped_project
+from duplex.encoders.base import family_module
+from duplex.errors import DuplexError, UsageError
+from duplex.features.file import IMPORTED, read_cache_digest
+from duplex.methods.base import find_stream_adapter
+from duplex.methods.registry import method_entry_point
+from duplex.options import CombinedRunsOptions, FinetuneOptions
+from duplex.project import stamps
+from duplex.project.stamps import UNSTAMPED, Stamp
+from duplex.system.code import code_hash
+from duplex.system.files import sha256_once
+from duplex.system.plugins import installed_plugins, module_of
+from duplex.training.inputs import Data, InputRequest, RunInputs, open_data
+from duplex.training.run import MethodSpec
+
+DATA_STAGES = ("prepare", "extract")
+RUN_STAGES = ("train", "evaluate")
+CALIBRATION = ("thresholds", "feasibility", "word_vectors")  # keys of `evaluation:` that training uses
+
+
+def stage_code(stage: str, *modules: str) -> str:
+    """Hash of a stage's code: of its script, and of `modules` that are found through entry points."""
+    return code_hash(shipped_project() / "pipeline" / f"{stage}.py", *modules)
+
+
+@dataclass(frozen=True)
+class ProjectData:
+    """A data set of params.yaml, with the files that the pipeline makes of it."""
+
+    params: Params
+    dataset: str
+    paths: ArtifactPaths = field(default_factory=ArtifactPaths)
+
+    @property
+    def entry(self) -> DatasetParams:
+        return self.params.dataset(self.dataset)
+
+    def run(self, method: str, seed: int) -> ProjectRun:
+        return ProjectRun(self.dataset, method, seed, self.params, self.paths)
+
+    def settings(self, stage: str) -> Stamp:
+        """The part of a stamp that `plan` writes: the values of params.yaml that a stage uses, and its code's hash.
+
+        Only options set in params.yaml are included; the hash of the code covers all defaults.
+        """
+        made: Stamp = {}
+        modules: list[str] = []
+        if stage in DATA_STAGES:
+            made |= self._source_settings(stage)
+        if stage == "extract":
+            made |= self._extraction_settings()
+            modules = [family_module(self.entry.encoder.name)]
+        if stage == "inventory":
+            made |= rows_shown(self.params)
+        if stage == "maps":
+            modules = method_modules(self.params)
+        return {**made, "code": stage_code(stage, *modules)}
+
+    def _source_settings(self, stage: str) -> Stamp:
+        from duplex.data.sources import source_record  # which training does not need
+
+        earlier = stamps.read(self.paths.stamp(self.dataset, "prepare")) or {}
+        source = source_record(self.entry.source, earlier.get("source"))
+        made: Stamp = {}
+        if self.entry.features is not None:  # images with equal features are kept in one split
+            made["features"] = _features_digest(self.entry.features, self.dataset, earlier)
+        if stage == "prepare":
+            return {**made, "source": source}
+        is_encoded = self.entry.features is None and self.entry.encoder.name != IMPORTED
+        if is_encoded and self.entry.source.recorded_root is not None:
+            made["images"] = {"root": self.entry.source.recorded_root, "sizes": source.get("sizes")}
+        return made
+
+    def _extraction_settings(self) -> Stamp:
+        settings = self.params.extraction
+        return {
+            **_encoder_settings(self.entry.encoder),
+            "batch_size": settings.batch_size,
+            "max_bad": settings.max_bad,
+            "tokens": settings.tokens,
+            "block_inputs": self.params.block_inputs(self.dataset),
+            "pixels": self.params.pixels(self.dataset),
+        }
+
+    def stamp(self, stage: str) -> Stamp:
+        """The stamp that a stage's files should have now: its settings, and checksums of the files that it reads."""
+        manifest = {"manifest.csv": _checksum(self.paths.manifest(self.dataset))}
+        return {**self.settings(stage), "inputs": {} if stage == "prepare" else manifest}
+
+    def outdated(self, stage: str) -> str:
+        """Why a stage's files are outdated, in words; "" if they are not, or if no stage wrote them."""
+        found = stamps.difference(self.paths.stamp(self.dataset, stage), self.stamp(stage))
+        return "" if found == UNSTAMPED else found
+
+    def difference(self, *stages: str) -> str:
+        """Why the data set must be prepared or extracted again, and by which command; "" if it need not be."""
+        for stage in stages or DATA_STAGES:
+            if found := self.outdated(stage):
+                done = {"prepare": "prepared", "extract": "extracted"}[stage]
+                return (
+                    f"the data set {self.dataset} has to be {done} again: {found}; "
+                    f"`duplex {stage} --dataset {self.dataset}` does that, and `dvc repro` runs everything that "
+                    "depends on it"
+                )
+        return ""
+
+    def require(self, *stages: str) -> None:
+        """Raise `DuplexError` if the data set must be prepared or extracted again."""
+        if found := self.difference(*stages):
+            raise DuplexError(found)
+
+    def require_features(self) -> None:
+        """Raise `DuplexError`, with the command to run, if the data set is not prepared or not extracted."""
+        places = {self.paths.manifest: "prepare", self.paths.labels: "prepare", self.paths.features: "extract"}
+        for path, stage in places.items():
+            if not path(self.dataset).exists():
+                command = f"duplex {stage} --dataset {self.dataset}"
+                raise DuplexError(f"{path(self.dataset)} does not exist; `{command}` writes it")
+
+    def open(self) -> Data:
+        return open_data(self.params, self.dataset, self.paths)
+
+
+@dataclass(frozen=True)
+class ProjectRun:
+    """A method of params.yaml on a data set with a seed, with its files; two runs with equal names are equal."""
+
+    dataset: str
+    method: str
+    seed: int
+    params: Params = field(compare=False, repr=False)
+    paths: ArtifactPaths = field(default_factory=ArtifactPaths, compare=False, repr=False)
+
+    def __str__(self) -> str:
+        return f"{self.dataset} {self.method} {self.seed}"
+
+    @property
+    def data(self) -> ProjectData:
+        return ProjectData(self.params, self.dataset, self.paths)
+
+    @property
+    def entry(self) -> MethodEntry:
+        return self.params.entry(self.method)
+
+    @property
+    def spec(self) -> MethodSpec:
+        return MethodSpec.of(self.params, self.dataset, self.method)
+
+    @property
+    def files(self) -> RunPaths:
+        return self.paths.run(self.dataset, self.method, self.seed)
+
+    @property
+    def command(self) -> str:
+        """The command that trains the run."""
+        return f"duplex train --dataset {self.dataset} --method {self.method} --seed {self.seed}"
+
+    @property
+    def combined(self) -> dict[str, ProjectRun]:
+        """The runs that a product combines, by name; empty for other methods."""
+        options = self.params.method(self.method, self.dataset)
+        if not isinstance(options, CombinedRunsOptions):
+            return {}
+        seeds = self.params.run.seeds if options.seeds == "all" else (self.seed,)
+        return {f"{name}-{seed}": self.data.run(name, seed) for name in options.of for seed in seeds}
+
+    def settings(self, stage: str) -> Stamp:
+        """The part of a stamp that `plan` writes; it is the same for all seeds."""
+        params = self.params
+        evaluation = params.evaluation.model_dump(mode="json")
+        encoder = params.dataset(self.dataset).encoder
+        finetune = params.finetune(self.method, self.dataset)
+        made: Stamp = {"kind": self.entry.kind, "world": self.entry.world, **_encoder_settings(encoder)}
+        if params.evaluation.word_vectors is not None:
+            made["word_vectors"] = _checksum(params.evaluation.word_vectors)
+        if (stream := params.evaluation.stream) is not None:
+            evaluation["stream"]["code"] = code_hash(find_stream_adapter(stream.adapter).__module__)
+        if stage == "train":
+            made["options"] = self.entry.options_for(self.dataset)
+            made["training"] = params.training(self.dataset, self.method).result_settings()
+            made["finetune"] = None if finetune is None else finetune.to_dict()
+            made["calibration"] = {key: evaluation[key] for key in CALIBRATION}
+            if self.entry.members:
+                members = {name: self.data.run(name, self.seed) for name in self.entry.members}
+                made["members"] = {name: member.settings(stage) for name, member in members.items()}
+                if params.method(self.method, self.dataset).to_dict().get("seeds") == "all":
+                    made["seeds"] = list(params.run.seeds)
+        else:
+            made["threads"] = params.training(self.dataset, self.method).threads
+            made["evaluation"] = evaluation
+        modules = [module_of(method_entry_point(kind)) for kind in self.entry.kinds_for(self.dataset)]
+        modules.append(family_module(encoder.name))
+        if isinstance(finetune, FinetuneOptions):
+            adapters = installed_plugins("duplex.adapters")
+            modules += [module_of(adapters[name]) for name in finetune.adapters]
+        return {**made, "code": stage_code(stage, *modules)}
+
+    def stamp(self, stage: str, read: Mapping[str, str | None] | None = None) -> Stamp:
+        """The stamp that a stage's files should have: settings, seed, and checksums of the files that it reads.
+
+        read: checksums of the data set's files as they were when the run read them (`RunInputs.read`). None: as they
+            are now.
+        """
+        inputs: dict[str, Any] = dict(self._data_files() if read is None else read)
+        if stage == "evaluate":
+            inputs["checkpoint.safetensors"] = _checksum(self.files.checkpoint)
+        elif self.entry.members:
+            inputs["members"] = {name: _checksum(run.files.checkpoint) for name, run in self.combined.items()}
+        return {**self.settings(stage), "seed": self.seed, "inputs": inputs}
+
+    def _data_files(self) -> dict[str, str | None]:
+        features = self.paths.features(self.dataset)
+        return {
+            "manifest.csv": _checksum(self.paths.manifest(self.dataset)),
+            "labels.json": _checksum(self.paths.labels(self.dataset)),
+            "features.h5": read_cache_digest(features) if features.is_file() else None,
+        }
+
+    def difference(self, *stages: str) -> str:
+        """Why the run is outdated (params.yaml, its data or the code changed), in words; "" if it is not."""
+        for stage in stages or ("train",):
+            if found := stamps.difference(self.files.stamp(stage), self.stamp(stage)):
+                return found
+        return ""
+
+    def require_current(self) -> None:
+        """Raise `DuplexError` if the run is outdated; the message says how to train it again."""
+        if found := self.difference():
+            raise DuplexError(
+                f"{self.files.root} does not match the method {self.method!r} in params.yaml: {found}; "
+                f"`{self.command}` trains it again"
+            )
+
+
+LoadInputs = Callable[[ProjectData, InputRequest], RunInputs]
+
+
+def load_inputs(data: ProjectData, request: InputRequest = InputRequest()) -> RunInputs:
+    """Read what `request` asks for from a data set."""
+    return data.open().read(request)
+
+
+class LastDatasetLoader:
+    """Callable that reads the inputs of data sets and keeps those of the most recent data set in memory.
+
+    Inputs are read again if the data set's files have changed.
+    """
+
+    def __init__(self) -> None:
+        self._dataset = ""
+        self._data: Data | None = None
+
+    def __call__(self, data: ProjectData, request: InputRequest) -> RunInputs:
+        if self._data is None or data.dataset != self._dataset or not self._data.is_current():
+            self._data = None  # frees memory before the next data set is loaded
+            self._dataset = data.dataset
+            self._data = data.open()
+        return self._data.inputs(request)
+
+
+def rows_shown(params: Params) -> Stamp:
+    """What params.yaml says about the rows of the report, apart from the methods themselves."""
+    shown_as = {name: shown for name in params.run.methods if (shown := params.entry(name).shown_as) is not None}
+    return {"featured": params.report.featured, "shown_as": shown_as}
+
+
+def method_modules(params: Params) -> list[str]:
+    return sorted({module_of(method_entry_point(params.entry(name).kind)) for name in params.run.methods})
+
+
+def _checksum(path: Path) -> str | None:
+    return sha256_once(path) if path.is_file() else None
+
+
+def _encoder_settings(encoder: EncoderParams) -> Stamp:
+    files = [Path(encoder.weights).expanduser()] if encoder.weights is not None else []
+    if folder := encoder.name.partition(":")[2]:
+        files += sorted(Path(folder).expanduser().glob("*"))
+    digests = {path.name: sha256_once(path) for path in files if path.is_file()}
+    return {"encoder": encoder.model_dump(mode="json"), **({"encoder_files": digests} if digests else {})}
+
+
+def _features_digest(features: Path, dataset: str, earlier: Mapping[str, Any]) -> str:
+    if features.is_file():
+        return sha256_once(features)
+    if isinstance(digest := earlier.get("features"), str):  # on this machine there are only the results
+        return digest
+    raise UsageError(
+        f"params.yaml: datasets.{dataset}.features: {features} does not exist; correct it, or set null to encode images"
+    )
