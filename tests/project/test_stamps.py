@@ -11,6 +11,7 @@ import h5py
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from duplex.artifacts import ArtifactPaths
@@ -24,11 +25,21 @@ from duplex.project.extract import extract
 from duplex.project.inventory import inventory_stage
 from duplex.project.plan import planned_data, planned_run, write_plan
 from duplex.project.prepare import prepare
-from duplex.project.run import DATA_STAGES, RUN_STAGES, ProjectData, ProjectRun, load_inputs, stage_code
+from duplex.project.run import (
+    DATA_STAGES,
+    RUN_STAGES,
+    LastDatasetLoader,
+    ProjectData,
+    ProjectRun,
+    load_inputs,
+    stage_code,
+)
 from duplex.project.runs import best_run
+from duplex.project.sweep import SweptRun
 from duplex.project.train import train_stage
 from duplex.recognition.export import model_card_facts
 from duplex.system.files import sha256
+from duplex.training.inputs import InputRequest
 from tests.features.conftest import update_checksums
 from tests.projects import inside, make_project, with_evaluation
 from tests.subprocesses import ROOT
@@ -330,6 +341,44 @@ def test_a_checkpoint_replaced_during_an_evaluation_gives_no_metrics(project: Pa
     with pytest.raises(DuplexError, match="its tensors were changed"):
         evaluate_stage(ProjectRun("own", "clip", 0, load_params()), load=load)
     assert run.metrics.read_bytes() == before
+
+
+def test_a_run_is_stamped_with_the_features_that_it_read(project: Path) -> None:
+    run = ProjectRun("own", "csp", 0, load_params())
+
+    def load(*arguments):
+        inputs = load_inputs(*arguments)
+        change_features()  # another process extracts again meanwhile
+        return inputs
+
+    train_stage(run, load=load)
+    assert run.difference() == "its features have changed"
+    train_stage(run)
+    assert run.difference() == ""
+    evaluate_stage(run, load=load)
+    assert run.difference("evaluate") == "its features have changed"
+
+
+def test_a_worker_reads_inputs_again_once_their_files_have_changed(project: Path) -> None:
+    load, data, request = LastDatasetLoader(), ProjectData(load_params(), "own"), InputRequest()
+    first = load(data, request)
+    assert load(data, request) is first
+    change_features()
+    second = load(data, request)
+    assert second.read["features.h5"] != first.read["features.h5"]
+    assert not torch.equal(second.examples["train"].cls, first.examples["train"].cls)
+    relabel_and_prepare()
+    with pytest.raises(DuplexError, match="manifest"):  # its features are those of the earlier one
+        load(data, request)
+
+
+def test_a_sweep_refuses_runs_after_the_code_has_changed(project: Path) -> None:
+    run = ProjectRun("own", "mine", 0, load_params())
+    swept = SweptRun(run, {stage: run.settings(stage) for stage in RUN_STAGES})
+    swept.execute(load_inputs)
+    edit("mine_for_stamps.py", "    pass", "    factor = 2")
+    with pytest.raises(DuplexError, match="the code has changed since the sweep began"):
+        swept.execute(load_inputs)
 
 
 @pytest.mark.parametrize(
