@@ -27,7 +27,7 @@ from huggingface_hub import hf_hub_url
 from PIL import Image
 from torch import Tensor
 
-from duplex.encoders import base
+from duplex.encoders import base, strangers
 from duplex.encoders.base import RANDOM, Config, EncoderFamily, EncoderSource, MissingWeights, first_line, random_seed
 from duplex.encoders.image_blocks import patch_tokens
 from duplex.encoders.text import ClipTextTower
@@ -88,9 +88,10 @@ with without_compiler():
 LOCAL, HUB = "local-dir:", "hf-hub:"
 CONFIG = "open_clip_config.json"
 USUAL_STEMS = ("open_clip_model", "open_clip_pytorch_model", "model", "pytorch_model")  # of weights files
-SUFFIXES = (".safetensors", ".bin", ".pth")
+PICKLES = (".bin", ".pth", ".pt")  # suffixes
 DOWNLOADS = Path("~/.cache/clip")  # open_clip's folder for weights that are not on the hub
-WEIGHTS = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")  # names in a repository, the preferred first
+WEIGHTS = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")  # of published tags, the preferred first
+SAFE_WEIGHTS = WEIGHTS[:1]  # of strangers' repositories
 MAX_ASPECT = 50  # longer images are cropped before they are resized; only their middle can reach the centre crop
 NOT_WEIGHTS = ("input_resolution", "context_length", "vocab_size")  # numbers in OpenAI's archives
 
@@ -154,23 +155,46 @@ def is_torchscript(path: Path) -> bool:
         return any(name.endswith("/constants.pkl") for name in archive.namelist())
 
 
-def _folder_source(folder: Path) -> EncoderSource:
-    config = base.read_config(folder / CONFIG, ("model_cfg", "preprocess_cfg"))
-    weights = _weights_in(folder)
-    if weights is None:
-        raise DuplexError(f"the folder {folder} holds no weights; put open_clip_model.safetensors beside {CONFIG}")
+def read_stranger_config(path: Path) -> tuple[Config, Config]:
+    """`model_cfg` and `preprocess_cfg` of a stranger's encoder; DuplexError for fields that could make code run."""
+    config = base.read_config(path, ("model_cfg", "preprocess_cfg"))
     architecture = config["model_cfg"]
-    base.require_keys(folder / CONFIG, architecture, ("embed_dim", "vision_cfg", "text_cfg"))
+    base.require_keys(path, architecture, ("embed_dim", "vision_cfg", "text_cfg"))
+    strangers.check_fields(path, config)
+    image_model = architecture["vision_cfg"].get("timm_model_name")
+    if image_model and not timm.is_model(str(image_model)):
+        strangers.refuse(path, "model_cfg.vision_cfg.timm_model_name", "which names no model of timm")
+    own = [open_clip.get_model_config(name)["text_cfg"] for name in open_clip.list_models()]
+    if architecture["text_cfg"].get("hf_model_name") not in [text.get("hf_model_name") for text in own]:
+        reason = "which names no text model of open_clip's own encoders"
+        strangers.refuse(path, "model_cfg.text_cfg.hf_model_name", reason)
+    return architecture, config["preprocess_cfg"]
+
+
+def _folder_source(folder: Path) -> EncoderSource:
+    architecture, preprocess = read_stranger_config(folder / CONFIG)
+    if architecture["text_cfg"].get("hf_tokenizer_name"):
+        strangers.refuse_code(folder / "tokenizer_config.json")
+    weights = _weights_in(folder)
     name = LOCAL + base.config_hash(architecture, 12)  # independent of the folder's place
-    preprocess = complete_preprocess(config["preprocess_cfg"], architecture)
-    return EncoderSource(name, architecture, preprocess, weights, folder)
+    return EncoderSource(name, architecture, complete_preprocess(preprocess, architecture), weights, folder)
 
 
-def _weights_in(folder: Path) -> Path | None:
-    def rank(path: Path) -> tuple[bool, int, bool, str]:
-        return path.stem not in USUAL_STEMS, SUFFIXES.index(path.suffix), path.stem != USUAL_STEMS[0], path.name
+def _weights_in(folder: Path) -> Path:
+    def rank(path: Path) -> tuple[bool, bool, str]:
+        return path.stem not in USUAL_STEMS, path.stem != USUAL_STEMS[0], path.name
 
-    return min((path for path in folder.iterdir() if path.suffix in SUFFIXES), key=rank, default=None)
+    files = sorted(folder.iterdir())
+    weights = min((path for path in files if path.suffix == ".safetensors"), key=rank, default=None)
+    if weights is not None:
+        return weights
+    for path in files:
+        if path.suffix in PICKLES:
+            raise DuplexError(
+                f"{path} is not read, since pickled weights may run code; save its tensors as {WEIGHTS[0]}, or convert "
+                f"it with `duplex encoders convert {path} FOLDER --encoder NAME --tag TAG`"
+            )
+    raise DuplexError(f"the folder {folder} holds no weights; put {WEIGHTS[0]} beside {CONFIG}")
 
 
 def _file_source(name: str, architecture: Config, path: Path) -> EncoderSource:
@@ -306,9 +330,9 @@ class ClipFamily(EncoderFamily):
             return _folder_source(Path(name.removeprefix(LOCAL)).expanduser())
         if name.startswith(HUB):
             owner = name.removeprefix(HUB)
-            config = base.read_config(base.fetch_from_hub(owner, (CONFIG,), name), ("model_cfg", "preprocess_cfg"))
-            preprocess = complete_preprocess(config["preprocess_cfg"], config["model_cfg"])
-            return EncoderSource(name, config["model_cfg"], preprocess, base.fetch_from_hub(owner, WEIGHTS, name))
+            architecture, preprocess = read_stranger_config(base.fetch_from_hub(owner, (CONFIG,), name))
+            preprocess = complete_preprocess(preprocess, architecture)
+            return EncoderSource(name, architecture, preprocess, base.fetch_from_hub(owner, SAFE_WEIGHTS, name))
         architecture = open_clip.get_model_config(name)
         if architecture is None:
             raise UsageError(f"unknown encoder {name!r}; `duplex encoders list` shows the names")
@@ -329,7 +353,7 @@ class ClipFamily(EncoderFamily):
         if name.startswith(HUB):
             base.refuse_other_weights(name, weights)
             owner = name.removeprefix(HUB)
-            on_disk = base.hub_file_on_disk(owner, (CONFIG,)) and base.hub_file_on_disk(owner, WEIGHTS)
+            on_disk = base.hub_file_on_disk(owner, (CONFIG,)) and base.hub_file_on_disk(owner, SAFE_WEIGHTS)
             return None if on_disk else MissingWeights(f"https://huggingface.co/{owner}", None)
         architecture = None if name.startswith(LOCAL) else open_clip.get_model_config(name)
         if architecture is None or weights is None or base.is_random(weights) or Path(weights).expanduser().is_file():
@@ -446,7 +470,21 @@ class ClipEncoder(EncoderBase):
         return build_model(source)
 
     def tokenizer(self, source: EncoderSource) -> Any:
-        return open_clip.get_tokenizer(source.name if source.folder is None else f"local-dir:{source.folder}")
+        if source.folder is None and not source.name.startswith(HUB):
+            return open_clip.get_tokenizer(source.name)
+        text = source.architecture["text_cfg"]  # open_clip would read the stranger's file again, which may have changed
+        options = {"context_length": text.get("context_length", 77), **(text.get("tokenizer_kwargs") or {})}
+        files = text.get("hf_tokenizer_name")
+        try:
+            if not files:
+                return open_clip.SimpleTokenizer(**options)
+            options |= {"tokenizer_mode": text.get("tokenizer_mode"), "trust_remote_code": False}
+            return open_clip.tokenizer.HFTokenizer(str(source.folder or files), **options)
+        except Exception as error:  # of transformers, the hub's client or open_clip
+            raise DuplexError(
+                f"the tokenizer of encoder {source.name!r} cannot be loaded without running its own code "
+                f"({first_line(error)}); choose another encoder"
+            ) from error
 
     @torch.inference_mode()
     def encode_images(self, pixels: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint as recompute
 
-from duplex.encoders import base
+from duplex.encoders import base, strangers
 from duplex.encoders.base import EncoderFamily, EncoderSource, MissingWeights, hub_file_on_disk, random_seed
 from duplex.encoders.image_blocks import patch_tokens
 from duplex.encoders.open_clip import EncoderBase, complete_preprocess, initialised_by, read_weights, timm
@@ -54,6 +54,8 @@ class BlipFamily(EncoderFamily):
             for file in BLIP_FILES:
                 folder = base.fetch_from_hub(place, (file,), name).parent
             base.fetch_from_hub(place, TOKENIZER_FILES, name)
+        for file in ("config.json", "preprocessor_config.json", "tokenizer_config.json"):
+            strangers.refuse_code(folder / file)
         config = base.read_config(folder / "config.json")
         image_config = base.read_config(folder / "preprocessor_config.json")
         try:
@@ -109,7 +111,9 @@ class BlipTextTower:
             part.to(dtype_of(precision))
         from transformers import AutoTokenizer
 
-        self._tokenizer: Any = AutoTokenizer.from_pretrained(str(source.folder), local_files_only=True)
+        self._tokenizer: Any = AutoTokenizer.from_pretrained(
+            str(source.folder), local_files_only=True, trust_remote_code=False
+        )
         self._table = self._model.embeddings.word_embeddings.weight
         self.width = int(self._table.shape[1])
         self.dim = source.dim
@@ -155,7 +159,8 @@ class BlipTextTower:
 def _build_blip(source: EncoderSource) -> Any:
     import transformers
 
-    model: Any = transformers.BlipForImageTextRetrieval(transformers.BlipConfig(**source.architecture["blip"]))
+    config = transformers.BlipConfig(**strangers.known_blip_options(source.architecture["blip"]))
+    model: Any = transformers.BlipForImageTextRetrieval(config)
     missing = model.load_state_dict(read_weights(source.weights), strict=False).missing_keys
     missing = [name for name in missing if not name.endswith("position_ids")]
     if missing:
