@@ -25,7 +25,8 @@ from torch.utils.checkpoint import checkpoint as recompute
 from duplex.encoders import base, strangers
 from duplex.encoders.base import EncoderFamily, EncoderSource, MissingWeights, hub_file_on_disk, random_seed
 from duplex.encoders.image_blocks import patch_tokens
-from duplex.encoders.open_clip import EncoderBase, complete_preprocess, initialised_by, read_weights, timm
+from duplex.encoders.libraries import timm
+from duplex.encoders.open_clip import EncoderBase, complete_preprocess, initialised_by, read_weights
 from duplex.encoders.prompt_tree import Prompts, PromptTree, check_length, pad_prompts, tree_blocks
 from duplex.errors import DuplexError, UsageError, install_command
 from duplex.system.threads import dtype_of, float32_arithmetic

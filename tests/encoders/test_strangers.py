@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from duplex.encoders import tiny
 from duplex.encoders.base import encoder_identity, load_encoder, read_config
-from duplex.encoders.open_clip import PreprocessCfg, open_clip, timm
+from duplex.encoders.libraries import PreprocessCfg, open_clip, timm
 from duplex.encoders.strangers import FIELDS, check_fields
 from duplex.errors import DuplexError
 from tests.encoders.small import ARCHITECTURE, PREPROCESS, add_architecture

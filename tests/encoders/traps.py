@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from torch import nn
 
-from duplex.encoders.open_clip import open_clip
+from duplex.encoders.libraries import open_clip
 from tests.encoders.small import write_folder
 
 CODE = {"auto_map": {"AutoTokenizer": ["code.Tokenizer", None], "AutoConfig": "code.Config"}}

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from duplex.encoders.base import PACKAGED, CatalogEntry, EncoderFamily, EncoderSource, read_config, refuse_other_weights
-from duplex.encoders.open_clip import ClipEncoder, complete_preprocess, open_clip, read_weights
+from duplex.encoders.libraries import open_clip
+from duplex.encoders.open_clip import ClipEncoder, complete_preprocess, read_weights
 from duplex.errors import UsageError
 
 CONFIG = Path(__file__).with_name("model.json")
