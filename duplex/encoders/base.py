@@ -110,8 +110,7 @@ def find_family(encoder: str) -> EncoderFamily:
 def _entry_point(encoder: str) -> EntryPoint:
     families = installed_plugins(GROUP)
     if DEFAULT not in families:
-        problem = f"{DISTRIBUTION} is not installed (no plug-ins {GROUP!r})"
-        raise DuplexError(f"{problem}; run `pip install {DISTRIBUTION}`")
+        raise DuplexError(f"{DISTRIBUTION} is not installed (no plug-ins {GROUP!r}); run `pip install {DISTRIBUTION}`")
     return families.get(encoder.partition(":")[0], families[DEFAULT])
 
 
@@ -177,12 +176,7 @@ class Encoder(Protocol):
 
 
 def load_encoder(
-    name: str,
-    weights: str | None = None,
-    *,
-    towers: str = "both",
-    device: str = "cpu",
-    precision: str = "fp32",
+    name: str, weights: str | None = None, *, towers: str = "both", device: str = "cpu", precision: str = "fp32"
 ) -> Encoder:
     """Load a frozen encoder.
 
@@ -200,12 +194,7 @@ def load_encoder(
     return family.load(source, towers=towers, device=resolve_device(device), precision=precision)
 
 
-def encoder_identity(
-    name: str,
-    weights: str | None = None,
-    *,
-    precision: str = "fp32",
-) -> EncoderIdentity:
+def encoder_identity(name: str, weights: str | None = None, *, precision: str = "fp32") -> EncoderIdentity:
     require(precision, PRECISIONS, "precision")
     _, source = _find(name, weights)
     return source.identity(precision)
@@ -259,8 +248,7 @@ class EncoderSource:
 
     def __post_init__(self) -> None:
         if self.seed is None and not self.weights.is_file():
-            problem = f"there is no weights file {self.weights}"
-            raise DuplexError(f"{problem}; put it there or choose another encoder")
+            raise DuplexError(f"there is no weights file {self.weights}; put it there or choose another encoder")
 
     @property
     def dim(self) -> int:
@@ -287,8 +275,7 @@ def read_config(path: Path, keys: tuple[str, ...] = ()) -> Config:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        problem = f"{path} does not exist, but an encoder needs it"
-        raise DuplexError(f"{problem}; add it or give another folder") from error
+        raise DuplexError(f"{path} does not exist, but an encoder needs it; add it or give another folder") from error
     except (ValueError, OSError) as error:
         raise DuplexError(f"{path} cannot be read as JSON ({error}); correct or replace it") from error
     require_keys(path, config, keys)
@@ -399,8 +386,7 @@ def fetch_from_hub(owner: str, names: Sequence[str], what: str) -> Path:
             continue
         except Exception as error:  # of the hub's client, its HTTP library, the network or the disk
             raise download_error(what, error) from error
-    missing = " or ".join(names)
-    raise DuplexError(f"the Hugging Face repository {owner} has no {missing}; choose another encoder")
+    raise DuplexError(f"the Hugging Face repository {owner} has no {' or '.join(names)}; choose another encoder")
 
 
 def download_error(what: str, error: BaseException) -> DuplexError:

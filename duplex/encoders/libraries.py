@@ -17,14 +17,7 @@ from types import ModuleType
 
 import torch
 
-__all__ = [
-    "PreprocessCfg",
-    "image_transform_v2",
-    "merge_preprocess_dict",
-    "open_clip",
-    "timm",
-    "transforms",
-]
+__all__ = ["open_clip", "timm", "transforms"]
 OPERATORS = (
     "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
     "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
@@ -73,5 +66,4 @@ for signature in operators_torch_lacks():
 with without_compiler():
     import open_clip
     import timm
-    from open_clip.transform import PreprocessCfg, image_transform_v2, merge_preprocess_dict
     from torchvision import transforms

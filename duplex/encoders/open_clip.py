@@ -19,23 +19,9 @@ from PIL import Image
 from torch import Tensor
 
 from duplex.encoders import base, strangers
-from duplex.encoders.base import (
-    RANDOM,
-    Config,
-    EncoderFamily,
-    EncoderSource,
-    MissingWeights,
-    first_line,
-    random_seed,
-)
+from duplex.encoders.base import Config, EncoderFamily, EncoderSource, MissingWeights, first_line
 from duplex.encoders.image_blocks import patch_tokens
-from duplex.encoders.libraries import (
-    PreprocessCfg,
-    image_transform_v2,
-    merge_preprocess_dict,
-    open_clip,
-    transforms,
-)
+from duplex.encoders.libraries import open_clip, transforms
 from duplex.encoders.text import ClipTextTower
 from duplex.errors import DuplexError, UsageError, install_command
 from duplex.system.files import write_json, write_tensors
@@ -79,8 +65,7 @@ def build_model(source: EncoderSource) -> Any:
     place = source.folder / CONFIG if source.folder else source.name
     unknown = sorted(set(config) - set(inspect.signature(kind).parameters))
     if unknown:
-        problem = f"{place}: open_clip's {kind.__name__} has no key {unknown[0]!r}"
-        raise DuplexError(f"{problem}; remove it from model_cfg")
+        raise DuplexError(f"{place}: open_clip's {kind.__name__} has no key {unknown[0]!r}; remove it from model_cfg")
     if source.seed is not None:
         with initialised_by(source.seed):
             return kind(**config).eval().requires_grad_(False)
@@ -168,12 +153,7 @@ def _tags(name: str) -> str:
     return ", ".join(open_clip.list_pretrained_tags_by_model(name)) or "none published"
 
 
-def convert_weights(
-    archive: Path,
-    folder: Path,
-    name: str,
-    tag: str | None = None,
-) -> EncoderSource:
+def convert_weights(archive: Path, folder: Path, name: str, tag: str | None = None) -> EncoderSource:
     """Convert a weights file to an encoder folder and check that it loads.
 
     name: open_clip architecture. tag: published weights with equal preprocessing; None, which only
@@ -214,15 +194,15 @@ def _read_torchscript(archive: Path) -> dict[str, Tensor]:
     try:
         state: dict[str, Tensor] = torch.jit.load(str(archive), map_location="cpu").state_dict()
     except (RuntimeError, ValueError, OSError) as error:
-        problem = f"{archive} cannot be read as weights ({first_line(error)})"
-        raise DuplexError(f"{problem}; download it again") from error
+        raise DuplexError(f"{archive} cannot be read as weights ({first_line(error)}); download it again") from error
     return state
 
 
 def complete_preprocess(options: Config, architecture: Config) -> Config:
     """All fields of open_clip's preprocessing, by default its own; the size is the architecture's."""
     size = architecture["vision_cfg"].get("image_size", 224)
-    merged = merge_preprocess_dict({**vars(PreprocessCfg())}, {**options, "size": size})
+    defaults = vars(open_clip.transform.PreprocessCfg())
+    merged = open_clip.transform.merge_preprocess_dict(defaults, {**options, "size": size})
     return dict(json.loads(json.dumps(merged)))
 
 
@@ -231,8 +211,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     try:
         state: dict[str, Tensor] = open_clip.factory.load_state_dict(str(path))
     except Exception as error:  # torch, safetensors, pickle and zip raise almost anything
-        problem = f"{path} cannot be read as weights ({first_line(error)})"
-        raise DuplexError(f"{problem}; replace the file") from error
+        raise DuplexError(f"{path} cannot be read as weights ({first_line(error)}); replace the file") from error
     return state
 
 
@@ -300,12 +279,11 @@ class ClipFamily(EncoderFamily):
         if architecture is None:
             raise UsageError(f"unknown encoder {name!r}; `duplex encoders list` shows the names")
         if weights is None:
-            problem = f"{name!r} needs weights; give `weights` (--weights)"
-            raise UsageError(f"{problem}, a file or a tag ({_tags(name)})")
-        seed = random_seed(weights)
+            raise UsageError(f"{name!r} needs weights; give `weights` (--weights), a file or a tag ({_tags(name)})")
+        seed = base.random_seed(weights)
         if seed is not None:
             preprocess = complete_preprocess({}, architecture)
-            return EncoderSource(name, architecture, preprocess, Path(RANDOM), seed=seed)
+            return EncoderSource(name, architecture, preprocess, Path(base.RANDOM), seed=seed)
         file = Path(weights).expanduser()
         if file.is_file():
             return _file_source(name, architecture, file)
@@ -320,9 +298,8 @@ class ClipFamily(EncoderFamily):
         if name.startswith(HUB):
             base.refuse_other_weights(name, weights)
             owner = name.removeprefix(HUB)
-            if all(base.hub_file_on_disk(owner, names) for names in ((CONFIG,), SAFE_WEIGHTS)):
-                return None
-            return MissingWeights(f"https://huggingface.co/{owner}", None)
+            on_disk = base.hub_file_on_disk(owner, (CONFIG,)) and base.hub_file_on_disk(owner, SAFE_WEIGHTS)
+            return None if on_disk else MissingWeights(f"https://huggingface.co/{owner}", None)
         architecture = None if name.startswith(LOCAL) else open_clip.get_model_config(name)
         local = weights is None or base.is_random(weights) or Path(weights).expanduser().is_file()
         if architecture is None or weights is None or local:
@@ -336,8 +313,7 @@ class ClipFamily(EncoderFamily):
             model = open_clip_class(architecture)(**offline_model_arguments(architecture))
         size = 4 * sum(parameter.numel() for parameter in model.parameters())
         owner, names = _repository(published)
-        address = hf_hub_url(owner, names[0]) if owner else str(published.get("url", ""))
-        return MissingWeights(address, size)
+        return MissingWeights(hf_hub_url(owner, names[0]) if owner else str(published.get("url", "")), size)
 
     def catalog(self) -> list[base.CatalogEntry]:
         entries = []
@@ -354,7 +330,8 @@ class ResizeAndCrop:
     """Resizes and crops an RGB image as open_clip does, but returns uint8 pixels [3, R, R]."""
 
     def __init__(self, preprocess: dict[str, Any]) -> None:
-        steps = image_transform_v2(PreprocessCfg(**preprocess), is_train=False).transforms
+        settings = open_clip.transform.PreprocessCfg(**preprocess)
+        steps = open_clip.transform.image_transform_v2(settings, is_train=False).transforms
         # without conversions and normalisation
         self.steps = transforms.Compose([*steps[:-3], transforms.PILToTensor()])
         self.shortest = preprocess["resize_mode"] == "shortest"
@@ -426,8 +403,7 @@ class EncoderBase:
             raise UsageError(
                 f"the pixels have {found}, but encoder {self.name!r} expects {expected}; use its `image_transform`"
             )
-        inputs = pixels.to(self.device).float().div_(255)
-        return inputs.sub_(self._mean).div_(self._std).to(self.dtype)
+        return pixels.to(self.device).float().div_(255).sub_(self._mean).div_(self._std).to(self.dtype)
 
 
 class ClipEncoder(EncoderBase):
@@ -436,16 +412,14 @@ class ClipEncoder(EncoderBase):
         needing = {"hf_model_name"} if towers == "image" else {"hf_model_name", "hf_tokenizer_name"}
         needs = needing & set(source.architecture.get("text_cfg", {}))
         if needs and find_spec("transformers") is None:
-            problem = f"encoder {source.name!r} needs transformers"
-            raise DuplexError(f"{problem}; run {install_command('blip')}")
+            raise DuplexError(f"encoder {source.name!r} needs transformers; run {install_command('blip')}")
         model = self.build(source)
         self.logit_scale = float(model.logit_scale.item())
         if towers != "text":
             self._visual = model.visual.to(self.device, self.dtype)
         if towers != "image":
             model.visual = None  # frees the memory of the image tower where only text is wanted
-            tokenizer = self.tokenizer(source)
-            self._text = ClipTextTower(model.to(self.device), tokenizer, precision=precision)
+            self._text = ClipTextTower(model.to(self.device), self.tokenizer(source), precision=precision)
 
     def build(self, source: EncoderSource) -> Any:
         return build_model(source)
@@ -487,8 +461,7 @@ class ClipEncoder(EncoderBase):
         is_coca = getattr(self.visual, "attn_pool", None) is not None  # `ln_post` reads pooled tokens
         needed = ("forward_intermediates", "ln_post")
         if is_coca or not all(hasattr(self.visual, name) for name in needed):
-            problem = f"encoder {self.name!r} has no patch tokens"
-            raise DuplexError(f"{problem}; set extraction.tokens to none")
+            raise DuplexError(f"encoder {self.name!r} has no patch tokens; set extraction.tokens to none")
         with float32_arithmetic(self.precision):
             output = self.visual.forward_intermediates(
                 self.normalise(pixels), indices=1, normalize_intermediates=True, output_fmt="NLC"

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from duplex.encoders import tiny
 from duplex.encoders.base import encoder_identity, load_encoder, read_config
-from duplex.encoders.libraries import PreprocessCfg, open_clip, timm
+from duplex.encoders.libraries import open_clip, timm
 from duplex.encoders.strangers import FIELDS, check_fields
 from duplex.errors import DuplexError
 from tests.encoders.small import ARCHITECTURE, PREPROCESS, add_architecture
@@ -199,7 +199,7 @@ def test_known_fields_are_fields_of_open_clip() -> None:
         "text_cfg": open_clip.model.CLIPTextCfg,
         "multimodal_cfg": open_clip.coca_model.MultimodalCfg,
     }
-    for group, kind in {**classes, "preprocess_cfg": PreprocessCfg}.items():
+    for group, kind in {**classes, "preprocess_cfg": open_clip.transform.PreprocessCfg}.items():
         assert FIELDS[group] <= {field.name for field in fields(kind)}, group
     assert set(ARCHITECTURE) <= FIELDS["model_cfg"]
 
