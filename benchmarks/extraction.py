@@ -25,7 +25,8 @@ from PIL import Image
 
 from benchmarks.measure import all_rounds, apart, emit, finished, median_ratio, memory, options, say, write_pictures
 from duplex.encoders.base import EncoderSource
-from duplex.encoders.open_clip import ClipEncoder, complete_preprocess, open_clip
+from duplex.encoders.libraries import open_clip
+from duplex.encoders.open_clip import ClipEncoder, complete_preprocess
 from duplex.features.encode import ImageRows, decode_batches, decoding_workers, split_rows
 from duplex.features.extract import extract
 from duplex.system.threads import PRECISIONS, keep_freed_memory

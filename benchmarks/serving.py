@@ -30,7 +30,7 @@ from benchmarks.clients import BOUNDARY, form
 from benchmarks.measure import all_rounds, alternate, emit, median_ratio, options, say, write_pictures
 from duplex import Recognizer
 from duplex.data.images import decode_image
-from duplex.encoders.open_clip import open_clip
+from duplex.encoders.libraries import open_clip
 from duplex.recognition import Limits
 
 REQUESTS, CLIENTS, ROUNDS = 1000, 16, 3

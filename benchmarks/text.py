@@ -42,7 +42,7 @@ def random_tower(
     name: str, *, layers: int | None = None, width: int | None = None, precision: str = "fp32", device: str = "cpu"
 ) -> ClipTextTower:
     """A text tower of an open_clip architecture with random weights, without an image tower."""
-    from duplex.encoders.open_clip import open_clip
+    from duplex.encoders.libraries import open_clip
 
     config = open_clip.get_model_config(name)
     text = dict(config["text_cfg"])

@@ -25,7 +25,7 @@ from torch.nn import functional as F
 
 from benchmarks.tiny_corpus import SEED, training_example
 from duplex.encoders.base import read_config
-from duplex.encoders.open_clip import open_clip
+from duplex.encoders.libraries import open_clip
 from duplex.encoders.tiny import CONFIG, WEIGHTS
 from duplex.system.files import write_tensors
 

@@ -115,7 +115,7 @@ def summarise(name: str, seconds: dict[str, float], device: torch.device) -> dic
 
 def image_encoder(device: torch.device, **smaller: Any) -> torch.nn.Module:
     """A random ViT-L/14 image tower; `smaller` are layers and width for a quick trial."""
-    from duplex.encoders.open_clip import open_clip
+    from duplex.encoders.libraries import open_clip
 
     config = open_clip.get_model_config("ViT-L-14-quickgelu")
     tower = open_clip.model._build_vision_tower(

@@ -5,7 +5,7 @@ import importlib.metadata
 import sys
 from typing import Any
 
-from duplex.encoders.open_clip import open_clip
+from duplex.encoders.libraries import open_clip
 from duplex.system import entry, plugins
 from duplex.training import logs
 

@@ -1,11 +1,13 @@
 """Frozen encoders: an image tower and a text tower behind one small interface, found by name.
 
-    encoder = load_encoder("ViT-L-14-quickgelu", "openai", towers="image", device="cuda", precision="bf16")
-    features = encoder.encode_images(torch.stack([encoder.image_transform(image) for image in images]))
+    encoder = load_encoder("ViT-L-14-quickgelu", "openai", towers="image", device="cuda")
+    pixels = torch.stack([encoder.image_transform(image) for image in images])
+    features = encoder.encode_images(pixels)
 
-A name `FAMILY:REST` (`timm:resnet18`) or `FAMILY` (`tiny`) selects a family; all other names belong to the family
-`clip`. A plug-in adds a family with a subclass of `EncoderFamily` and an entry point in the group `duplex.encoders`,
-`my_family = "my_package.my_module:MyFamily"`. The weights `random:SEED` are random numbers and need no download.
+A name `FAMILY:REST` (`timm:resnet18`) or `FAMILY` (`tiny`) selects a family; all other names belong
+to the family `clip`. A plug-in adds a family with a subclass of `EncoderFamily` and an entry point
+in the group `duplex.encoders`, `my_family = "my_package.my_module:MyFamily"`. The weights
+`random:SEED` are random numbers and need no download.
 """
 
 from __future__ import annotations
@@ -65,21 +67,21 @@ class CatalogEntry:
 
 
 class EncoderFamily(ABC):
-    """Base class of encoder families such as CLIP or BLIP: finds, loads and lists the encoders of one family."""
+    """Base class of families such as CLIP or BLIP: finds, loads and lists their encoders."""
 
     usage = ""  # forms of names that `catalog` does not list, for `duplex encoders list`
     has_text = True  # whether its encoders have a text tower
 
     @abstractmethod
     def find(self, name: str, weights: str | None) -> EncoderSource:
-        """Return an encoder's description, downloading missing weights; UsageError for an unknown name, tag or file."""
+        """Describe an encoder; downloads missing weights. UsageError if name or weights are unknown."""
 
     @abstractmethod
     def load(self, source: EncoderSource, *, towers: str, device: str, precision: str) -> Encoder:
-        """Build the frozen encoder that `source` describes, with the `towers` "both", "image" or "text"."""
+        """Build the encoder that `source` describes, with the `towers` "both", "image" or "text"."""
 
     def missing_weights(self, name: str, weights: str | None) -> MissingWeights | None:
-        """The weights that loading an encoder would download; None if they are on disk or the family cannot tell."""
+        """What loading an encoder would download; None if nothing or if the family cannot tell."""
         return None
 
     def unknown_words(self, texts: Iterable[str]) -> list[str]:
@@ -96,7 +98,7 @@ def family_module(encoder: str) -> str:
 
 
 def family_code_hash(encoder: str) -> str | None:
-    """Hash of the code of the plug-in that defines an encoder's family; None if duplex itself defines it."""
+    """Hash of the code of the plug-in that defines an encoder's family; None for duplex's own."""
     return plugin_hash(family_module(encoder))
 
 
@@ -141,12 +143,13 @@ class EncoderIdentity:
 
     @classmethod
     def from_dict(cls, record: Mapping[str, str]) -> EncoderIdentity:
-        values = {field.name: record[field.name] for field in fields(cls) if field.name not in ("dim", "code")}
+        names = {field.name for field in fields(cls)} - {"dim", "code"}
+        values = {name: record[name] for name in names}
         return cls(**values, dim=int(record["dim"]), code=record.get("code"))
 
 
 class Encoder(Protocol):
-    """Interface of frozen encoders, through which feature caches, methods and the command line use them."""
+    """Interface of frozen encoders."""
 
     name: str
     dim: int  # d, the width of image and text features
@@ -155,13 +158,13 @@ class Encoder(Protocol):
     logit_scale: float  # ln(1/τ) of the pretrained model
 
     def image_transform(self, image: Image.Image) -> Tensor:
-        """Resize and crop an RGB image to the pixels that the image tower expects: [3, R, R] uint8."""
+        """Resize and crop an RGB image to the image tower's pixels: [3, R, R] uint8."""
 
     def encode_images(self, pixels: Tensor) -> Tensor:
         """Encode pixels [B, 3, R, R] to features [B, d], float32 and not normalised."""
 
     def encode_patches(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
-        """Encode pixels [B, 3, R, R] to features [B, d] and patch tokens [B, T, w], float32 and not normalised."""
+        """Encode pixels to features [B, d] and patch tokens [B, T, w], as `encode_images` does."""
 
     @property
     def patch_shape(self) -> tuple[int, int]:
@@ -179,7 +182,8 @@ def load_encoder(
 
     Args:
         name: an architecture of open_clip, `tiny`, or `FAMILY:REST` (see `duplex encoders list`).
-        weights: a published tag (downloaded if necessary), a file, or `random:SEED`; None if the encoder has its own.
+        weights: a published tag (downloaded if necessary), a file, or `random:SEED`; None if the
+            encoder has its own.
         towers: "both"; "image" or "text" keeps only this tower, which saves memory.
         device: cpu, cuda or cuda:NUMBER.
         precision: number format of the loaded towers: "fp32", "tf32", "bf16" or "fp16".
@@ -192,17 +196,18 @@ def load_encoder(
 
 def encoder_identity(name: str, weights: str | None = None, *, precision: str = "fp32") -> EncoderIdentity:
     require(precision, PRECISIONS, "precision")
-    return _find(name, weights)[1].identity(precision)
+    _, source = _find(name, weights)
+    return source.identity(precision)
 
 
 def _find(name: str, weights: str | None) -> tuple[EncoderFamily, EncoderSource]:
-    family, code = find_family(name), family_code_hash(name)
+    family = find_family(name)
     source = family.find(name, weights)
-    return family, source if code is None else replace(source, code=code)
+    return family, replace(source, code=family_code_hash(name))
 
 
 def missing_weights(name: str, weights: str | None = None) -> MissingWeights | None:
-    """The weights that loading an encoder would download; None if they are on disk or its family cannot tell."""
+    """What loading an encoder would download; None if nothing or if its family cannot tell."""
     return find_family(name).missing_weights(name, weights)
 
 
@@ -211,26 +216,27 @@ def unknown_words(name: str, texts: Iterable[str]) -> list[str]:
 
 
 def resolve_device(device: str) -> str:
-    """`device`, with "auto" replaced by cuda if there is a GPU, else cpu; UsageError for a device that torch lacks."""
+    """`device`, or for "auto" the GPU if there is one; UsageError for a device that torch lacks."""
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:
         found = torch.device(str(device))
     except RuntimeError:
         found = torch.device("meta")  # tensors without values
-    kind, index = found.type, found.index or 0
+    kind = found.type
     if kind == "meta":
         raise UsageError(f"device is {device!r}; expected auto, cpu, cuda or cuda:NUMBER")
     if kind == "cuda" and not torch.cuda.is_available():
         raise UsageError(f"device is {device}, but torch sees no GPU; set it to auto or cpu")
-    if kind == "cuda" and index and index >= (count := torch.cuda.device_count()):
-        raise UsageError(f"device is {device}, but the last GPU is cuda:{count - 1}; give a lower number or auto")
+    if kind == "cuda" and found.index and found.index >= torch.cuda.device_count():
+        last = f"cuda:{torch.cuda.device_count() - 1}"
+        raise UsageError(f"device is {device}, but the last GPU is {last}; give a lower number or auto")
     return str(device)
 
 
 @dataclass(frozen=True)
 class EncoderSource:
-    """Describes how to build an encoder: architecture, preprocessing, and weights from a file or a seed."""
+    """How to build an encoder: architecture, preprocessing, and weights from a file or a seed."""
 
     name: str
     architecture: Config  # with "embed_dim" and "vision_cfg", as in open_clip's model_cfg
@@ -249,11 +255,12 @@ class EncoderSource:
         return int(self.architecture["embed_dim"])
 
     def identity(self, precision: str) -> EncoderIdentity:
+        preprocess = {**self.preprocess, "orientation": "exif"}  # see `data.image_files`
         return EncoderIdentity(
             encoder=self.name,
             architecture=config_hash(self.architecture, 16),
             weights=sha256_once(self.weights) if self.seed is None else f"random:{self.seed}",
-            preprocessing=stable_json({**self.preprocess, "orientation": "exif"}),  # see `data.image_files`
+            preprocessing=stable_json(preprocess),
             precision=precision,
             dim=self.dim,
             torch=_version("torch"),
@@ -282,13 +289,15 @@ def require_keys(path: Path, config: Any, keys: tuple[str, ...]) -> None:
 
 
 def refuse_other_weights(name: str, weights: str | None, own: str | None = None) -> None:
-    """Raise UsageError unless `weights` is None or the tag `own`: the encoder `name` always has its own weights."""
+    """Raise UsageError unless `weights` is None or the tag `own` of an encoder's only weights."""
     if weights not in (None, own):
         raise UsageError(f"encoder {name!r} has its own weights; leave the weights {weights!r} out")
 
 
-def first_line(error: BaseException) -> str:  # its first sentence; without a message, the error's type
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].partition(". ")[0][:200].rstrip(":")
+def first_line(error: BaseException) -> str:
+    """The first sentence of an error's message; without a message, the error's type."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0].partition(". ")[0][:200].rstrip(":")
 
 
 def stable_json(config: Config) -> str:
@@ -307,9 +316,10 @@ def _version(library: str) -> str:
 
 
 class TextTower(Protocol):
-    """Interface of frozen text towers that encode token embeddings instead of ids, so that prompts can be learned.
+    """Interface of frozen text towers that encode embeddings, so that prompts can be learned.
 
-    A prompt is a list of row numbers of a *lexicon* `[V, width]`, a table of token embeddings, frozen or learned.
+    A prompt is a list of row numbers of a *lexicon* `[V, width]`, a table of token embeddings, frozen
+    or learned. Features are not normalised. `checkpoint`: recompute activations for gradients.
     """
 
     width: int  # of a token embedding
@@ -326,23 +336,23 @@ class TextTower(Protocol):
         pass
 
     def tokens(self, text: str) -> list[int]:
-        """Token ids of a text, without start and end tokens; raises DuplexError for a word without an embedding."""
+        """Token ids of a text, without start and end; DuplexError for a word without an embedding."""
 
     def embedding(self, ids: Sequence[int] | Tensor) -> Tensor:
         """Frozen embeddings `[n, width]` of token ids."""
 
     def encode(self, tree: PromptTree, lexicon: Tensor, *, checkpoint: bool = False) -> Tensor:
-        """Unnormalised features [P, dim] of a tree of prompts (`lexicon` rows); `checkpoint`: recompute activations."""
+        """Features [P, dim] of a tree of prompts."""
 
     def encode_plain(self, sequences: Prompts, lexicon: Tensor, *, checkpoint: bool = False) -> Tensor:
-        """Unnormalised features [P, dim] of separate prompts (`lexicon` rows); `checkpoint`: recompute activations."""
+        """Features [P, dim] of prompts, without shared prefixes."""
 
     def encode_blocks(self, sequences: Prompts, lexicon: Tensor, block: int = 4096) -> Tensor:
-        """Features `[P, dim]` of prompts (`lexicon` rows), not normalised; no gradients, `block` prompts at a time."""
+        """Features [P, dim] of prompts, without gradients, `block` prompts at a time."""
 
 
 def random_seed(weights: str | None) -> int | None:
-    """The seed of random weights, named `random` (seed 0) or `random:SEED`; None for other weights."""
+    """The seed of the weights `random` (seed 0) or `random:SEED`; None for other weights."""
     if weights is None or weights.partition(":")[0] != RANDOM:
         return None
     found = re.fullmatch(r"random(?::([0-9]{1,18}))?", weights)
@@ -356,7 +366,7 @@ def is_random(weights: str | None) -> bool:
 
 
 def hub_file_on_disk(owner: str, names: Sequence[str]) -> Path | None:
-    """Path of the first of `names` that was downloaded from the Hugging Face repository `owner`; None if none was."""
+    """Path of the first of `names` downloaded from the Hugging Face repository `owner`, or None."""
     for name in names:
         cached = try_to_load_from_cache(owner, name)
         if isinstance(cached, str) and Path(cached).is_file():
@@ -365,7 +375,7 @@ def hub_file_on_disk(owner: str, names: Sequence[str]) -> Path | None:
 
 
 def fetch_from_hub(owner: str, names: Sequence[str], what: str) -> Path:
-    """Path of the first file in `names` in the Hub repository `owner`, downloaded if needed; `what`: encoder's name."""
+    """Path of the first of `names` in the repository `owner`; downloads it. `what`: for messages."""
     if file := hub_file_on_disk(owner, names):
         return file
     check_reachable(hf_hub_url(owner, names[0]), what)
@@ -385,7 +395,8 @@ def download_error(what: str, error: BaseException) -> DuplexError:
     reason = " ".join(str(error).split()) or type(error).__name__
     return DuplexError(
         f"the weights of {what} are not on disk and could not be downloaded{offline}: {reason}; "
-        f"download them on a machine with a network, or give a folder with them as local-dir:FOLDER or blip:FOLDER"
+        "download them on a machine with a network, or give a folder with them as "
+        "local-dir:FOLDER or blip:FOLDER"
     )
 
 

@@ -2,8 +2,8 @@
 
     with capture_block_input(encoder, 2) as inputs:    # extraction: the whole tower runs
         features = encoder.encode_images(pixels)
-    last_blocks(encoder, 2)(inputs[0])                 # the same features, from the input of the last two blocks
-    last_blocks(encoder, 2)(stem(encoder)(pixels))     # if these two are all blocks
+    last_blocks(encoder, 2)(inputs[0])                 # the same features
+    last_blocks(encoder, 2)(stem(encoder)(pixels))     # too, if these two are all blocks
 
 A block is a residual block: of attention and MLP in a transformer, of convolutions elsewhere.
 """
@@ -23,38 +23,42 @@ from torch import Tensor, nn
 from duplex.errors import UsageError
 
 TowerBlocks = list[nn.Sequential]
-HOLDERS = ("transformer", "blocks", "stages", "layer1", "layer2", "layer3", "layer4")  # a tower's modules of blocks
+# a tower's modules of blocks
+HOLDERS = ("transformer", "blocks", "stages", "layer1", "layer2", "layer3", "layer4")
 
 
 def patch_tokens(trunk: Any, cells: Tensor) -> Tensor:
-    """Extract patch tokens [B, P, w] from a trunk's output: a feature map, or tokens that follow class tokens."""
+    """Patch tokens [B, P, w] in a trunk's output, a feature map or tokens after class tokens."""
     if cells.ndim == 4:
-        return cells.flatten(1, 2) if getattr(trunk, "output_fmt", "") == "NHWC" else cells.flatten(2).transpose(1, 2)
+        if getattr(trunk, "output_fmt", "") == "NHWC":
+            return cells.flatten(1, 2)
+        return cells.flatten(2).transpose(1, 2)
     return cells[:, getattr(trunk, "num_prefix_tokens", 0) :]
 
 
 @dataclass(frozen=True)
 class TowerLayout:
-    """Tells where the image towers of one architecture keep their blocks, and which layers follow the blocks."""
+    """Where the image towers of one architecture keep their blocks, and what follows the blocks."""
 
-    blocks: Callable[[Any], TowerBlocks]  # tower -> its blocks in order; a module between two belongs to the later one
-    cells: Callable[[Any, Tensor], Tensor]  # tower, output of the last block -> what the pooling reads
+    # tower -> its blocks in order; a module between two belongs to the later one
+    blocks: Callable[[Any], TowerBlocks]
+    cells: Callable[[Any, Tensor], Tensor]  # tower, last block's output -> what the pooling reads
     pool: Callable[[Any, Tensor], Tensor]  # tower, cells -> output of the tower [B, w]
-    branch_outputs: tuple[str, ...] = ()  # modules of a block that return the outputs of attention and of the MLP
-    branch_inputs: tuple[str, ...] = ()  # a block's layer norms before attention and before the MLP
+    branch_outputs: tuple[str, ...] = ()  # a block's modules that return attention's and MLP's outputs
+    branch_inputs: tuple[str, ...] = ()  # a block's layer norms before attention and MLP
     tokens: Callable[[Any, Tensor], Tensor] = patch_tokens  # tower, cells -> patch tokens
 
 
 @dataclass(frozen=True)
 class LastBlocks:
-    """The last blocks of a tower (not copies); a call maps the first block's input to features [B, d]."""
+    """A tower's last blocks, not copies; a call maps the first one's input to features [B, d]."""
 
     blocks: TowerBlocks
     end: Callable[[Tensor], Tensor]  # output of the last block -> features [B, d]
     branch_outputs: tuple[str, ...]
     branch_inputs: tuple[str, ...]
     of_text: bool = False
-    tokens: Callable[[Tensor], Tensor] | None = None  # output of the last block -> patch tokens [B, T, w]
+    tokens: Callable[[Tensor], Tensor] | None = None  # last block's output -> patch tokens [B, T, w]
 
     def __call__(self, x: Tensor) -> Tensor:
         for block in self.blocks:
@@ -63,9 +67,10 @@ class LastBlocks:
 
 
 def last_blocks(encoder: Any, count: int) -> LastBlocks:
-    """The last `count` blocks of an encoder's image tower, followed by the layers after them, as one callable."""
+    """The last `count` blocks of an encoder's image tower and the layers after them, as one callable."""
     trunk, layout = _trunk(encoder)
-    blocks, rest = select_blocks(encoder, count), copy.copy(trunk)
+    blocks = select_blocks(encoder, count)
+    rest = copy.copy(trunk)
     rest._modules = {name: part for name, part in trunk._modules.items() if name not in HOLDERS}
     project = encoder.visual.head if trunk is not encoder.visual else nn.Identity()
     return LastBlocks(
@@ -78,7 +83,7 @@ def last_blocks(encoder: Any, count: int) -> LastBlocks:
 
 
 class BlockReached(Exception):
-    """Raised to stop an image tower before its first block; the exception's argument is that block's input."""
+    """Raised to stop an image tower before its first block; the argument is that block's input."""
 
 
 class StopBlock(nn.Module):
@@ -87,7 +92,7 @@ class StopBlock(nn.Module):
 
 
 def stem(encoder: Any) -> Callable[[Tensor], Tensor]:
-    """Return a function that maps pixels [B, 3, R, R] uint8 to the input of the image tower's first block."""
+    """A function that maps uint8 pixels [B, 3, R, R] to the input of the tower's first block."""
     first = select_blocks(encoder, block_count(encoder))[0][0]
     [path] = [name for name, module in encoder.visual.named_modules() if module is first]
     tower = _with_part(encoder.visual, path.split("."), StopBlock())
@@ -98,7 +103,8 @@ def stem(encoder: Any) -> Callable[[Tensor], Tensor]:
         except BlockReached as reached:
             x: Tensor = reached.args[0]
             return x
-        raise AssertionError("the image tower skipped its first block; make its `forward` run all blocks in order")
+        advice = "make its `forward` run all blocks in order"
+        raise AssertionError(f"the image tower skipped its first block; {advice}")
 
     return block_input
 
@@ -106,7 +112,8 @@ def stem(encoder: Any) -> Callable[[Tensor], Tensor]:
 def _with_part(module: nn.Module, path: Sequence[str], part: nn.Module) -> nn.Module:
     # copies only the modules on the way, so that the encoder stays as it is in other threads
     twin = copy.copy(module)
-    inner = part if len(path) == 1 else _with_part(module._modules[path[0]], path[1:], part)  # type: ignore[arg-type]
+    inner: Any = module._modules[path[0]]
+    inner = part if len(path) == 1 else _with_part(inner, path[1:], part)
     twin._modules = module._modules | {path[0]: inner}
     return twin
 
@@ -114,14 +121,14 @@ def _with_part(module: nn.Module, path: Sequence[str], part: nn.Module) -> nn.Mo
 def cached_blocks(encoder: Any, record: Mapping[str, str]) -> int:
     """How many of the image tower's last blocks can be computed from a feature cache.
 
-    All blocks if the cache stores pixels; otherwise, those after the stored inputs. `record`: the cache's settings.
+    All if the cache, whose settings are `record`, stores pixels; else those after the stored inputs.
     """
     return block_count(encoder) if "pixels" in record else int(record["block_inputs"])
 
 
 @contextmanager
 def capture_block_input(encoder: Any, count: int) -> Iterator[list[Tensor]]:
-    """Context manager that yields a list; each encoding appends the activations that enter the last `count` blocks."""
+    """Context manager that yields a list, to which encodings append the last `count` blocks' input."""
     inputs: list[Tensor] = []
     if count == 0:
         yield inputs
@@ -135,7 +142,7 @@ def capture_block_input(encoder: Any, count: int) -> Iterator[list[Tensor]]:
 
 
 def block_input_shape(encoder: Any, count: int) -> tuple[int, ...]:
-    """Shape of one image's input to the last `count` blocks: (tokens, width) or (channels, height, width)."""
+    """Shape of one image's input to the last `count` blocks, without the batch's dimension."""
     with capture_block_input(encoder, count) as inputs:
         encoder.encode_images(encoder.image_transform(Image.new("RGB", (8, 8)))[None])
     return tuple(inputs[0].shape[1:])
@@ -148,13 +155,13 @@ def block_count(encoder: Any) -> int:
 
 
 def select_blocks(encoder: Any, count: int) -> TowerBlocks:
-    """The image tower's last `count` blocks; raises UsageError if it has fewer or its architecture is unknown."""
+    """The image tower's last `count` blocks; UsageError if it has fewer or is unknown."""
     trunk, layout = _trunk(encoder)
     blocks = layout.blocks(trunk)
     if not 1 <= count <= len(blocks):
         raise UsageError(
-            f"encoder {encoder.name!r} has {len(blocks)} blocks, but its last {count} were requested; set "
-            f"`block_inputs` and, if you fine-tune, `finetune: {{blocks: ...}}` to 1–{len(blocks)}"
+            f"encoder {encoder.name!r} has {len(blocks)} blocks, but its last {count} were requested; "
+            f"set `block_inputs` and, if you fine-tune, `finetune: {{blocks: ...}}` to 1–{len(blocks)}"
         )
     return blocks[len(blocks) - count :]
 
@@ -167,8 +174,8 @@ def _trunk(encoder: Any) -> tuple[Any, TowerLayout]:
         if layout is not None:
             return trunk, layout
     raise UsageError(
-        f"encoder {encoder.name!r} has an image tower whose blocks duplex cannot find; set `block_inputs` to 0 and "
-        "leave out `finetune`"
+        f"encoder {encoder.name!r} has an image tower whose blocks duplex cannot find; "
+        "set `block_inputs` to 0 and leave out `finetune`"
     )
 
 
@@ -180,13 +187,13 @@ def _layouts() -> dict[Any, TowerLayout]:
     return {
         VisionTransformer.forward: TowerLayout(
             lambda tower: _each(tower.transformer.resblocks),
-            lambda _, x: x,
+            _unchanged,
             _clip_feature,
             ("ls_1", "ls_2"),
             ("ln_1", "ln_2"),
             lambda tower, x: tower.ln_post(x)[:, 1:],
         ),
-        ModifiedResNet.forward: TowerLayout(_layers, lambda _, x: x, lambda tower, x: tower.attnpool(x)),
+        ModifiedResNet.forward: TowerLayout(_layers, _unchanged, lambda tower, x: tower.attnpool(x)),
         vision_transformer.VisionTransformer.forward_features: TowerLayout(
             lambda trunk: _each(trunk.blocks),
             lambda trunk, x: trunk.norm(x),
@@ -194,13 +201,21 @@ def _layouts() -> dict[Any, TowerLayout]:
             ("drop_path1", "drop_path2"),
             ("norm1", "norm2"),
         ),
-        resnet.ResNet.forward_features: TowerLayout(_layers, lambda _, x: x, _timm_feature),
-        convnext.ConvNeXt.forward_features: TowerLayout(_convnext, lambda trunk, x: trunk.norm_pre(x), _timm_feature),
+        resnet.ResNet.forward_features: TowerLayout(_layers, _unchanged, _timm_feature),
+        convnext.ConvNeXt.forward_features: TowerLayout(
+            _convnext,
+            lambda trunk, x: trunk.norm_pre(x),
+            _timm_feature,
+        ),
         efficientnet.EfficientNet.forward_features: TowerLayout(
             _stages, lambda trunk, x: trunk.bn2(trunk.conv_head(x)), _timm_feature
         ),
-        mobilenetv3.MobileNetV3.forward_features: TowerLayout(_stages, lambda _, x: x, _timm_feature),
+        mobilenetv3.MobileNetV3.forward_features: TowerLayout(_stages, _unchanged, _timm_feature),
     }
+
+
+def _unchanged(_: Any, x: Tensor) -> Tensor:
+    return x
 
 
 def _clip_feature(tower: Any, x: Tensor) -> Tensor:
@@ -226,8 +241,8 @@ def _stages(trunk: Any) -> TowerBlocks:
 
 
 def _convnext(trunk: Any) -> TowerBlocks:
-    return [
-        nn.Sequential(stage.downsample, block) if i == 0 else nn.Sequential(block)
-        for stage in trunk.stages
-        for i, block in enumerate(stage.blocks)
-    ]
+    blocks = []
+    for stage in trunk.stages:
+        first, *others = stage.blocks
+        blocks += [nn.Sequential(stage.downsample, first), *_each(others)]
+    return blocks

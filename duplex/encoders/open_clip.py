@@ -1,25 +1,16 @@
-"""CLIP models of open_clip as frozen encoders, from a hub, a folder (with `open_clip_config.json`) or a file.
-
-Other modules import open_clip and timm from here, because this module speeds the import up and makes it work where
-torchvision was compiled for another build of torch. Such a torchvision cannot load its compiled library, and importing
-it fails at two unregistered operators; nothing here calls them, so declaring their signatures suffices. torchvision and
-timm each import torch's compiler for one function, which takes two thirds of the time of `import open_clip`; stubs
-replace both functions. Do not compile timm's NaFlex models in this process.
-"""
+"""CLIP models of open_clip as frozen encoders, from a hub, a folder or a file."""
 
 from __future__ import annotations
 
 import copy
 import inspect
 import json
-import sys
 import tempfile
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -27,71 +18,25 @@ from huggingface_hub import hf_hub_url
 from PIL import Image
 from torch import Tensor
 
-from duplex.encoders import base
-from duplex.encoders.base import RANDOM, Config, EncoderFamily, EncoderSource, MissingWeights, first_line, random_seed
+from duplex.encoders import base, strangers
+from duplex.encoders.base import Config, EncoderFamily, EncoderSource, MissingWeights, first_line
 from duplex.encoders.image_blocks import patch_tokens
+from duplex.encoders.libraries import open_clip, transforms
 from duplex.encoders.text import ClipTextTower
 from duplex.errors import DuplexError, UsageError, install_command
-from duplex.system.files import write_tensors, write_text
+from duplex.system.files import write_json, write_tensors
 from duplex.system.threads import dtype_of, float32_arithmetic
 
-OPERATORS = (
-    "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
-    "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
-)
-
-
-def operators_torch_lacks() -> list[str]:
-    """Load torchvision's library if it fits torch; returns the signatures of operators that torch still lacks."""
-    for folder in find_spec("torchvision").submodule_search_locations or ():  # type: ignore[union-attr]
-        for path in sorted(Path(folder).glob("_C.*")):
-            try:
-                torch.ops.load_library(str(path))
-            except OSError:
-                continue
-    return [signature for signature in OPERATORS if not hasattr(torch.ops.torchvision, signature.split("(")[0])]
-
-
-@contextmanager
-def without_compiler() -> Iterator[None]:
-    """Context manager that replaces torch's compiler by stubs, unless the compiler has been imported already."""
-    names = ("torch._dynamo", "torch._dynamo.utils")
-    if names[0] in sys.modules:
-        yield
-        return
-    compiler, utilities = ModuleType(names[0]), ModuleType(names[1])
-    compiler.disable = lambda function, *_, **__: function  # type: ignore[attr-defined]
-    utilities.is_compile_supported = is_compile_supported  # type: ignore[attr-defined]
-    sys.modules |= {names[0]: compiler, names[1]: utilities}
-    try:
-        yield
-    finally:
-        for name in names:
-            del sys.modules[name]
-
-
-def is_compile_supported(device_type: str) -> bool:
-    from torch._dynamo.utils import is_compile_supported
-
-    return bool(is_compile_supported(device_type))
-
-
-declared = torch.library.Library("torchvision", "FRAGMENT")  # a signature lives as long as this object
-for signature in operators_torch_lacks():
-    declared.define(signature)
-with without_compiler():
-    import open_clip as open_clip  # noqa: PLC0414
-    import timm as timm  # noqa: PLC0414
-    from open_clip.transform import PreprocessCfg, image_transform_v2, merge_preprocess_dict
-    from torchvision import transforms
-
-LOCAL, HUB = "local-dir:", "hf-hub:"
+LOCAL = "local-dir:"
+HUB = "hf-hub:"
 CONFIG = "open_clip_config.json"
-USUAL_STEMS = ("open_clip_model", "open_clip_pytorch_model", "model", "pytorch_model")  # of weights files
-SUFFIXES = (".safetensors", ".bin", ".pth")
+# names of weights files, the preferred first: without suffix, of published tags, of strangers
+USUAL_STEMS = ("open_clip_model", "open_clip_pytorch_model", "model", "pytorch_model")
+WEIGHTS = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
+SAFE_WEIGHTS = WEIGHTS[:1]
+PICKLES = (".bin", ".pth", ".pt")  # suffixes
 DOWNLOADS = Path("~/.cache/clip")  # open_clip's folder for weights that are not on the hub
-WEIGHTS = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")  # names in a repository, the preferred first
-MAX_ASPECT = 50  # longer images are cropped before they are resized; only their middle can reach the centre crop
+MAX_ASPECT = 50  # longer images are cropped before they are resized, as only their middle is used
 NOT_WEIGHTS = ("input_resolution", "context_length", "vocab_size")  # numbers in OpenAI's archives
 
 
@@ -103,7 +48,7 @@ def open_clip_class(architecture: Config) -> Any:
 
 
 def offline_model_arguments(architecture: Config) -> Config:
-    """Constructor arguments with which open_clip builds `architecture` without downloading anything."""
+    """Arguments with which open_clip builds `architecture` without downloading anything."""
     config = copy.deepcopy(architecture)
     config.pop("custom_text", None)
     if "timm_model_name" in config["vision_cfg"]:
@@ -114,8 +59,9 @@ def offline_model_arguments(architecture: Config) -> Config:
 
 
 def build_model(source: EncoderSource) -> Any:
-    """Build a frozen open_clip model with its weights; raises DuplexError if the weights do not fit the model."""
-    kind, config = open_clip_class(source.architecture), offline_model_arguments(source.architecture)
+    """Build a frozen open_clip model; raises DuplexError if the weights do not fit the model."""
+    kind = open_clip_class(source.architecture)
+    config = offline_model_arguments(source.architecture)
     place = source.folder / CONFIG if source.folder else source.name
     unknown = sorted(set(config) - set(inspect.signature(kind).parameters))
     if unknown:
@@ -127,27 +73,29 @@ def build_model(source: EncoderSource) -> Any:
     try:
         open_clip.load_checkpoint(model, str(source.weights), weights_only=True)
     except Exception as error:  # as in `read_weights`
-        raise DuplexError(
-            f"{source.weights} does not fit {place} ({first_line(error)}); replace it with the weights of that model"
-        ) from error
+        problem = f"{source.weights} does not fit {place} ({first_line(error)})"
+        raise DuplexError(f"{problem}; replace it with the weights of that model") from error
     return model.eval().requires_grad_(False)
 
 
 def preprocess_of(name: str, architecture: Config, tag: str) -> Config:
-    """The image preprocessing of the published weights `tag`; raises UsageError if `architecture` does not fit them."""
+    """The preprocessing of the published weights `tag`; UsageError if they do not fit `architecture`."""
     published = open_clip.get_pretrained_cfg(name, tag)
     if not published:
-        raise UsageError(f"weights {tag!r} are neither a file nor a tag of encoder {name!r} (its tags: {_tags(name)})")
+        problem = f"weights {tag!r} are neither a file nor a tag of encoder {name!r}"
+        raise UsageError(f"{problem} (its tags: {_tags(name)})")
     quick = bool(published.get("quick_gelu", False))
-    has_own_activation = "timm_model_name" in architecture["vision_cfg"]  # open_clip's switch does not reach it
+    # open_clip's switch does not reach timm's activations
+    has_own_activation = "timm_model_name" in architecture["vision_cfg"]
     if quick != bool(architecture.get("quick_gelu", False)) and not has_own_activation:
         other = f"{name}-quickgelu" if quick else name.removesuffix("-quickgelu")
-        raise UsageError(f"weights {tag!r} were trained with {'Quick' if quick else ''}GELU: use the encoder {other!r}")
+        activation = "QuickGELU" if quick else "GELU"
+        raise UsageError(f"weights {tag!r} were trained with {activation}: use the encoder {other!r}")
     return complete_preprocess(published, architecture)
 
 
 def is_torchscript(path: Path) -> bool:
-    """Whether a weights file, like OpenAI's, is a TorchScript archive, which holds code as well as weights."""
+    """Whether a weights file, like OpenAI's, is a TorchScript archive, which also holds code."""
     if not zipfile.is_zipfile(path):
         return False
     with zipfile.ZipFile(path) as archive:
@@ -155,28 +103,38 @@ def is_torchscript(path: Path) -> bool:
 
 
 def _folder_source(folder: Path) -> EncoderSource:
-    config = base.read_config(folder / CONFIG, ("model_cfg", "preprocess_cfg"))
+    architecture, preprocess = strangers.read_open_clip(folder / CONFIG)
+    if architecture["text_cfg"].get("hf_tokenizer_name"):
+        strangers.refuse_code(folder / "tokenizer_config.json")
     weights = _weights_in(folder)
-    if weights is None:
-        raise DuplexError(f"the folder {folder} holds no weights; put open_clip_model.safetensors beside {CONFIG}")
-    architecture = config["model_cfg"]
-    base.require_keys(folder / CONFIG, architecture, ("embed_dim", "vision_cfg", "text_cfg"))
     name = LOCAL + base.config_hash(architecture, 12)  # independent of the folder's place
-    preprocess = complete_preprocess(config["preprocess_cfg"], architecture)
+    preprocess = complete_preprocess(preprocess, architecture)
     return EncoderSource(name, architecture, preprocess, weights, folder)
 
 
-def _weights_in(folder: Path) -> Path | None:
-    def rank(path: Path) -> tuple[bool, int, bool, str]:
-        return path.stem not in USUAL_STEMS, SUFFIXES.index(path.suffix), path.stem != USUAL_STEMS[0], path.name
+def _weights_in(folder: Path) -> Path:
+    def rank(path: Path) -> tuple[bool, bool, str]:
+        return path.stem not in USUAL_STEMS, path.stem != USUAL_STEMS[0], path.name
 
-    return min((path for path in folder.iterdir() if path.suffix in SUFFIXES), key=rank, default=None)
+    files = sorted(folder.iterdir(), key=rank)
+    for path in files:
+        if path.suffix == ".safetensors":
+            return path
+    for path in files:
+        if path.suffix in PICKLES:
+            raise DuplexError(
+                f"{path} is not read, since pickled weights may run code; save its tensors as "
+                f"{WEIGHTS[0]}, or convert it with `duplex encoders convert {path} FOLDER "
+                "--encoder NAME --tag TAG`"
+            )
+    raise DuplexError(f"the folder {folder} holds no weights; put {WEIGHTS[0]} beside {CONFIG}")
 
 
 def _file_source(name: str, architecture: Config, path: Path) -> EncoderSource:
     convert = f"convert it with `duplex encoders convert {path} FOLDER --encoder {name}"
     if is_torchscript(path):
-        raise DuplexError(f"{path}, a TorchScript archive, may run code and is not loaded; if you trust it, {convert}`")
+        problem = f"{path}, a TorchScript archive, may run code and is not loaded"
+        raise DuplexError(f"{problem}; if you trust it, {convert}`")
     agreed = {}
     for tag in open_clip.list_pretrained_tags_by_model(name):
         try:
@@ -196,9 +154,10 @@ def _tags(name: str) -> str:
 
 
 def convert_weights(archive: Path, folder: Path, name: str, tag: str | None = None) -> EncoderSource:
-    """Convert a weights file to an encoder folder and check that it loads; returns the encoder's description.
+    """Convert a weights file to an encoder folder and check that it loads.
 
-    name: open_clip architecture. tag: published weights with equal preprocessing; None (TorchScript only): "openai".
+    name: open_clip architecture. tag: published weights with equal preprocessing; None, which only
+    TorchScript allows: "openai".
     """
     architecture = open_clip.get_model_config(name)
     if architecture is None or ":" in name:
@@ -211,54 +170,61 @@ def convert_weights(archive: Path, folder: Path, name: str, tag: str | None = No
             f"{archive} does not state its preprocessing; add `--tag TAG` (TAG: weights with the same preprocessing)"
         )
     preprocess = preprocess_of(name, architecture, tag or "openai")
-    existing = next((folder / name for name in (WEIGHTS[0], CONFIG) if (folder / name).exists()), None)
-    if existing is not None:
-        raise UsageError(f"{existing} exists and is not overwritten; give a folder without an encoder")
-    try:
-        state = torch.jit.load(str(archive), map_location="cpu").state_dict() if scripted else read_weights(archive)
-    except (RuntimeError, ValueError, OSError) as error:  # of TorchScript
-        raise DuplexError(f"{archive} cannot be read as weights ({first_line(error)}); download it again") from error
-    tensors = {key: value.detach().contiguous().clone() for key, value in state.items() if key not in NOT_WEIGHTS}
+    for path in (folder / WEIGHTS[0], folder / CONFIG):
+        if path.exists():
+            raise UsageError(f"{path} exists and is not overwritten; give a folder without an encoder")
+    state = _read_torchscript(archive) if scripted else read_weights(archive)
+    tensors = {name: value.detach().contiguous().clone() for name, value in state.items()}
+    for number in NOT_WEIGHTS:
+        tensors.pop(number, None)
     write_tensors(folder / WEIGHTS[0], tensors)
-    write_text(folder / CONFIG, json.dumps({"model_cfg": architecture, "preprocess_cfg": preprocess}, indent=2) + "\n")
+    write_json(folder / CONFIG, {"model_cfg": architecture, "preprocess_cfg": preprocess})
     source = ClipFamily().find(f"{LOCAL}{folder}")
     try:
         build_model(source)
     except DuplexError as error:
         (folder / CONFIG).unlink()
         (folder / WEIGHTS[0]).unlink()
-        raise DuplexError(
-            f"{archive} does not hold the weights of {name!r}; give the right architecture as --encoder"
-        ) from error
+        problem = f"{archive} does not hold the weights of {name!r}"
+        raise DuplexError(f"{problem}; give the right architecture as --encoder") from error
     return source
 
 
+def _read_torchscript(archive: Path) -> dict[str, Tensor]:
+    try:
+        state: dict[str, Tensor] = torch.jit.load(str(archive), map_location="cpu").state_dict()
+    except (RuntimeError, ValueError, OSError) as error:
+        raise DuplexError(f"{archive} cannot be read as weights ({first_line(error)}); download it again") from error
+    return state
+
+
 def complete_preprocess(options: Config, architecture: Config) -> Config:
-    """Preprocessing in open_clip's form: `options`, the architecture's image size, and defaults for other fields."""
+    """All fields of open_clip's preprocessing, by default its own; the size is the architecture's."""
     size = architecture["vision_cfg"].get("image_size", 224)
-    merged: Config = json.loads(json.dumps(merge_preprocess_dict({**vars(PreprocessCfg())}, {**options, "size": size})))
-    return merged
+    defaults = vars(open_clip.transform.PreprocessCfg())
+    merged = open_clip.transform.merge_preprocess_dict(defaults, {**options, "size": size})
+    return dict(json.loads(json.dumps(merged)))
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
     """Read the tensors in a weights file, by name; raises DuplexError if it is unreadable."""
     try:
         state: dict[str, Tensor] = open_clip.factory.load_state_dict(str(path))
-    except Exception as error:  # torch, safetensors, pickle and zip raise almost anything for other files
+    except Exception as error:  # torch, safetensors, pickle and zip raise almost anything
         raise DuplexError(f"{path} cannot be read as weights ({first_line(error)}); replace the file") from error
     return state
 
 
 @contextmanager
 def initialised_by(seed: int) -> Iterator[None]:
-    """Context manager that seeds torch's random numbers with `seed`, and restores the generator's state at the end."""
+    """Context manager that seeds torch's random numbers, and restores their state at the end."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         yield
 
 
 def weights_on_disk(published: dict[str, Any]) -> Path | None:
-    """Path on disk of published weights (`published`: their entry in open_clip's table); None if not downloaded."""
+    """Path on disk of published weights, given by their entry in open_clip's table, or None."""
     url = str(published.get("url", ""))
     if url and (file := DOWNLOADS.expanduser() / url.rsplit("/", 1)[-1]).is_file():
         return file
@@ -267,10 +233,7 @@ def weights_on_disk(published: dict[str, Any]) -> Path | None:
 
 
 def fetch_weights(published: dict[str, Any], what: str) -> Path:
-    """Path of published weights (`published`: their entry in open_clip's table), downloaded unless they are on disk.
-
-    what: what error messages call the weights.
-    """
+    """Path of published weights, downloaded unless they are on disk; messages call them `what`."""
     if file := weights_on_disk(published):
         return file
     owner, names = _repository(published)
@@ -283,7 +246,8 @@ def _fetch_url(published: dict[str, Any], what: str) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
-            file = Path(open_clip.download_pretrained(published, prefer_hf_hub=False, cache_dir=scratch))
+            options = {"prefer_hf_hub": False, "cache_dir": scratch}
+            file = Path(open_clip.download_pretrained(published, **options))
             return file.replace(folder / file.name)
     except Exception as error:  # as for the hub
         raise base.download_error(what, error) from error
@@ -295,7 +259,7 @@ def _repository(published: dict[str, Any]) -> tuple[str, tuple[str, ...]]:
 
 
 class ClipFamily(EncoderFamily):
-    """The encoders that open_clip can build: its own architectures, and folders and hub repositories in its format."""
+    """Encoders of open_clip: its own architectures, and folders and repositories in its format."""
 
     usage = "local-dir:FOLDER and hf-hub:OWNER/NAME of open_clip"
 
@@ -306,18 +270,23 @@ class ClipFamily(EncoderFamily):
             return _folder_source(Path(name.removeprefix(LOCAL)).expanduser())
         if name.startswith(HUB):
             owner = name.removeprefix(HUB)
-            config = base.read_config(base.fetch_from_hub(owner, (CONFIG,), name), ("model_cfg", "preprocess_cfg"))
-            preprocess = complete_preprocess(config["preprocess_cfg"], config["model_cfg"])
-            return EncoderSource(name, config["model_cfg"], preprocess, base.fetch_from_hub(owner, WEIGHTS, name))
+            config = base.fetch_from_hub(owner, (CONFIG,), name)
+            architecture, preprocess = strangers.read_open_clip(config)
+            path = base.fetch_from_hub(owner, SAFE_WEIGHTS, name)
+            preprocess = complete_preprocess(preprocess, architecture)
+            return EncoderSource(name, architecture, preprocess, path)
         architecture = open_clip.get_model_config(name)
         if architecture is None:
             raise UsageError(f"unknown encoder {name!r}; `duplex encoders list` shows the names")
         if weights is None:
             raise UsageError(f"{name!r} needs weights; give `weights` (--weights), a file or a tag ({_tags(name)})")
-        if (seed := random_seed(weights)) is not None:
-            return EncoderSource(name, architecture, complete_preprocess({}, architecture), Path(RANDOM), seed=seed)
-        if Path(weights).expanduser().is_file():
-            return _file_source(name, architecture, Path(weights).expanduser())
+        seed = base.random_seed(weights)
+        if seed is not None:
+            preprocess = complete_preprocess({}, architecture)
+            return EncoderSource(name, architecture, preprocess, Path(base.RANDOM), seed=seed)
+        file = Path(weights).expanduser()
+        if file.is_file():
+            return _file_source(name, architecture, file)
         preprocess = preprocess_of(name, architecture, weights)
         path = fetch_weights(open_clip.get_pretrained_cfg(name, weights), f"{name} + {weights}")
         return EncoderSource(name, architecture, preprocess, path)
@@ -329,10 +298,11 @@ class ClipFamily(EncoderFamily):
         if name.startswith(HUB):
             base.refuse_other_weights(name, weights)
             owner = name.removeprefix(HUB)
-            on_disk = base.hub_file_on_disk(owner, (CONFIG,)) and base.hub_file_on_disk(owner, WEIGHTS)
+            on_disk = base.hub_file_on_disk(owner, (CONFIG,)) and base.hub_file_on_disk(owner, SAFE_WEIGHTS)
             return None if on_disk else MissingWeights(f"https://huggingface.co/{owner}", None)
         architecture = None if name.startswith(LOCAL) else open_clip.get_model_config(name)
-        if architecture is None or weights is None or base.is_random(weights) or Path(weights).expanduser().is_file():
+        local = weights is None or base.is_random(weights) or Path(weights).expanduser().is_file()
+        if architecture is None or weights is None or local:
             self.find(name, weights)  # raises if anything is wrong with the name or the weights
             return None
         preprocess_of(name, architecture, weights)
@@ -348,17 +318,20 @@ class ClipFamily(EncoderFamily):
     def catalog(self) -> list[base.CatalogEntry]:
         entries = []
         for name in open_clip.list_models():
+            dim = int(open_clip.get_model_config(name)["embed_dim"])
             tags = tuple(open_clip.list_pretrained_tags_by_model(name))
-            on_disk = tuple(tag for tag in tags if weights_on_disk(open_clip.get_pretrained_cfg(name, tag)))
-            entries.append(base.CatalogEntry(name, int(open_clip.get_model_config(name)["embed_dim"]), tags, on_disk))
+            published = {tag: open_clip.get_pretrained_cfg(name, tag) for tag in tags}
+            on_disk = tuple(tag for tag in tags if weights_on_disk(published[tag]))
+            entries.append(base.CatalogEntry(name, dim, tags, on_disk))
         return entries
 
 
 class ResizeAndCrop:
-    """Resizes and crops an RGB image as open_clip does, but returns pixels [3, R, R] as uint8, which saves memory."""
+    """Resizes and crops an RGB image as open_clip does, but returns uint8 pixels [3, R, R]."""
 
     def __init__(self, preprocess: dict[str, Any]) -> None:
-        steps = image_transform_v2(PreprocessCfg(**preprocess), is_train=False).transforms
+        settings = open_clip.transform.PreprocessCfg(**preprocess)
+        steps = open_clip.transform.image_transform_v2(settings, is_train=False).transforms
         # without conversions and normalisation
         self.steps = transforms.Compose([*steps[:-3], transforms.PILToTensor()])
         self.shortest = preprocess["resize_mode"] == "shortest"
@@ -366,7 +339,7 @@ class ResizeAndCrop:
     def __call__(self, image: Image.Image) -> Tensor:
         width, height = image.size
         if self.shortest and max(width, height) > MAX_ASPECT * min(width, height):
-            # Resizing a strip of 20,000 x 1 whole would take gigabytes for pixels that the crop throws away.
+            # resizing a strip of 20,000 x 1 whole would take gigabytes for pixels that are cropped
             keep = MAX_ASPECT * min(width, height)
             left, top = max(0, width - keep) // 2, max(0, height - keep) // 2
             image = image.crop((left, top, width - left, height - top))
@@ -375,7 +348,7 @@ class ResizeAndCrop:
 
 
 class EncoderBase:
-    """Base class of encoders; a subclass sets the towers `_visual` and `_text`, and defines `encode_patches`."""
+    """Base class of encoders; subclasses set `_visual` and `_text`, and define `encode_patches`."""
 
     logit_scale = 0.0
 
@@ -397,14 +370,18 @@ class EncoderBase:
     @property
     def visual(self) -> Any:
         if self._visual is None:
-            raise DuplexError(f"encoder {self.name!r} was loaded without its image tower; load it with towers='both'")
+            raise self._not_loaded("image")
         return self._visual
 
     @property
     def text(self) -> Any:
         if self._text is None:
-            raise DuplexError(f"encoder {self.name!r} was loaded without its text tower; load it with towers='both'")
+            raise self._not_loaded("text")
         return self._text
+
+    def _not_loaded(self, tower: str) -> DuplexError:
+        problem = f"encoder {self.name!r} was loaded without its {tower} tower"
+        return DuplexError(f"{problem}; load it with towers='both'")
 
     def encode_images(self, pixels: Tensor) -> Tensor:
         return self.encode_patches(pixels)[0]
@@ -414,11 +391,12 @@ class EncoderBase:
 
     @property
     def patch_shape(self) -> tuple[int, int]:
-        _, count, width = self.encode_patches(self.image_transform(Image.new("RGB", (8, 8)))[None])[1].shape
+        pixels = self.image_transform(Image.new("RGB", (8, 8)))
+        _, count, width = self.encode_patches(pixels[None])[1].shape
         return count, width
 
     def normalise(self, pixels: Tensor) -> Tensor:
-        """Convert uint8 pixels [B, 3, R, R] to the image tower's input: (pixels / 255 - mean) / standard deviation."""
+        """The image tower's input for uint8 pixels [B, 3, R, R]: (pixels / 255 - mean) / std."""
         if pixels.dtype != torch.uint8 or pixels.ndim != 4 or pixels.shape[1:] != self._pixel_shape:
             found = f"shape {list(pixels.shape)} and type {pixels.dtype}".replace("torch.", "")
             expected = f"shape [B, {', '.join(map(str, self._pixel_shape))}] and type uint8"
@@ -432,7 +410,8 @@ class ClipEncoder(EncoderBase):
     def __init__(self, source: EncoderSource, *, towers: str, device: str, precision: str) -> None:
         super().__init__(source, device=device, precision=precision)
         needing = {"hf_model_name"} if towers == "image" else {"hf_model_name", "hf_tokenizer_name"}
-        if needing & set(source.architecture.get("text_cfg", {})) and find_spec("transformers") is None:
+        needs = needing & set(source.architecture.get("text_cfg", {}))
+        if needs and find_spec("transformers") is None:
             raise DuplexError(f"encoder {source.name!r} needs transformers; run {install_command('blip')}")
         model = self.build(source)
         self.logit_scale = float(model.logit_scale.item())
@@ -446,14 +425,31 @@ class ClipEncoder(EncoderBase):
         return build_model(source)
 
     def tokenizer(self, source: EncoderSource) -> Any:
-        return open_clip.get_tokenizer(source.name if source.folder is None else f"local-dir:{source.folder}")
+        if source.folder is None and not source.name.startswith(HUB):
+            return open_clip.get_tokenizer(source.name)
+        # open_clip would read the stranger's file a second time: it may have changed since it was checked
+        text = source.architecture["text_cfg"]
+        options = {"context_length": text.get("context_length", 77)}
+        options |= text.get("tokenizer_kwargs") or {}
+        files = text.get("hf_tokenizer_name")
+        try:
+            if not files:
+                return open_clip.SimpleTokenizer(**options)
+            options |= {"tokenizer_mode": text.get("tokenizer_mode"), "trust_remote_code": False}
+            return open_clip.tokenizer.HFTokenizer(str(source.folder or files), **options)
+        except Exception as error:  # of transformers, the hub's client or open_clip
+            problem = f"the tokenizer of encoder {source.name!r} cannot be loaded"
+            reason = f"{first_line(error)}; its own code is never run"
+            raise DuplexError(f"{problem} ({reason}); choose another encoder") from error
 
     @torch.inference_mode()
     def encode_images(self, pixels: Tensor) -> Tensor:
         with float32_arithmetic(self.precision):
             output = self.visual(self.normalise(pixels))
-        features: Tensor = output[0] if isinstance(output, tuple) else output  # CoCa returns its tokens, too
-        return features.float()
+        if isinstance(output, tuple):  # CoCa returns its tokens, too
+            output = output[0]
+        features: Tensor = output.float()
+        return features
 
     @torch.inference_mode()
     def encode_patches(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
@@ -462,8 +458,9 @@ class ClipEncoder(EncoderBase):
                 cells = self.visual.trunk.forward_features(self.normalise(pixels))
                 features = self.visual.head(self.visual.trunk.forward_head(cells))
             return features.float(), patch_tokens(self.visual.trunk, cells).float()
-        is_coca = getattr(self.visual, "attn_pool", None) is not None  # its `ln_post` reads pooled tokens
-        if is_coca or not (hasattr(self.visual, "forward_intermediates") and hasattr(self.visual, "ln_post")):
+        is_coca = getattr(self.visual, "attn_pool", None) is not None  # `ln_post` reads pooled tokens
+        needed = ("forward_intermediates", "ln_post")
+        if is_coca or not all(hasattr(self.visual, name) for name in needed):
             raise DuplexError(f"encoder {self.name!r} has no patch tokens; set extraction.tokens to none")
         with float32_arithmetic(self.precision):
             output = self.visual.forward_intermediates(

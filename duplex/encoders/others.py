@@ -1,16 +1,15 @@
 """BLIP and timm's classifiers as frozen encoders.
 
-    encoder: {name: "blip:Salesforce/blip-itm-base-coco"}      # a Hugging Face repository, or blip:FOLDER
-    encoder: {name: "timm:resnet18", weights: a1_in1k}         # a tag that timm publishes, a file, or random:SEED
+    encoder: {name: "blip:Salesforce/blip-itm-base-coco"}  # a Hugging Face repository, or blip:FOLDER
+    encoder: {name: "timm:resnet18", weights: a1_in1k}     # a tag of timm, a file, or random:SEED
 
-BLIP (Li et al., 2022; extra `blip`) is used with both towers of its image-text retrieval model; features are projected
-class tokens. timm's classifiers, without their heads, encode only images; word vectors come from a file.
+BLIP (Li et al., 2022; extra `blip`) is used with both towers of its image-text retrieval model;
+features are projected class tokens. timm's classifiers, without their heads, encode only images;
+word vectors come from a file.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from collections.abc import Sequence
 from functools import partial
@@ -22,15 +21,18 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint as recompute
 
-from duplex.encoders import base
+from duplex.encoders import base, strangers
 from duplex.encoders.base import EncoderFamily, EncoderSource, MissingWeights, hub_file_on_disk, random_seed
 from duplex.encoders.image_blocks import patch_tokens
-from duplex.encoders.open_clip import EncoderBase, complete_preprocess, initialised_by, read_weights, timm
+from duplex.encoders.libraries import timm
+from duplex.encoders.open_clip import EncoderBase, complete_preprocess, initialised_by, read_weights
 from duplex.encoders.prompt_tree import Prompts, PromptTree, check_length, pad_prompts, tree_blocks
 from duplex.errors import DuplexError, UsageError, install_command
+from duplex.system.files import json_digest
 from duplex.system.threads import dtype_of, float32_arithmetic
 
-BLIP_PREFIX, TIMM_PREFIX = "blip:", "timm:"
+BLIP_PREFIX = "blip:"
+TIMM_PREFIX = "timm:"
 TIMM_FILES = ("model.safetensors",)
 TEMPERATURE = 0.07
 RETRIEVAL = "a BLIP retrieval model; choose one, such as blip:Salesforce/blip-itm-base-coco"
@@ -39,7 +41,7 @@ TOKENIZER_FILES = ("tokenizer.json", "vocab.txt")  # either suffices
 
 
 class BlipFamily(EncoderFamily):
-    """BLIP models: `blip:FOLDER` is a model in a folder, `blip:OWNER/MODEL` a model on the Hugging Face hub."""
+    """BLIP models: `blip:FOLDER`, or `blip:OWNER/MODEL` on the Hugging Face hub."""
 
     usage = f"blip:OWNER/NAME or blip:FOLDER (needs {install_command('blip')})"
 
@@ -54,17 +56,21 @@ class BlipFamily(EncoderFamily):
             for file in BLIP_FILES:
                 folder = base.fetch_from_hub(place, (file,), name).parent
             base.fetch_from_hub(place, TOKENIZER_FILES, name)
+        for file in ("config.json", "preprocessor_config.json", "tokenizer_config.json"):
+            strangers.refuse_code(folder / file)
         config = base.read_config(folder / "config.json")
         image_config = base.read_config(folder / "preprocessor_config.json")
         try:
-            options = {"mean": image_config["image_mean"], "std": image_config["image_std"], "interpolation": "bicubic"}
+            options = {"mean": image_config["image_mean"], "std": image_config["image_std"]}
             size = {"image_size": config["vision_config"]["image_size"]}
-            architecture = {"blip": config, "embed_dim": config["image_text_hidden_size"], "vision_cfg": size}
+            width = config["image_text_hidden_size"]
         except (KeyError, TypeError) as error:
             raise DuplexError(f"{folder}: its configuration lacks {error}, so it is not {RETRIEVAL}") from error
-        preprocess = complete_preprocess({**options, "resize_mode": "squash"}, architecture)
+        architecture = {"blip": config, "embed_dim": width, "vision_cfg": size}
+        options |= {"interpolation": "bicubic", "resize_mode": "squash"}
+        preprocess = complete_preprocess(options, architecture)
         if is_local:  # the name must not depend on the folder's place
-            name = BLIP_PREFIX + hashlib.sha256(json.dumps(architecture, sort_keys=True).encode()).hexdigest()[:12]
+            name = BLIP_PREFIX + json_digest(architecture)[:12]
         return EncoderSource(name, architecture, preprocess, folder / "model.safetensors", folder)
 
     def load(self, source: EncoderSource, *, towers: str, device: str, precision: str) -> BlipEncoder:
@@ -99,17 +105,20 @@ class BlipEncoder(EncoderBase):
 
 
 class BlipTextTower:
-    """BLIP's text model as a `TextTower`; its attention is not causal, so common prefixes cannot be shared."""
+    """BLIP's text model as a `TextTower`; not causal, so common prefixes cannot be shared."""
 
     def __init__(self, model: Any, source: EncoderSource, precision: str) -> None:
-        self._model, self._project = model.text_encoder, model.text_proj
+        self._model = model.text_encoder
+        self._project = model.text_proj
         self._precision = precision
         self.logit_scale = -math.log(TEMPERATURE)
         for part in (self._model, self._project):
             part.to(dtype_of(precision))
         from transformers import AutoTokenizer
 
-        self._tokenizer: Any = AutoTokenizer.from_pretrained(str(source.folder), local_files_only=True)
+        self._tokenizer: Any = AutoTokenizer.from_pretrained(
+            str(source.folder), local_files_only=True, trust_remote_code=False
+        )
         self._table = self._model.embeddings.word_embeddings.weight
         self.width = int(self._table.shape[1])
         self.dim = source.dim
@@ -121,7 +130,8 @@ class BlipTextTower:
         return [int(token) for token in self._tokenizer.encode(text, add_special_tokens=False)]
 
     def embedding(self, ids: Sequence[int] | Tensor) -> Tensor:
-        rows: Tensor = self._table.detach()[torch.as_tensor(ids, dtype=torch.long, device=self._table.device)]
+        index = torch.as_tensor(ids, dtype=torch.long, device=self._table.device)
+        rows: Tensor = self._table.detach()[index]
         return rows.float()
 
     def encode(self, tree: PromptTree, lexicon: Tensor, *, checkpoint: bool = False) -> Tensor:
@@ -138,9 +148,10 @@ class BlipTextTower:
         return self._features(x, real)
 
     def _features(self, x: Tensor, real: Tensor) -> Tensor:
-        with float32_arithmetic(self._precision):  # a copy of x: the library adds positions in place
-            states = self._model(inputs_embeds=x.clone(), attention_mask=real.long()).last_hidden_state
-            features: Tensor = self._project(states[:, 0])
+        inputs = x.clone()  # the library adds positions in place
+        with float32_arithmetic(self._precision):
+            output = self._model(inputs_embeds=inputs, attention_mask=real.long())
+            features: Tensor = self._project(output.last_hidden_state[:, 0])
         return features.float()
 
     @torch.no_grad()
@@ -155,7 +166,8 @@ class BlipTextTower:
 def _build_blip(source: EncoderSource) -> Any:
     import transformers
 
-    model: Any = transformers.BlipForImageTextRetrieval(transformers.BlipConfig(**source.architecture["blip"]))
+    config = transformers.BlipConfig(**strangers.known_blip_options(source.architecture["blip"]))
+    model: Any = transformers.BlipForImageTextRetrieval(config)
     missing = model.load_state_dict(read_weights(source.weights), strict=False).missing_keys
     missing = [name for name in missing if not name.endswith("position_ids")]
     if missing:
@@ -172,7 +184,8 @@ class TimmFamily(EncoderFamily):
     def find(self, name: str, weights: str | None) -> EncoderSource:
         config, path = self._published(name, weights)
         model = name.removeprefix(TIMM_PREFIX)
-        options = {"mean": list(config.mean), "std": list(config.std), "interpolation": config.interpolation}
+        options = {"mean": list(config.mean), "std": list(config.std)}
+        options["interpolation"] = config.interpolation
         size = {"image_size": config.input_size[-1]}
         with torch.device("meta"):  # allocates no weights
             shape: Any = timm.create_model(model, pretrained=False, num_classes=0)
@@ -185,17 +198,18 @@ class TimmFamily(EncoderFamily):
 
     @staticmethod
     def _published(name: str, weights: str | None) -> tuple[Any, Path | None]:
-        """timm's configuration of the model, and the path of local (or random) weights; None for a published tag."""
+        # timm's configuration, and the path of local (or random) weights; None for a published tag
         model = name.removeprefix(TIMM_PREFIX)
         if not timm.is_model(model):
             raise UsageError(f"unknown encoder {name!r}; `timm.list_models()` lists the models of timm")
         published: Any = map(timm.get_pretrained_cfg, timm.list_pretrained(f"{model}.*"))
-        tags = [config.tag for config in published if config is not None and config.hf_hub_id]  # others are pickles
+        # others than the hub's are pickles
+        tags = [config.tag for config in published if config is not None and config.hf_hub_id]
         listed = ", ".join(tags) or "none"
         if weights is None:
             raise UsageError(f"{name!r} needs weights; give `weights` (--weights), a file or a tag ({listed})")
-        path, seed = Path(weights).expanduser(), random_seed(weights)
-        is_local = path.is_file() or seed is not None
+        path = Path(weights).expanduser()
+        is_local = path.is_file() or random_seed(weights) is not None
         if not is_local and weights not in tags:
             raise UsageError(f"weights {weights!r} are neither a file nor a tag of {name!r} (its tags: {listed})")
         config: Any = timm.get_pretrained_cfg(model if is_local else f"{model}.{weights}")
@@ -228,23 +242,26 @@ class TimmEncoder(EncoderBase):
 
 
 def _build_timm(source: EncoderSource) -> Any:
-    create = partial(timm.create_model, source.architecture["timm_model_name"], pretrained=False, num_classes=0)
+    name = source.architecture["timm_model_name"]
+    create = partial(timm.create_model, name, pretrained=False, num_classes=0)
     if source.seed is not None:
         with initialised_by(source.seed):
             return create().eval().requires_grad_(False)
     model: Any = create()
     classifier = str(model.default_cfg.get("classifier", "fc"))
-    state = read_weights(source.weights)
-    state = {name: tensor for name, tensor in state.items() if name.partition(".")[0] != classifier}
+    stored = read_weights(source.weights)
+    state = {key: value for key, value in stored.items() if key.partition(".")[0] != classifier}
     expected = model.state_dict()
-    absent = [name for name, tensor in expected.items() if name not in state or state[name].shape != tensor.shape]
+    shapes = {key: value.shape for key, value in state.items()}
+    absent = [key for key, value in expected.items() if shapes.get(key) != value.shape]
     unknown = sorted(set(state) - set(expected))
     if absent or unknown:
         problem = f"holds the unknown tensor {unknown[0]!r} and lacks" if unknown else "lacks"
         names = ", ".join(map(repr, (absent or list(expected))[:3]))
         raise DuplexError(
-            f"{source.weights} does not hold the weights of {source.name!r} in timm's layout: it {problem} "
-            f"{len(absent)} of {len(expected)} tensors; give tensors with timm's names and shapes, such as {names}"
+            f"{source.weights} does not hold the weights of {source.name!r} in timm's layout: "
+            f"it {problem} {len(absent)} of {len(expected)} tensors; "
+            f"give tensors with timm's names and shapes, such as {names}"
         )
     model.load_state_dict(state)
     return model.eval().requires_grad_(False)

@@ -1,14 +1,15 @@
-"""Prefix tree of prompts, to encode common prefixes once: under a causal mask, they have the same hidden states.
+"""Prefix tree of prompts: under a causal mask, common prefixes need to be encoded only once.
 
-A prompt is a list of *lexicon rows*, row numbers of a table of token embeddings. A node of the tree is one distinct
-prefix; its depth is the position of its last token. Nodes are numbered depth first, so consecutive nodes share most
-ancestors. Queries are divided into *blocks*; each has one set of keys and a mask, and all blocks have the same size.
+A prompt is a list of *lexicon rows*, row numbers of a table of token embeddings. A node of the tree
+is one distinct prefix; its depth is the position of its last token. Nodes are numbered depth first,
+so consecutive nodes share most ancestors. Queries are divided into *blocks* of the same size; each
+has one set of keys and a mask. With the ancestors A(i) of node i, itself included, and a head's width e,
 
-    o_i = Σ_{j ∈ A(i)} p_ij v_j,    p_i = softmax_j(q_i·k_j / √e)      A(i): node i and its ancestors; e: head's width
+    o_i = Σ_{j ∈ A(i)} p_ij v_j,    p_i = softmax_j(q_i·k_j / √e)
 
-So a node's output is that of causal attention in every prompt that contains the node. Only inputs and `p` are saved for
-the backward pass. It sums the gradients of shared keys in a fixed order, as `embedding_dense_backward` sorts them
-instead of adding atomically.
+So a node's output is that of causal attention in every prompt that contains the node. Only inputs and
+`p` are saved for the backward pass. It sums the gradients of shared keys in a fixed order, as
+`embedding_dense_backward` sorts them instead of adding atomically.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ Ints = NDArray[np.int64]
 Prompts = Sequence[Sequence[int]] | NDArray[np.integer]
 
 PAD = -1
-BLOCK = 16  # queries per block, about: larger blocks waste products, smaller ones gather ancestors more often
+BLOCK = 16  # queries per block, about: larger ones waste products, smaller ones gather more often
 
 
 def pad_prompts(sequences: Prompts) -> Ints:
-    """Put P prompts (row numbers of token embeddings) into one array `[P, L]`, filled up with -1 (`PAD`)."""
+    """Put P prompts, lists of lexicon rows, into one array `[P, L]`, filled up with -1 (`PAD`)."""
     if isinstance(sequences, np.ndarray):
         rows = sequences.astype(np.int64, copy=False)
     else:
@@ -59,7 +60,7 @@ def check_length(tokens: int, context_length: int) -> None:
 
 @dataclass(frozen=True, eq=False)
 class PromptTree:
-    """Prefix tree of `P` prompts; each of its `T` nodes is a distinct prefix, stored as its last token and parent."""
+    """Prefix tree of `P` prompts; each of `T` nodes is a prefix, stored as last token and parent."""
 
     rows: Ints  # [T] lexicon row of each node's token
     depths: Ints  # [T] position of each node's token
@@ -98,7 +99,7 @@ class PromptTree:
 
     @cached_property
     def ancestors(self) -> Ints:
-        """The path from each node to the root [T, L]: the node, its parent, ..., the first token; filled up with -1."""
+        """The path from each node to the root [T, L]: the node, its parent, ...; filled up with -1."""
         table = np.full((self.tokens, self.length), -1, np.int64)
         node = np.arange(self.tokens)
         for column in table.T:
@@ -116,7 +117,7 @@ class PromptTree:
 
 
 def tree_blocks(sequences: Prompts, size: int) -> Iterator[tuple[Ints, PromptTree]]:
-    """Sort prompts and cut them into blocks of `size`; yields the indices of each block's prompts and their tree."""
+    """Sort prompts and cut them into blocks; yields indices of each block's prompts and their tree."""
     rows = pad_prompts(sequences)
     order = np.lexsort(rows.T[::-1])
     for start in range(0, len(order), size):
@@ -125,9 +126,9 @@ def tree_blocks(sequences: Prompts, size: int) -> Iterator[tuple[Ints, PromptTre
 
 
 def attend(states: Tensor, plan: AttentionPlan) -> Tensor:
-    """Attention outputs [Q, width] of Q query tokens; each attends to itself and its ancestors in the prefix tree.
+    """Outputs [Q, width] of Q query tokens that attend to themselves and their ancestors.
 
-    states: query, key and value of each of R tokens [R, 3 * width]. plan: the query tokens and their ancestors.
+    states: query, key and value of each of R tokens [R, 3 * width]. plan: queries and ancestors.
     """
     wide = torch.promote_types(states.dtype, torch.float32)
     output: Tensor = TreeAttention.apply(states.to(wide), plan).to(states.dtype)
@@ -140,23 +141,26 @@ class TreeAttention(torch.autograd.Function):
         blocks = AttentionInputs.of(states, plan)
         count, _, size, seen = plan.mask.shape
         scores = torch.bmm(blocks.q, blocks.k.mT).view(count, plan.heads, size, seen)
-        p = torch.add(plan.mask, scores, alpha=blocks.width**-0.5).softmax(-1).flatten(0, 1)  # [C*H, B, S]
+        scaled = torch.add(plan.mask, scores, alpha=blocks.width**-0.5)
+        p = scaled.softmax(-1).flatten(0, 1)  # [C*H, B, S]
         ctx.plan = plan
         ctx.save_for_backward(states, p)
-        return F.embedding(plan.slot_of_query, torch.bmm(p, blocks.v).view(-1, blocks.width)).flatten(1)
+        outputs = torch.bmm(p, blocks.v).view(-1, blocks.width)
+        return F.embedding(plan.slot_of_query, outputs).flatten(1)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         states, p = ctx.saved_tensors
         plan: AttentionPlan = ctx.plan
         each = AttentionInputs.of(states, plan).gradients(p, grads[0], plan)  # [C*H*B + 2*C*H*S, e]
-        summed = torch.ops.aten.embedding_dense_backward(each, plan.rows, states.numel() // each.shape[1], -1, False)
+        count = states.numel() // each.shape[1]
+        summed = torch.ops.aten.embedding_dense_backward(each, plan.rows, count, -1, False)
         return summed.view_as(states), None
 
 
 @dataclass(frozen=True)
 class AttentionInputs:
-    """Queries, keys and values in the blocks of an `AttentionPlan` (it defines C, H, B, S), all as views of `rows`."""
+    """Queries, keys and values in the blocks of an `AttentionPlan`, all as views of `rows`."""
 
     width: int  # e, of one head
     rows: Tensor  # [C*H*B + 2*C*H*S, e]
@@ -173,10 +177,11 @@ class AttentionInputs:
         return cls(width, rows, *(part.view(count * plan.heads, -1, width) for part in parts))
 
     def gradients(self, p: Tensor, grad: Tensor, plan: AttentionPlan) -> Tensor:
-        """Gradients of queries, keys and values, in the layout of `self.rows`; they overwrite it to save memory.
+        """Gradients of queries, keys and values, which overwrite `self.rows` to save memory.
 
-        p: attention weights. grad: gradients of outputs, `do` in blocks; `ds`: of scores. `dv_j = Σ_i p_ij do_i`,
-        `dk_j = Σ_i ds_ij q_i / √e`, `dq_i = Σ_j ds_ij k_j / √e`.
+        p: attention weights. grad: gradients of outputs, `do` in blocks; `ds`: of scores.
+
+            dv_j = Σ_i p_ij do_i,    dk_j = Σ_i ds_ij q_i / √e,    dq_i = Σ_j ds_ij k_j / √e
         """
         do = F.embedding(plan.query_of_slot, grad.reshape(-1, self.width))  # [C*H, B, e]
         if plan.unused_slots:
@@ -192,15 +197,15 @@ class AttentionInputs:
 
 @dataclass(frozen=True)
 class AttentionPlan:
-    """Index tensors by which `attend` lets each query token attend to itself and its ancestors in a prefix tree.
+    """Index tensors by which `attend` lets query tokens attend to themselves and their ancestors.
 
-    `Q` queries are put into `C` blocks of `B` slots, the last `unused_slots` empty; a block's queries share `S` keys.
-    The tokens' queries, keys and values `[R, 3 * width]` are cut into `H` heads of width `e`: `[R * 3 * H, e]`. From
-    them, `rows` gathers the blocks; `mask` hides all keys but those of a query's token and its ancestors.
+    `Q` queries are put into `C` blocks of `B` slots, the last `unused_slots` empty; a block's queries
+    share `S` keys. The tokens' queries, keys and values `[R, 3 * width]` are cut into `H` heads of
+    width `e`: `[R * 3 * H, e]`. From them, `rows` gathers the blocks.
     """
 
     heads: int
-    rows: Tensor  # [C*H*B + 2*C*H*S] rows of the cut states that hold the blocks' queries, keys and values
+    rows: Tensor  # [C*H*B + 2*C*H*S] rows of the cut states: the blocks' queries, keys and values
     mask: Tensor  # [C, 1, B, S] 0 for an ancestor or the node itself, -inf for another key
     slot_of_query: Tensor  # [Q, H] position of each query's heads in the blocks `[C*H*B]`
     query_of_slot: Tensor  # [C*H, B] the inverse: position in `[Q * H]` of each slot's query
@@ -210,11 +215,12 @@ class AttentionPlan:
 
 @dataclass(frozen=True)
 class TreeLayout:
-    """Index tensors to encode a `PromptTree`; the first layer reads E entries, distinct pairs of token and position."""
+    """Index tensors to encode a `PromptTree`; the first layer reads E pairs of token and position."""
 
     entry_rows: Tensor  # [E]
     entry_depths: Tensor  # [E]
-    layers: tuple[AttentionPlan, ...]  # the first layer's states: entries; the last layer's queries: prompts' ends
+    # the first layer's states are entries; the last layer's queries are the prompts' ends
+    layers: tuple[AttentionPlan, ...]
     ends: Tensor  # [P] each prompt's index among the last layer's queries
 
     @classmethod
@@ -222,7 +228,8 @@ class TreeLayout:
         keys, entries = np.unique(tree.rows * tree.length + tree.depths, return_inverse=True)
         nodes, ends = np.unique(tree.ends, return_inverse=True)
         every = np.arange(tree.tokens)
-        whole, final = QueryBlocks.of(tree, every), QueryBlocks.of(tree, nodes)
+        whole = QueryBlocks.of(tree, every)
+        final = QueryBlocks.of(tree, nodes)
         plans = [final.attention(entries if layers == 1 else every, heads, device)]
         if layers > 2:
             plans = [whole.attention(every, heads, device)] * (layers - 2) + plans
@@ -234,7 +241,7 @@ class TreeLayout:
 
 @dataclass(frozen=True)
 class QueryBlocks:
-    """Query nodes of a prefix tree, in blocks; a block's keys are its queries and all their ancestors."""
+    """Query nodes of a tree, in blocks; a block's keys are its queries and all their ancestors."""
 
     queries: Ints  # [Q] nodes
     keys: Ints  # [C, S] nodes; unused columns repeat the first
@@ -247,7 +254,8 @@ class QueryBlocks:
         count = math.ceil(total / size)
         path = tree.ancestors[queries]  # [Q, L], itself first
         query, up = np.nonzero(path >= 0)
-        pairs, inverse = np.unique(query // size * tree.tokens + path[query, up], return_inverse=True)
+        keys_of_queries = query // size * tree.tokens + path[query, up]
+        pairs, inverse = np.unique(keys_of_queries, return_inverse=True)
         block, node = np.divmod(pairs, tree.tokens)
         first = np.searchsorted(block, np.arange(count))
         slot = np.arange(len(pairs)) - first[block]
@@ -259,16 +267,23 @@ class QueryBlocks:
         return cls(queries, keys, mask.reshape(count, size, -1))
 
     def attention(self, states: Ints, heads: int, device: torch.device) -> AttentionPlan:
-        """Index tensors for one layer's attention; node `i` of the tree is row `states[i]` of the layer's input."""
+        """Index tensors for a layer's attention; node `i` is row `states[i]` of the layer's input."""
         count, size = self.mask.shape[:2]
-        total, head = len(self.queries), np.arange(heads)
+        total = len(self.queries)
+        head = np.arange(heads)
         query_states = states[self.queries]
+        in_order = np.array_equal(query_states, np.arange(len(states)))
         query = np.arange(total)
-        slots = (query // size * heads)[:, None] * size + head * size + (query % size)[:, None]  # [Q, H]
-        number = np.minimum(np.arange(count * size), total - 1).reshape(count, 1, size)  # unused slots repeat the last
+        blocks = (query // size * heads)[:, None]
+        slots = blocks * size + head * size + (query % size)[:, None]  # [Q, H]
+        number = np.minimum(np.arange(count * size), total - 1)  # unused slots repeat the last query
+        number = number.reshape(count, 1, size)
         query_of_slot = number * heads + head[:, None]  # [C, H, B]
-        q, k = query_states[number], states[self.keys][:, None]
-        parts = [kind * heads + head[:, None] + 3 * heads * rows for kind, rows in enumerate((q, k, k))]
+        q = query_states[number]
+        k = states[self.keys][:, None]
+        parts = []
+        for kind, rows in enumerate((q, k, k)):
+            parts.append(kind * heads + head[:, None] + 3 * heads * rows)
         return AttentionPlan(
             heads=heads,
             rows=_put(np.concatenate([part.ravel() for part in parts]), device),
@@ -276,7 +291,7 @@ class QueryBlocks:
             slot_of_query=_put(slots, device),
             query_of_slot=_put(query_of_slot.reshape(count * heads, size), device),
             unused_slots=count * size - total,
-            query_states=None if np.array_equal(query_states, np.arange(len(states))) else _put(query_states, device),
+            query_states=None if in_order else _put(query_states, device),
         )
 
 

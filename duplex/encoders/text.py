@@ -1,8 +1,8 @@
 """The text tower of an open_clip model (the Duplex paper's Eq. 2 and 7).
 
-Prompts are encoded as a prefix tree: matrix products run once per distinct prefix, attention runs over the prefix's
-ancestors, and the last layer runs only for the prompts' end tokens (derivation and timings: `docs/text.md`). Templates
-and names of prompts are in `duplex/methods/prompts.py`.
+Prompts are encoded as a prefix tree: matrix products run once per distinct prefix, attention runs
+over the prefix's ancestors, and the last layer runs only for the prompts' end tokens (derivation and
+timings: `docs/text.md`). Templates and names of prompts are in `duplex/methods/prompts.py`.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from torch.utils.checkpoint import checkpoint as recompute
 
 from duplex.encoders import prompt_tree
 from duplex.encoders.image_blocks import LastBlocks, TowerBlocks
-from duplex.encoders.prompt_tree import PAD, Ints, Prompts, PromptTree, TreeLayout, check_length, pad_prompts
+from duplex.encoders.prompt_tree import Ints, Prompts, PromptTree, TreeLayout
 from duplex.errors import DuplexError, require
 from duplex.system.threads import dtype_of, float32_arithmetic
 
 QUICK = 1.702  # QuickGELU's constant
-CHILDREN = {"ln_1", "attn", "ls_1", "ln_2", "mlp", "ls_2"}  # of a block whose attention a prompt tree can replace
+CHILDREN = {"ln_1", "attn", "ls_1", "ln_2", "mlp", "ls_2"}  # of a block that a prompt tree can run
 
 
 class TokenFrame(NamedTuple):
@@ -38,7 +38,7 @@ class TokenFrame(NamedTuple):
 
 
 class Vocabulary:
-    """A tokenizer and its embedding table `[V, width]`; raises DuplexError for untrained tokens (NaN in the table)."""
+    """A tokenizer and its embedding table `[V, width]`; DuplexError for untrained tokens (NaN)."""
 
     def __init__(self, table: Tensor, tokenizer: Any = None) -> None:
         self.table = table.detach()
@@ -64,10 +64,11 @@ class Vocabulary:
         start = next((i for i in range(len(ids)) if ids[i : i + len(word)] == word), None)
         if start is None:
             raise DuplexError(
-                "prompts are joined from words, but this encoder's tokenizer splits a word differently within a text; "
-                "choose another encoder, such as ViT-B-32"
+                "prompts are joined from words, but this encoder's tokenizer splits a word differently "
+                "within a text; choose another encoder, such as ViT-B-32"
             )
-        closing, pad = ids[start + len(word) :], ids[-1]
+        closing = ids[start + len(word) :]
+        pad = ids[-1]
         while closing and closing[-1] == pad:
             closing.pop()
         return TokenFrame(tuple(ids[:start]), tuple(closing), pad)
@@ -75,8 +76,10 @@ class Vocabulary:
     def tokens(self, text: str) -> list[int]:
         ids = self._ids(text)
         if not self._untrained.isdisjoint(ids):
-            known = (word for word in text.split() if not self._untrained.isdisjoint(self._ids(word)))
-            raise self._unknown(next(known, text))
+            for word in text.split():
+                if not self._untrained.isdisjoint(self._ids(word)):
+                    raise self._unknown(word)
+            raise self._unknown(text)
         return ids
 
     def embedding(self, ids: Sequence[int] | Tensor) -> Tensor:
@@ -87,10 +90,11 @@ class Vocabulary:
         return self.table[index]
 
     def _ids(self, text: str) -> list[int]:
-        clean: Callable[[str], str] | None = getattr(self.tokenizer, "clean_fn", None)
         if self._inner is self.tokenizer:
             return [int(i) for i in self.tokenizer.encode(text)]
-        return [int(i) for i in self._inner.encode(clean(text) if clean else text, add_special_tokens=False)]
+        clean: Callable[[str], str] | None = getattr(self.tokenizer, "clean_fn", None)
+        ids = self._inner.encode(clean(text) if clean else text, add_special_tokens=False)
+        return [int(i) for i in ids]
 
     def _unknown(self, word: str) -> DuplexError:
         return DuplexError(
@@ -102,34 +106,36 @@ class Vocabulary:
 class ClipTextTower:
     """`TextTower` that runs the text part of an open_clip model.
 
-    tokenizer: that of the open_clip model; None: CLIP's byte-pair tokenizer.
-    precision: number format of matrix products (norms and positions are float32).
+    tokenizer: None: CLIP's. precision: of matrix products; norms and positions are float32.
     """
 
-    is_trained = False  # whether the blocks hold trained parameters, so that features change from step to step
-    of_paths: Mapping[str, ClipTextTower] = MappingProxyType({})  # kind of prompts -> the tower for it, if another
+    is_trained = False  # whether the blocks hold trained parameters, so that features change
+    # kind of prompts -> the tower for it, if another
+    of_paths: Mapping[str, ClipTextTower] = MappingProxyType({})
 
     def __init__(self, model: Any, tokenizer: Any = None, *, precision: str = "fp32") -> None:
         text = getattr(model, "text", model)
         blocks = getattr(getattr(text, "transformer", None), "resblocks", None)
         if blocks is None:
             raise DuplexError(
-                f"prompts need a text tower that takes token embeddings, and {type(text).__name__} does not; choose an "
-                "encoder with open_clip's own text transformer, such as ViT-B-32 (`duplex encoders list` lists some)"
+                f"prompts need a text tower that takes token embeddings, and {type(text).__name__} "
+                "does not; choose an encoder with open_clip's own text transformer, such as ViT-B-32 "
+                "(`duplex encoders list` lists some)"
             )
         self.precision = precision
         self.vocabulary = Vocabulary(text.token_embedding.weight, tokenizer)
         wide = torch.float64 if text.positional_embedding.dtype == torch.float64 else torch.float32
-        self.dtype = wide if dtype_of(precision) == torch.float32 else dtype_of(precision)  # of matrix products
+        narrow = dtype_of(precision)
+        self.dtype = wide if narrow == torch.float32 else narrow  # of matrix products
         self.blocks = _converted_blocks(blocks, self.dtype, wide)
         self.positions: Tensor = _widened(text.positional_embedding, wide)  # [positions, width]
         self.norm = _widened(text.ln_final, wide)
         self.projection = _widened(text.text_projection, wide)  # a matrix, a linear layer or None
-        self.cls = _widened(getattr(text, "cls_emb", None), wide)  # [width] CoCa's class token, after the padding
+        self.cls = _widened(getattr(text, "cls_emb", None), wide)  # [width] CoCa's last token
         for module in (self.blocks, self.norm, self.projection):
             if isinstance(module, nn.Module):
                 module.eval().requires_grad_(False)
-        self.mask: Tensor | None = text.attn_mask  # added to scores; None: every token attends to every other
+        self.mask: Tensor | None = text.attn_mask  # added to scores; None: all tokens see all others
         self.mask_padding = bool(getattr(text, "use_pad_mask", False))
         # whether CoCa's padding mask has the class token last (its position) or first
         self.cls_mask_after = bool(getattr(text, "correct_cls_mask", False))
@@ -138,12 +144,16 @@ class ClipTextTower:
         self.heads = int(blocks[0].attn.num_heads)
         self.width = int(self.positions.shape[1])
         self.dim = self.width
-        if self.projection is not None:
-            self.dim = self.projection.shape[1] if isinstance(self.projection, Tensor) else self.projection.out_features
-        self.context_length = int(text.context_length)  # tokens of a text, without CoCa's class token
+        if isinstance(self.projection, Tensor):
+            self.dim = self.projection.shape[1]
+        elif self.projection is not None:
+            self.dim = self.projection.out_features
+        self.context_length = int(text.context_length)  # without CoCa's class token
         self.logit_scale = float(model.logit_scale.detach()) if hasattr(model, "logit_scale") else 0.0
-        self.pools_end = self.cls is None and self.pool in ("argmax", "eos")  # features: hidden states of end tokens
-        self.shares_prefixes = self.causal and self.pools_end and all(map(_is_standard, self.blocks))
+        # whether features are hidden states of end tokens
+        self.pools_end = self.cls is None and self.pool in ("argmax", "eos")
+        standard = all(_is_standard(block) for block in self.blocks)
+        self.shares_prefixes = self.causal and self.pools_end and standard
         self._layouts: WeakKeyDictionary[PromptTree, dict[torch.device, TreeLayout]] = WeakKeyDictionary()
 
     @property
@@ -152,7 +162,8 @@ class ClipTextTower:
         if self.mask is None or self.cls is not None or self.mask_padding:
             return False
         later = torch.ones_like(self.mask, dtype=torch.bool).triu(1)
-        return bool(torch.equal(self.mask, torch.zeros_like(self.mask).masked_fill(later, float("-inf"))))
+        causal = torch.zeros_like(self.mask).masked_fill(later, float("-inf"))
+        return bool(torch.equal(self.mask, causal))
 
     def finish(self, x: Tensor) -> Tensor:
         x = self.norm(x)
@@ -161,7 +172,7 @@ class ClipTextTower:
         return x @ self.projection if isinstance(self.projection, Tensor) else self.projection(x)
 
     def own_blocks(self) -> LastBlocks:
-        """Replace the blocks with copies, so that adapters can be inserted; returns the copies as `LastBlocks`."""
+        """Replace the blocks with copies, so that adapters can be inserted; returns the copies."""
         self.blocks = copy.deepcopy(self.blocks)
         self.is_trained = True
         blocks = [nn.Sequential(block) for block in self.blocks]
@@ -190,16 +201,17 @@ class ClipTextTower:
     def encode(self, tree: PromptTree, lexicon: Tensor, *, checkpoint: bool = False) -> Tensor:
         if not self.shares_prefixes:
             return self.encode_plain(tree.sequences(), lexicon, checkpoint=checkpoint)
-        check_length(tree.length, self.context_length)
-        layouts, device = self._layouts.setdefault(tree, {}), lexicon.device
+        prompt_tree.check_length(tree.length, self.context_length)
+        layouts = self._layouts.setdefault(tree, {})
+        device = lexicon.device
         if device not in layouts:
             layouts[device] = TreeLayout.of(tree, len(self.blocks), self.heads, device)
         with float32_arithmetic(self.precision):
             return self._shared(layouts[device], lexicon, checkpoint)
 
     def encode_plain(self, sequences: Prompts, lexicon: Tensor, *, checkpoint: bool = False) -> Tensor:
-        rows = pad_prompts(sequences)
-        check_length(rows.shape[1], self.context_length)
+        rows = prompt_tree.pad_prompts(sequences)
+        prompt_tree.check_length(rows.shape[1], self.context_length)
         padding = None
         if not (self.causal and self.pools_end):
             padding = self.vocabulary.embedding([self.vocabulary.frame.padding])[0]
@@ -209,16 +221,16 @@ class ClipTextTower:
     def encode_separately(
         self, sequences: Ints, lexicon: Tensor, padding: Tensor | None, checkpoint: bool = False
     ) -> Tensor:
-        """Encode each prompt by itself, without shared prefixes; returns features [P, dim].
+        """Features [P, dim] of prompts, without shared prefixes.
 
         sequences: each prompt as row numbers of `lexicon` [P, L], padded with -1.
-        padding: embedding [width] that fills prompts up to the context length; None for causal towers, which need none.
+        padding: embedding [width] that fills prompts up to the context length; None if causal.
         """
         device = lexicon.device
         rows = torch.from_numpy(sequences).to(device)
         if padding is not None:
-            rows = F.pad(rows, (0, self.context_length - rows.shape[1]), value=PAD)
-        real = rows != PAD
+            rows = F.pad(rows, (0, self.context_length - rows.shape[1]), value=prompt_tree.PAD)
+        real = rows != prompt_tree.PAD
         x = F.embedding(rows.clamp(min=0), lexicon)  # [P, L, width]
         filler = x.new_zeros(()) if padding is None else padding.to(x)
         x = torch.where(real[..., None], x, filler).to(self.positions.dtype)
@@ -227,7 +239,8 @@ class ClipTextTower:
         x = x + self.positions[: x.shape[1]]
         mask = self._attention_mask(real, x)
         half = self.dtype in (torch.bfloat16, torch.float16)
-        with torch.autocast(device.type, self.dtype, enabled=half, cache_enabled=False):  # as adapters' weights change
+        # without a cache, as adapters' weights change
+        with torch.autocast(device.type, self.dtype, enabled=half, cache_enabled=False):
             for block in self.blocks:
                 if checkpoint and x.requires_grad:
                     x = recompute(block, x, attn_mask=mask, use_reentrant=False)
@@ -240,7 +253,7 @@ class ClipTextTower:
         return self.finish(pooled.to(self.positions.dtype))
 
     def _attention_mask(self, real: Tensor, x: Tensor) -> Tensor | None:
-        # added to attention scores: [L, L], or [P * heads, L, L] if padding is masked, too; None if there is none
+        # [L, L], or [P * heads, L, L] if padding is masked, too; None if there is none
         length = x.shape[1]
         mask = None if self.mask is None else self.mask[:length, :length].to(x)
         if self.cls is None and not self.mask_padding:
@@ -255,7 +268,7 @@ class ClipTextTower:
 
     @torch.no_grad()
     def encode_blocks(self, sequences: Prompts, lexicon: Tensor, block: int = 4096) -> Tensor:
-        rows = pad_prompts(sequences)
+        rows = prompt_tree.pad_prompts(sequences)
         features = lexicon.new_empty((len(rows), self.dim), dtype=self.positions.dtype)
         for prompts, tree in prompt_tree.tree_blocks(rows, block):
             features[torch.from_numpy(prompts).to(features.device)] = self.encode(tree, lexicon)
@@ -272,21 +285,22 @@ class ClipTextTower:
         return F.embedding(layout.ends, self.finish(x))
 
     def _layer(self, block: Any, x: Tensor, plan: prompt_tree.AttentionPlan) -> Tensor:
-        dtype, attention = self.dtype, block.attn
-        states = F.linear(block.ln_1(x).to(dtype), attention.in_proj_weight, attention.in_proj_bias)
+        attention = block.attn
+        states = F.linear(block.ln_1(x).to(self.dtype), attention.in_proj_weight, attention.in_proj_bias)
         o = attention.out_proj(prompt_tree.attend(states, plan))
-        if plan.query_states is not None:  # unlike indexing, the gradient is summed in a fixed order on every device
-            x = F.embedding(plan.query_states, x)
+        if plan.query_states is not None:
+            x = F.embedding(plan.query_states, x)  # unlike indexing, sums gradients in a fixed order
             if self.is_trained:
-                block.ln_1(x)  # an adapter beside the attention reads what last entered this norm: the queries' states
+                block.ln_1(x)  # an adapter beside the attention reads what last entered this norm
         x = x + block.ls_1(o.to(x.dtype))
-        output: Tensor = x + block.ls_2(_mlp(block.mlp, block.ln_2(x).to(dtype)).to(x.dtype))
+        output: Tensor = x + block.ls_2(_mlp(block.mlp, block.ln_2(x).to(self.dtype)).to(x.dtype))
         return output
 
 
 def _is_standard(block: Any) -> bool:
-    names = {name for name, _ in block.named_children()}
-    return names == CHILDREN and isinstance(block.attn, nn.MultiheadAttention) and block.attn.in_proj_bias is not None
+    if {name for name, _ in block.named_children()} != CHILDREN:
+        return False
+    return isinstance(block.attn, nn.MultiheadAttention) and block.attn.in_proj_bias is not None
 
 
 def _converted_blocks(blocks: nn.ModuleList, narrow: torch.dtype, wide: torch.dtype) -> nn.ModuleList:
@@ -301,7 +315,8 @@ def _converted_blocks(blocks: nn.ModuleList, narrow: torch.dtype, wide: torch.dt
 
 def _widened(part: Any, wide: torch.dtype) -> Any:
     if isinstance(part, nn.Module):
-        return part if {weight.dtype for weight in part.parameters()} <= {wide} else copy.deepcopy(part).to(wide)
+        is_wide = all(weight.dtype == wide for weight in part.parameters())
+        return part if is_wide else copy.deepcopy(part).to(wide)
     return None if part is None else part.detach().to(wide)
 
 
@@ -315,7 +330,7 @@ def _mlp(mlp: Any, h: Tensor) -> Tensor:
     if type(mlp.gelu).__name__ != "QuickGELU":
         output: Tensor = mlp(h)
         return output
-    # QuickGELU, x sigmoid(1.702 x), is silu(z) / 1.702 with z = 1.702 x: one pass and one tensor saved,
-    # where open_clip's code takes three of each
-    z = torch.addmm(mlp.c_fc.bias, h, mlp.c_fc.weight.t(), beta=QUICK, alpha=QUICK)  # [n, 4 * width]
+    # QuickGELU, x sigmoid(1.702 x), is silu(z) / 1.702 with z = 1.702 x: one pass and one saved tensor
+    # [n, 4 * width], where open_clip's code takes three of each
+    z = torch.addmm(mlp.c_fc.bias, h, mlp.c_fc.weight.t(), beta=QUICK, alpha=QUICK)
     return torch.add(mlp.c_proj.bias, F.linear(F.silu(z), mlp.c_proj.weight), alpha=1 / QUICK)

@@ -1,7 +1,7 @@
-"""Start and end commands and the scripts of pipeline/: check arguments, print errors as one line, set exit codes.
+"""Start and end commands and the scripts of pipeline/: print errors as one line, set exit codes.
 
-Exit codes: 0 success, 1 failure, 2 bad usage, 130 stopped by Ctrl-C, 143 by SIGTERM, 141 closed pipe. With
-`DUPLEX_DEBUG=1`, the traceback is printed too.
+Exit codes: 0 success, 1 failure, 2 bad usage, 130 stopped by Ctrl-C, 143 by SIGTERM, 141 closed pipe.
+With `DUPLEX_DEBUG=1`, the traceback is printed too.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ def run_script(work: Callable[..., object]) -> None:
 
 
 def run_command(work: Callable[[], object]) -> None:
-    """Call `work()`. An error that a user can fix is printed as one line and sets the exit code; others are raised."""
+    """Call `work()`; errors that users can fix are printed as one line and set the exit code."""
     keep_freed_memory()
-    atexit.register(gc.freeze)  # or the interpreter's last collection visits every object of torch: 0.4 s per command
+    atexit.register(gc.freeze)  # or the interpreter's last collection visits torch's objects: 0.4 s
     signal.signal(signal.SIGTERM, _raise_terminated)
     with report_errors():
         work()
@@ -58,7 +58,7 @@ def report_errors() -> Iterator[None]:
         _exit(STOPPED, 128 + signal.SIGTERM)
     except KeyboardInterrupt:
         _exit(STOPPED, 128 + signal.SIGINT)
-    except BrokenPipeError:  # the reader is gone; Python would try to flush stdout at exit, and report an error
+    except BrokenPipeError:  # Python would try to flush stdout at exit, and report an error
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(128 + signal.SIGPIPE)
     except OSError as error:
@@ -82,11 +82,13 @@ def _exit(message: str, code: int) -> None:
 
 
 def _plugin_of(error: Exception) -> str | None:
-    frames = traceback.walk_tb(error.__traceback__)
-    packages = {str(frame.f_globals.get("__name__")).partition(".")[0] for frame, _ in frames} - {"duplex"}
-    for point in (point for group in PLUGIN_GROUPS for point in entry_points(group=group)):
-        if point.value.partition(":")[0].partition(".")[0] in packages:
-            return f"{point.name!r} ({point.value})"
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    modules = [str(frame.f_globals.get("__name__")) for frame in frames]
+    packages = {module.partition(".")[0] for module in modules} - {"duplex"}
+    for group in PLUGIN_GROUPS:
+        for point in entry_points(group=group):
+            if point.module.partition(".")[0] in packages:
+                return f"{point.name!r} ({point.value})"
     return None
 
 

@@ -1,4 +1,4 @@
-"""Write files and folders completely or not at all; all files of this package are written by these functions."""
+"""Write files and folders completely or not at all; the package writes all files by these functions."""
 
 from __future__ import annotations
 
@@ -24,31 +24,31 @@ if TYPE_CHECKING:
 SCRATCH = ".partial"  # suffix of every unfinished file; git and DVC ignore it
 OLD = ".old"  # before SCRATCH: a folder that is being replaced
 TRIES = 10  # to replace a folder that other processes replace too
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # error numbers of a full disk, quota or file-size limit
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # a full disk, quota or file-size limit
 
 
 def expanded_path(path: object, noun: str) -> Path:
-    """A user's path with `~` expanded; raises `UsageError`, which calls it `noun`, if it is empty or not a path."""
+    """A user's path, called `noun` in messages, with `~` expanded; `UsageError` if it is no path."""
     if not isinstance(path, str | os.PathLike) or not str(path) or "\0" in str(path):
         raise UsageError(f"{noun} is {shown(path)}; expected a path")
     return Path(path).expanduser()
 
 
 def refuse_existing(path: Path, *, force: bool = False) -> None:
-    """Raise `UsageError` if the output `path` exists and is not an empty folder, unless `force`."""
-    if os.path.lexists(path) and not force and not (path.is_dir() and not any(path.iterdir())):
-        raise UsageError(
-            f"the output {path} exists; move it, choose another path or replace it with --force (in Python, force=True)"
-        )
+    """Raise `UsageError` if `path` exists and is not an empty folder, unless `force`."""
+    if force or not os.path.lexists(path) or (path.is_dir() and not any(path.iterdir())):
+        return
+    advice = "move it, choose another path or replace it with --force (in Python, force=True)"
+    raise UsageError(f"the output {path} exists; {advice}")
 
 
 @contextmanager
 def replace_file(path: Path, *, sync: bool = True) -> Iterator[Path]:
-    """Context manager that yields a scratch path; the file written there is renamed to `path` at the end.
+    """Context manager that yields a scratch path; the file there is renamed to `path` at the end.
 
-    If the block fails, `path` stays as it was. A symbolic link is replaced: its target, which may lie in DVC's cache,
-    is not changed. `sync=False` is faster for many small files, but a power cut may leave them empty.
-    Raises `DuplexError` for any `OSError`.
+    If the block fails, `path` stays as it was. A symbolic link is replaced: its target, which may lie
+    in DVC's cache, is not changed. `sync=False` is faster for many small files, but a power cut may
+    leave them empty. Raises `DuplexError` for any `OSError`.
     """
     with report_write_errors(path):
         scratch = path.with_name(f"{path.name}.{os.getpid()}{SCRATCH}")
@@ -73,8 +73,8 @@ def replace_file(path: Path, *, sync: bool = True) -> Iterator[Path]:
 def replace_folder(path: Path) -> Iterator[Path]:
     """Context manager that yields a scratch folder, which replaces the folder `path` at the end.
 
-    The old folder is renamed first. If the process is killed before the new one takes its place, the next call undoes
-    this renaming.
+    The old folder is renamed first. If the process is killed before the new one takes its place, the
+    next call undoes this renaming.
     """
     scratch = path.with_name(f"{path.name}.{os.getpid()}{SCRATCH}")
     with report_write_errors(path):
@@ -90,8 +90,9 @@ def replace_folder(path: Path) -> Iterator[Path]:
 
 
 def _replace(scratch: Path, path: Path) -> None:
-    # The old folder is renamed first and removed last: a mounted one, which cannot be renamed, stays whole. After an
-    # error or Ctrl-C in between, it gets its name back. Another process may replace the folder at the same time.
+    # The old folder is renamed first and removed last: a mounted one, which cannot be renamed, stays
+    # whole. After an error or Ctrl-C in between, it gets its name back. Another process may replace the
+    # folder at the same time.
     old = path.with_name(f"{path.name}.{os.getpid()}{OLD}{SCRATCH}")
     for tries in reversed(range(TRIES)):
         try:
@@ -106,8 +107,8 @@ def _replace(scratch: Path, path: Path) -> None:
             if old.exists():
                 with suppress(OSError):  # another process has written a newer one
                     old.rename(path)
-            moved = isinstance(error, OSError) and error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT)
-            if not (tries and moved):  # by another process
+            moved = errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT  # by another process
+            if not (tries and isinstance(error, OSError) and error.errno in moved):
                 raise
         else:
             break
@@ -141,17 +142,18 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, st
 
 @contextmanager
 def report_write_errors(path: Path) -> Iterator[None]:
-    """Context manager for code that writes the file or folder `path`: its `OSError`s are raised as `DuplexError`."""
+    """Context manager for code that writes `path`: raises its `OSError`s as `DuplexError`."""
     try:
         yield
     except OSError as error:
-        full = error.errno in FULL
-        remedy = "make room and run the same command again" if full else "fix the cause, or choose another place"
+        remedy = "fix the cause, or choose another place"
+        if error.errno in FULL:
+            remedy = "make room and run the same command again"
         raise DuplexError(f"{path} cannot be written: {error.strerror or error}; {remedy}") from error
 
 
 def named_path(path: Path) -> Path:
-    """The path itself, or its absolute form if it is `.` or ends with `..` and so has no name of its own."""
+    """The path, or its absolute form if it is `.` or ends with `..` and so has no name of its own."""
     return path if path.name not in ("", "..") else Path(os.path.abspath(path))
 
 
@@ -161,7 +163,7 @@ def sha256(path: Path) -> str:
 
 
 def sha256_once(path: Path) -> str:
-    """The sha256 of a file; within a process, it is read again only if its size or modification time has changed."""
+    """The sha256 of a file, which is read again only if its size or modification time has changed."""
     status = path.stat()
     return _sha256_of_state(path, status.st_size, status.st_mtime_ns)
 
@@ -182,7 +184,8 @@ def _remove_abandoned(path: Path) -> None:
         if name.startswith(path.name + ".") and name.endswith(SCRATCH):
             left = path.with_name(name)
             writer = name[len(path.name) + 1 : -len(SCRATCH)]
-            if not writer.removesuffix(OLD).isdecimal() or is_running(int(writer.removesuffix(OLD))):
+            process = writer.removesuffix(OLD)
+            if not process.isdecimal() or is_running(int(process)):
                 continue
             with suppress(OSError):
                 if writer.endswith(OLD) and not os.path.lexists(path):
@@ -205,19 +208,19 @@ def is_running(process: int) -> bool:
 
 @contextmanager
 def sole_writer(path: Path, work: str, instead: str = "") -> Iterator[None]:
-    """Context manager: hold the lock for writing `path`; raises `DuplexError` if another process holds it.
+    """Context manager: hold the lock for writing `path`; `DuplexError` if another process holds it.
 
-    The lock is a record lock, which ends with this process. A lock of another kind would stay with decoding workers,
-    which outlive a killed parent for a moment.
-
-    work: what the other process does, for the message, such as "extraction". instead: what to do other than wait.
+    The lock is a record lock, which ends with this process. A lock of another kind would stay with
+    decoding workers, which outlive a killed parent for a moment. For the message, `work` is what the
+    other process does, such as "extraction", and `instead` what to do other than wait.
     """
     lock = path.with_name(path.name + ".lock.partial")
     with report_write_errors(lock):
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = _lock(lock)
     if descriptor is None:
-        raise DuplexError(f"another {work} is writing {path}; let it finish{instead and f', {instead}'}")
+        advice = f"let it finish, {instead}" if instead else "let it finish"
+        raise DuplexError(f"another {work} is writing {path}; {advice}")
     try:
         yield
     finally:

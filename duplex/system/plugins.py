@@ -9,7 +9,7 @@ from duplex.errors import DuplexError
 
 
 def installed_plugins(group: str) -> dict[str, EntryPoint]:
-    """The entry points of a group, sorted by name; a built-in entry point hides others of its name."""
+    """The entry points of a group, sorted by name; a built-in one hides others of its name."""
     points = sorted(entry_points(group=group), key=lambda point: (not _is_built_in(point), point.value))
     return dict(sorted({point.name: point for point in reversed(points)}.items()))
 
@@ -23,20 +23,21 @@ def module_of(point: EntryPoint) -> str:
 
 
 def provider(point: EntryPoint) -> str:
-    """Name and version of the distribution that an entry point belongs to; if unknown, its module's name."""
+    """Name and version of an entry point's distribution; if unknown, its module's name."""
     return f"{point.dist.name} {point.dist.version}" if point.dist else module_of(point)
 
 
 def load_plugin(
     point: EntryPoint, kind: str, base: type, advice: str = "", error: type[DuplexError] = DuplexError
 ) -> Any:
-    """Import an entry point's class; raises `error` if that fails, or if the class is not a subclass of `base`.
+    """Import an entry point's class; raises `error` if that fails, or if it is no subclass of `base`.
 
-    It also raises `error` if two other packages use the same name for different classes. In messages, `kind` says what
-    the entry point is, such as "encoder family", and `advice` what else the user can do.
+    It also raises `error` if two other packages use the same name for different classes. In messages,
+    `kind` is what the entry point is, such as "encoder family", and `advice` what the user can do.
     """
     name = f"{kind} {point.name!r} of {provider(point)}"
-    others = [each for each in entry_points(group=point.group, name=point.name) if each.value != point.value]
+    same_name = entry_points(group=point.group, name=point.name)
+    others = [each for each in same_name if each.value != point.value]
     if others and not _is_built_in(point):
         raise error(
             f"{kind} {point.name!r} comes from both {provider(point)} and {provider(others[0])}; "

@@ -1,7 +1,7 @@
-"""Worker processes that each create one callable object and call it; progress bars on stderr, if it is a terminal.
+"""Worker processes that each create a callable object and call it; progress bars on a terminal's stderr.
 
-Each worker has its own `ProcessPoolExecutor`, since a pool of several processes breaks if one of them dies. Workers
-ignore Ctrl-C and SIGTERM, which their parent handles, and exit when it exits.
+Each worker has its own `ProcessPoolExecutor`, since a pool of several processes breaks if one of them
+dies. Workers ignore Ctrl-C and SIGTERM, which their parent handles, and exit when it exits.
 """
 
 from __future__ import annotations
@@ -33,13 +33,17 @@ class ProcessFailed(DuplexError):
 
 
 class WorkerProcess:
-    """A spawned process that makes a callable object by `create()` and calls it as often as requested.
+    """A spawned process that makes a callable object by `create()` and calls it on request.
 
-    `create` must be picklable; it runs at the first call, with the variables of `environment` set. The process is not
-    forked, since it would inherit torch's threads and locks and could not use a GPU.
+    `create` must be picklable; it runs at the first call, with the variables of `environment` set. The
+    process is not forked, since it would inherit torch's threads and locks and could not use a GPU.
     """
 
-    def __init__(self, create: Callable[[], Callable[..., Any]], environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        create: Callable[[], Callable[..., Any]],
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self._setup = dict(environment or {}), pickle.dumps(create)
         self.restarts = -1
         self._start()
@@ -55,10 +59,10 @@ class WorkerProcess:
         return 0 if process is None else process.pid or 0
 
     def submit(self, *args: Any) -> Future[Any]:
-        """Schedule a call of the worker's object with `args`, or only its creation if there are no arguments.
+        """Schedule a call of the worker's object with `args`; without `args`, only its creation.
 
-        The future raises `BrokenProcessPool` if the process dies during the call, and `ProcessFailed` if the object
-        could not be created. If the process died before, a new one is started.
+        The future raises `BrokenProcessPool` if the process dies during the call, and `ProcessFailed`
+        if the object could not be created. If the process died before, a new one is started.
         """
         try:
             return self._executor.submit(_call, *args)
@@ -81,10 +85,13 @@ class WorkerProcess:
 
 
 class _Process(SpawnProcess):
-    """A spawned process that ignores Ctrl-C even while it imports modules, if the main thread starts it."""
+    """A spawned process that ignores Ctrl-C even while it imports modules.
+
+    That is so if the main thread starts it, since only the main thread may set handlers.
+    """
 
     def start(self) -> None:
-        if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers
+        if threading.current_thread() is not threading.main_thread():
             super().start()
             return
         handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -95,9 +102,7 @@ class _Process(SpawnProcess):
 
 
 class _RecordingContext(SpawnContext):
-    """A context that keeps the process it started, so that its exit code can be read later."""
-
-    process: _Process | None = None
+    process: _Process | None = None  # kept, so that its exit code can be read later
 
     def Process(self, *args: Any, **options: Any) -> _Process:  # type: ignore[override]
         self.process = process = _Process(*args, **options)
@@ -124,8 +129,8 @@ def _call(*args: Any) -> Any:
         try:
             _object = pickle.loads(_create)()
         except Exception as error:
-            reason = str(error) if isinstance(error, DuplexError) else f"{type(error).__name__}: {error}"
-            raise ProcessFailed(f"a worker process could not start: {reason}") from None
+            kind = "" if isinstance(error, DuplexError) else f"{type(error).__name__}: "
+            raise ProcessFailed(f"a worker process could not start: {kind}{error}") from None
     return _object(*args) if args else None
 
 
@@ -140,7 +145,7 @@ Item = TypeVar("Item")
 
 
 class ProgressBar:
-    """A progress bar: `with ProgressBar("epochs", 9) as bar: bar.show(3, {"loss": 0.2})`; a total of 0 hides it."""
+    """`with ProgressBar("epochs", 9) as bar: bar.show(3, {"loss": 0.2})`; a total of 0 hides it."""
 
     def __init__(self, label: str, total: int) -> None:
         columns = (
@@ -151,13 +156,19 @@ class ProgressBar:
             TimeRemainingColumn(),
         )
         hidden = not sys.stderr.isatty() or total == 0
-        period = math.inf  # the time left is estimated from the whole run: a step may outlast rich's default period
-        self._progress = Progress(*columns, console=Console(stderr=True), disable=hidden, speed_estimate_period=period)
+        self._progress = Progress(
+            *columns,
+            console=Console(stderr=True),
+            disable=hidden,
+            speed_estimate_period=math.inf,  # a step may outlast rich's default period
+        )
         self._task = self._progress.add_task(label, total=total, values="")
 
     def show(self, done: int, values: Mapping[str, float] | None = None) -> None:
-        text = "  ".join(f"{name.removeprefix('loss_')} {value:.4g}" for name, value in (values or {}).items())
-        self._progress.update(self._task, completed=done, values=text)
+        texts = []
+        for name, value in (values or {}).items():
+            texts.append(f"{name.removeprefix('loss_')} {value:.4g}")
+        self._progress.update(self._task, completed=done, values="  ".join(texts))
 
     def __enter__(self) -> ProgressBar:
         self._progress.start()

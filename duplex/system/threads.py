@@ -1,8 +1,9 @@
-"""Settings of the process that torch computes in: reuse of freed memory, peak memory, precision, threads and modes.
+"""Settings of the process that torch computes in: memory, precision, threads and modes.
 
-By default glibc returns large freed blocks to the kernel, which clears their pages again for the next layer's output;
-keeping them makes convolutional encoders on a CPU up to three times faster. Sums are split among CPU threads, so the
-number of threads affects their last bits. Functions import torch themselves: every command imports this module.
+By default glibc returns large freed blocks to the kernel, which clears their pages again for the next
+layer's output; keeping them makes convolutional encoders on a CPU up to three times faster. Sums are
+split among CPU threads, so the number of threads affects their last bits. Functions import torch
+themselves: every command imports this module.
 """
 
 from __future__ import annotations
@@ -25,14 +26,15 @@ if TYPE_CHECKING:
 Threads = int | Literal["auto"]
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
-TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # parameters of mallopt, from malloc.h
+TRIM_THRESHOLD = -1  # parameters of mallopt, from malloc.h
+MMAP_THRESHOLD = -3
 MAPPED = 1 << 30  # bytes; larger blocks still come from the kernel
-KEPT = (1 << 31) - 1  # free bytes at the heap's end that stay; the largest value that mallopt takes
-USER_SETTINGS = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES")  # are left alone
+KEPT = (1 << 31) - 1  # free bytes at the heap's end that stay; mallopt's largest value
+USER_SETTINGS = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES")
 
 
 def keep_freed_memory() -> bool:
-    """Let glibc keep freed memory for faster reuse; returns False without glibc, or if the user has configured it."""
+    """Let glibc keep freed memory for reuse; False without glibc, or if the user has configured it."""
     if platform.libc_ver()[0] != "glibc" or any(name in os.environ for name in USER_SETTINGS):
         return False
     mallopt = ctypes.CDLL(None).mallopt
@@ -40,7 +42,7 @@ def keep_freed_memory() -> bool:
 
 
 def reset_peak_memory(device: torch.device) -> None:
-    """Start a new measurement of peak memory, for this process and, if `device` is a GPU, for the GPU."""
+    """Start a new measurement of peak memory, for this process and a GPU `device`."""
     import torch
 
     if device.type == "cuda":
@@ -50,7 +52,7 @@ def reset_peak_memory(device: torch.device) -> None:
 
 
 def peak_resident() -> int:
-    """Peak resident memory of this process in bytes, since the last reset on Linux, elsewhere since its start."""
+    """Peak resident memory of this process in bytes, on Linux since the last reset."""
     with suppress(OSError, IndexError):
         status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
         return 1024 * int(status.partition("VmHWM:")[2].split()[0])
@@ -61,8 +63,8 @@ def peak_resident() -> int:
 def dtype_of(precision: str) -> torch.dtype:
     import torch
 
-    types = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-    return types[require(precision, PRECISIONS, "precision")]
+    require(precision, PRECISIONS, "precision")
+    return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, torch.float32)
 
 
 @contextmanager
@@ -84,7 +86,7 @@ def float32_arithmetic(precision: str) -> Iterator[None]:
 
 @contextmanager
 def threads(wanted: Threads) -> Iterator[None]:
-    """Context manager: let torch use `wanted` CPU threads; "auto" keeps torch's own number, one per core."""
+    """Context manager: let torch use `wanted` CPU threads; "auto" keeps torch's own number."""
     import torch
 
     before = torch.get_num_threads()
@@ -98,13 +100,13 @@ def threads(wanted: Threads) -> Iterator[None]:
 
 @contextmanager
 def in_initial_modes() -> Iterator[None]:
-    """Context manager or decorator: turn gradients on and autocast off; new tensors are float32 on the CPU."""
+    """Context manager or decorator: gradients on, autocast off, new tensors float32 on the CPU."""
     import torch
 
     dtype = torch.get_default_dtype()
     on_cpu = nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
-    autocast = [torch.autocast(device, enabled=False) for device in ("cpu", "cuda")]
-    with torch.inference_mode(False), torch.enable_grad(), on_cpu, autocast[0], autocast[1]:
+    no_autocast = torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False)
+    with torch.inference_mode(False), torch.enable_grad(), on_cpu, no_autocast[0], no_autocast[1]:
         torch.set_default_dtype(torch.float32)
         try:
             yield

@@ -7,7 +7,7 @@ from duplex.data.shapes import HARSH, OBJECTS, STATES, draw, shapes_manifest
 from duplex.data.shapes import SEED as BENCHMARK_SEED
 from duplex.encoders import tiny
 from duplex.encoders.base import read_config
-from duplex.encoders.open_clip import open_clip
+from duplex.encoders.libraries import open_clip
 
 
 def test_saving_and_loading_returns_the_same_model(tmp_path):

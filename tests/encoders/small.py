@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from duplex.encoders.open_clip import open_clip
+from duplex.encoders.libraries import open_clip
 
 ARCHITECTURE = {
     "embed_dim": 16,

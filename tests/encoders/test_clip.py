@@ -10,14 +10,8 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from duplex.encoders.base import load_encoder
-from duplex.encoders.open_clip import (
-    ClipFamily,
-    PreprocessCfg,
-    ResizeAndCrop,
-    build_model,
-    image_transform_v2,
-    open_clip,
-)
+from duplex.encoders.libraries import open_clip
+from duplex.encoders.open_clip import ClipFamily, ResizeAndCrop, build_model
 from duplex.errors import DuplexError
 from tests.encoders.small import noise_image, write_folder
 
@@ -31,10 +25,10 @@ def name(tmp_path_factory: pytest.TempPathFactory) -> str:
 @given(st.integers(1, 90), st.integers(1, 90), st.sampled_from(["shortest", "longest", "squash"]))
 @example(1, 64, "longest")
 def test_pixels_are_open_clips(width: int, height: int, mode: str) -> None:
-    config = PreprocessCfg(size=32, resize_mode=mode, mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.4))
+    config = open_clip.transform.PreprocessCfg(size=32, resize_mode=mode, mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.4))
     picture = noise_image(width, height)
     try:
-        wanted = image_transform_v2(config, is_train=False)(picture)
+        wanted = open_clip.transform.image_transform_v2(config, is_train=False)(picture)
     except ValueError:  # 1 x 64, whose longest side is to be 32: a side of no pixels
         with pytest.raises(ValueError, match="0"):
             ResizeAndCrop(vars(config))(picture)
@@ -45,9 +39,11 @@ def test_pixels_are_open_clips(width: int, height: int, mode: str) -> None:
 
 
 def test_a_very_long_picture_is_its_middle() -> None:
-    transform = ResizeAndCrop(vars(PreprocessCfg(size=8)))
+    transform = ResizeAndCrop(vars(open_clip.transform.PreprocessCfg(size=8)))
     strip = noise_image(2_000, 2)
-    whole = image_transform_v2(PreprocessCfg(size=8, mean=(0,) * 3, std=(1,) * 3), is_train=False)
+    whole = open_clip.transform.image_transform_v2(
+        open_clip.transform.PreprocessCfg(size=8, mean=(0,) * 3, std=(1,) * 3), is_train=False
+    )
     for picture in (strip, strip.rotate(90, expand=True)):
         assert (transform(picture).float() / 255 - whole(picture)).abs().max() < 0.02
     assert transform(noise_image(20_000, 1)).shape == (3, 8, 8)

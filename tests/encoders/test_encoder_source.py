@@ -7,7 +7,8 @@ import requests
 import torch
 
 from duplex.encoders.base import encoder_identity, load_encoder
-from duplex.encoders.open_clip import ClipFamily, convert_weights, open_clip
+from duplex.encoders.libraries import open_clip
+from duplex.encoders.open_clip import ClipFamily, convert_weights
 from duplex.errors import DuplexError, UsageError
 from tests.encoders.small import ARCHITECTURE, add_architecture, write_folder
 

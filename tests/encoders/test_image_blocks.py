@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from duplex.encoders.base import PACKAGED, load_encoder
 from duplex.encoders.image_blocks import block_count, capture_block_input, last_blocks, stem
-from duplex.encoders.open_clip import ClipEncoder, open_clip, timm
+from duplex.encoders.libraries import open_clip, timm
+from duplex.encoders.open_clip import ClipEncoder
 from duplex.encoders.others import TimmEncoder
 from duplex.errors import UsageError
 from duplex.methods.adapters import LowRank

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from duplex.encoders.open_clip import open_clip
+from duplex.encoders.libraries import open_clip
 from duplex.encoders.prompt_tree import PromptTree
 from duplex.encoders.text import ClipTextTower, Vocabulary
 from duplex.errors import DuplexError

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from duplex.encoders.open_clip import open_clip
+from duplex.encoders.libraries import open_clip
 
 VISION = {"image_size": 8, "layers": 1, "width": 16, "patch_size": 8, "head_width": 8}
 VOCABULARY, CONTEXT = 64, 12

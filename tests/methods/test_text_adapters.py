@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from duplex.encoders.image_blocks import last_blocks
-from duplex.encoders.open_clip import open_clip
+from duplex.encoders.libraries import open_clip
 from duplex.encoders.prompt_tree import PromptTree
 from duplex.encoders.text import ClipTextTower
 from duplex.errors import UsageError

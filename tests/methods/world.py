@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from duplex.encoders.open_clip import open_clip
+from duplex.encoders.libraries import open_clip
 from duplex.encoders.text import ClipTextTower
 from duplex.labels import LabelSpace
 from duplex.methods.base import Batch, Method, MethodContext

@@ -3,7 +3,7 @@
 import pytest
 from safetensors.torch import save_file
 
-from duplex.encoders.open_clip import timm
+from duplex.encoders.libraries import timm
 from duplex.errors import UsageError
 from duplex.recognition import fit
 from duplex.recognition.fit import checked_encoder, choose_encoder, read_labelled_folder

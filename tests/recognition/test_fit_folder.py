@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from duplex import Recognizer, load_dataset
 from duplex.data import contents
-from duplex.encoders.open_clip import timm
+from duplex.encoders.libraries import timm
 from duplex.errors import DuplexError, UsageError
 from duplex.features import extract as extraction
 from duplex.project.suspects import OUTLIERS, open_labelled, rank_suspects, relabelled, write_suspects_page

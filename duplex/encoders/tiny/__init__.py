@@ -1,6 +1,6 @@
-"""The packaged tiny CLIP for the embedded benchmark `shapes`, trained by `benchmarks/train_tiny_encoder.py`.
+"""The packaged tiny CLIP for the benchmark `shapes`, trained by `benchmarks/train_tiny_encoder.py`.
 
-It has embeddings only for the words of its training captions; texts with other words raise an error.
+It has embeddings only for the words of its training captions; other words raise an error.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from duplex.encoders.base import PACKAGED, CatalogEntry, EncoderFamily, EncoderSource, read_config, refuse_other_weights
-from duplex.encoders.open_clip import ClipEncoder, complete_preprocess, open_clip, read_weights
+from duplex.encoders.libraries import open_clip
+from duplex.encoders.open_clip import ClipEncoder, complete_preprocess, read_weights
 from duplex.errors import UsageError
 
 CONFIG = Path(__file__).with_name("model.json")
@@ -25,10 +26,12 @@ _tokenizer = cache(open_clip.SimpleTokenizer)
 
 
 def load_state(path: Path = WEIGHTS) -> tuple[dict[str, Tensor], Tensor]:
-    """Read the tiny CLIP's float32 weights (NaN: untrained token embeddings), and the ids of the trained tokens."""
+    """Read the float32 weights (NaN: untrained token embeddings), and the trained tokens' ids."""
     stored = read_weights(path)
     rows = stored.pop("token_rows").long()
-    state = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in stored.items()}
+    state = {}
+    for name, tensor in stored.items():
+        state[name] = tensor.float() if tensor.is_floating_point() else tensor
     text = read_config(CONFIG)["architecture"]["text_cfg"]
     embedding = torch.full((text["vocab_size"], text["width"]), float("nan"))
     embedding[rows] = state[TOKENS]
