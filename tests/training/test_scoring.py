@@ -25,7 +25,7 @@ from duplex.methods.duplex import DuplexOptions as Options
 from duplex.methods.plid import Plid, PlidOptions
 from duplex.training import scoring
 from duplex.training.inputs import RunInputs
-from duplex.training.run import evaluate_world, tune_and_score
+from duplex.training.run import evaluate_world, frequency_accuracies, tune_and_score
 from duplex.training.scoring import (
     Calibration,
     SplitScorer,
@@ -123,6 +123,22 @@ def test_a_threshold_of_feasibility_decides_the_metrics_of_the_open_world_but_th
         assert found["words"]["auc"] == pytest.approx(expected[other])
         assert found["words"]["feasible"] == (feasibility >= other).sum()
         assert found.get("feasible") == (None if threshold is None else (feasibility >= threshold).sum())
+
+
+def test_images_with_a_partial_label_are_in_no_frequency_group():
+    labels = small_labels()
+    counts = np.arange(len(labels.pairs["train"]), 0, -1)
+    train = torch.as_tensor(np.repeat(labels.pairs["train"], counts))
+    partial = torch.as_tensor(labels.partial_index(["red", "", "", "red"], ["", "star", "heart", ""]))
+    assert (partial < 0).all()
+    result: Any = SimpleNamespace(right=np.arange(8) % 2 == 0, right_at_ends=np.arange(8) % 3 == 0)
+
+    def accuracies(compositions: torch.Tensor) -> dict[str, dict[str, float]]:
+        images = Examples(np.arange(len(compositions)), {"cls": features(len(compositions), 0)}, compositions)
+        examples = {"train": images, "test": eight("test")}
+        return frequency_accuracies(result, RunInputs(pd.DataFrame(), labels, examples, None, {}, {}, 0))
+
+    assert accuracies(torch.cat([partial, train])) == accuracies(train)
 
 
 def test_labels_that_are_no_candidates_and_empty_splits_are_refused():
