@@ -191,6 +191,16 @@ def test_label_studios_export_is_a_table(tmp_path):
     ]
 
 
+def test_the_edges_of_a_crop_are_rounded_to_the_nearest_pixel(tmp_path):
+    path, boxes = tmp_path / "crops.csv", np.random.default_rng(0).uniform(1, 60, (200, 4)).round(1)
+    frame = pd.DataFrame(boxes, columns=["x", "y", "width", "height"]).assign(image="a.jpg", state="red", object="star")
+    frame.to_csv(path, index=False)
+    found = read_table(path)["image"].str.extract(r"#xywh=(\d+),(\d+),(\d+),(\d+)$").to_numpy(int)
+    for (left, top, width, height), (x, y, w, h) in zip(found.tolist(), boxes.tolist(), strict=True):
+        assert max(abs(left - x), abs(top - y)) <= 0.5
+        assert max(abs(left + width - (x + w)), abs(top + height - (y + h))) <= 0.5 + 1e-9
+
+
 def test_rotated_rectangles_are_refused(tmp_path):
     turned = region("one", (50, 10, 20, 10), "heart")
     turned["value"]["rotation"] = 90

@@ -3,6 +3,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from duplex.errors import UsageError
 from duplex.evaluation.accumulate import ScoreAccumulator
@@ -37,6 +39,16 @@ def test_state_accuracy_counts_column_0_but_not_a_missing_prediction() -> None:
     assert rivals.best_columns().tolist() == [0, 0, -1]
     found = measure(rivals, states=["a", "b", "c"], objects=["x", "x", "y"], rounds=0)
     assert (found.state_accuracy, found.object_accuracy) == (pytest.approx(1 / 3), pytest.approx(2 / 3))
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 10**6), bias=st.sampled_from([-1.0, 0.0, 1.0]))
+def test_the_first_of_the_best_columns_is_predicted_be_it_seen_unseen_or_the_label(seed: int, bias: float) -> None:
+    p = problem(np.random.default_rng(seed), levels=3, feasible=0.8)
+    rivals = ScoreAccumulator(p.target, p.seen, feasible_mask=p.feasible).add(p.scores).competitors()
+    shifted = np.where(p.feasible, p.scores + np.where(p.seen, 0.0, bias), -np.inf)
+    first = shifted.argmax(axis=1) if p.feasible.any() else np.full(len(p.scores), -1)
+    assert rivals.best_columns(bias).tolist() == first.tolist()
 
 
 @pytest.mark.parametrize(

@@ -157,6 +157,24 @@ def test_labels_of_the_stream_have_no_influence(trained):
     assert recorded[0] != recorded[1]  # the labels were wrong indeed
 
 
+def test_each_order_and_each_seed_is_another_permutation_of_the_images(trained, monkeypatch):
+    streams: list[tuple[bytes, ...]] = []
+
+    def scores(self, stream):
+        read = []
+        for inputs in stream:
+            read += [row.numpy().tobytes() for row in inputs["cls"]]
+            yield self.run.scorer(inputs)
+        streams.append(tuple(read))
+
+    monkeypatch.setattr(plugins.load_plugin(*_point("prior")), "scores", scores)
+    for seed, orders in ((0, 3), (1, 1)):
+        adapted(with_stream(trained, adapter="prior", options={"power": 0.5}, orders=orders, seed=seed, batch=7))
+    _, *first, _, other = streams  # without the streams of validation images
+    assert len({*first, other}) == 4
+    assert len({tuple(sorted(order)) for order in (*first, other)}) == 1
+
+
 def _point(name: str):
     return plugins.installed_plugins("duplex.stream_adapters")[name], "stream adapter", StreamAdapter
 

@@ -109,6 +109,17 @@ def test_bad_files_get_a_line_and_exit_code_3(project, command, tmp_path):
     assert not list(tmp_path.glob("*.partial"))
 
 
+def test_a_line_of_csv_has_the_values_of_the_answer_in_json(project, command):
+    image, model = project.images()[0], ("--model", project.run(), "--top", 3, "--num-workers", 0)
+    answer = json.loads(command("predict", image, *model, "--format", "jsonl").out)
+    rows = list(csv.DictReader(command("predict", image, *model, "--format", "csv").out.splitlines()))
+    assert [row["rank"] for row in rows] == ["1", "2", "3"]
+    for row, guess in zip(rows, answer["top"], strict=True):
+        for key in ("state", "object", "score", "probability", "seen"):
+            assert row[key] == str(guess[key])
+        assert (row["image"], row["in_distribution"]) == (answer["image"], str(answer["in_distribution"]))
+
+
 def test_compositions_from_the_command_line_and_a_file(project, command, tmp_path):
     listed = tmp_path / "pairs.csv"
     listed.write_text("state,object\ndark,picture\n")

@@ -8,9 +8,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
+from duplex.config.params import EvaluationParams
 from duplex.errors import DuplexError, UsageError
 from duplex.evaluation.accumulate import ScoreAccumulator
 from duplex.evaluation.curve import Margins
@@ -22,8 +24,19 @@ from duplex.methods.closed_form import ClosedFormMethod, ClosedFormOptions
 from duplex.methods.duplex import DuplexOptions as Options
 from duplex.methods.plid import Plid, PlidOptions
 from duplex.training import scoring
-from duplex.training.run import tune_and_score
-from duplex.training.scoring import SplitScorer, Validation, fit_confidence, score_split, term_sum_statistics, tune
+from duplex.training.inputs import RunInputs
+from duplex.training.run import evaluate_world, frequency_accuracies, tune_and_score
+from duplex.training.scoring import (
+    Calibration,
+    SplitScorer,
+    Validation,
+    feasibility_by_words,
+    fit_confidence,
+    score_split,
+    term_sum_statistics,
+    tune,
+)
+from tests.methods.field import words
 from tests.methods.world import batch_of, features, small_context, small_labels, small_method
 
 
@@ -67,6 +80,65 @@ def test_the_best_compositions_are_feasible_and_ranked_with_the_bias():
         found = score_split(task, examples, labels, feasible_mask=feasible, top=3, bias=bias).top
         assert (found == np.argsort(-shifted, axis=1)[:, :3]).all()
     assert score_split(task, examples, labels, top=100).top.shape == (8, labels.size)
+
+
+@pytest.fixture
+def open_world() -> tuple[Any, RunInputs, Any]:
+    """A method, test images, and its scores of all compositions."""
+    labels = small_labels()
+    count = 60
+    compositions = torch.as_tensor(np.random.default_rng(2).choice(labels.pairs["test"], count))
+    images = Examples(np.arange(count), {"cls": features(count, 3)}, compositions)
+    manifest = pd.DataFrame({"image": [f"{row}.png" for row in range(count)]})
+    inputs = RunInputs(manifest, labels, {"test": images}, None, {}, {}, 0)
+    vars(inputs)["words"] = words()
+    method = small_method(Options(width=5)).eval()
+    scores = SplitScorer.of(method, labels.candidates("open", "test")).scorer(images.inputs).double().numpy()
+    return method, inputs, scores
+
+
+def test_a_threshold_of_feasibility_decides_the_metrics_of_the_open_world_but_those_of_all_pairs(open_world):
+    method, inputs, scores = open_world
+    labels = inputs.labels
+    feasibility = feasibility_by_words(labels, words())
+    assert feasibility is not None
+    target = inputs.examples["test"].compositions.numpy()
+
+    def auc(mask: Any) -> float:
+        masked = np.where(mask, scores, -np.inf)
+        value = measure(ScoreAccumulator(target, labels.seen).add(masked).competitors(), rounds=0).auc
+        assert value is not None
+        return 100 * value
+
+    unseen = np.sort(feasibility[~labels.seen])
+    low, high = unseen[2], unseen[3]
+    expected = {None: auc(True), low: auc(feasibility >= low), high: auc(feasibility >= high)}
+    assert len({round(value, 3) for value in expected.values()}) == 3, "each threshold counts"
+    settings = EvaluationParams(bootstrap=20)
+    for threshold, other in ((None, high), (low, high), (high, low)):
+        calibration = Calibration(0.1, threshold, alternatives=(Calibration(0.2, other),))
+        found = evaluate_world(method, inputs, settings, "open", calibration).metrics
+        assert found["auc"] == pytest.approx(expected[threshold])
+        assert found["auc_all"] == pytest.approx(expected[None])
+        assert found["words"]["auc"] == pytest.approx(expected[other])
+        assert found["words"]["feasible"] == (feasibility >= other).sum()
+        assert found.get("feasible") == (None if threshold is None else (feasibility >= threshold).sum())
+
+
+def test_images_with_a_partial_label_are_in_no_frequency_group():
+    labels = small_labels()
+    counts = np.arange(len(labels.pairs["train"]), 0, -1)
+    train = torch.as_tensor(np.repeat(labels.pairs["train"], counts))
+    partial = torch.as_tensor(labels.partial_index(["red", "", "", "red"], ["", "star", "heart", ""]))
+    assert (partial < 0).all()
+    result: Any = SimpleNamespace(right=np.arange(8) % 2 == 0, right_at_ends=np.arange(8) % 3 == 0)
+
+    def accuracies(compositions: torch.Tensor) -> dict[str, dict[str, float]]:
+        images = Examples(np.arange(len(compositions)), {"cls": features(len(compositions), 0)}, compositions)
+        examples = {"train": images, "test": eight("test")}
+        return frequency_accuracies(result, RunInputs(pd.DataFrame(), labels, examples, None, {}, {}, 0))
+
+    assert accuracies(torch.cat([partial, train])) == accuracies(train)
 
 
 def test_labels_that_are_no_candidates_and_empty_splits_are_refused():
