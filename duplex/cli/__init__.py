@@ -19,9 +19,9 @@ import typer
 from typer import Argument, Option
 from typer.core import TyperGroup
 
-from duplex import __version__
 from duplex.errors import DuplexError, UsageError, require
 from duplex.system.entry import DEBUG, LARGEST_SEED, escape_unprintable, report_errors, run_command
+from duplex.system.version import __version__
 
 if TYPE_CHECKING:
     from duplex.config.params import Params

@@ -32,7 +32,6 @@ from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 from torch import Tensor
 
-from duplex import __version__
 from duplex.data.images import BadImageFile, decode_image
 from duplex.errors import DuplexError
 from duplex.labels import World
@@ -40,6 +39,7 @@ from duplex.recognition import Limits
 from duplex.recognition.answers import NeighbourIndex
 from duplex.recognition.recognizer import Recognizer
 from duplex.system.processes import BrokenProcessPool, ProcessFailed, WorkerProcess
+from duplex.system.version import __version__
 
 MAX_BATCH_BYTES = 16 * 2**20  # a batch that exceeds this gets no further file
 PATHS = ("/", "/predict", "/labels", "/health", "/metrics", "/docs", "/openapi.json")  # all others count as "other"
