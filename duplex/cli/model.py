@@ -248,7 +248,6 @@ def load_model(
     add: list[str],
     compositions: Path | None,
     new_share: float | None = None,
-    adapt: bool = False,
     *,
     hint: str = "give a model with --model",
 ) -> Recognizer:
@@ -265,23 +264,13 @@ def load_model(
         model = str(run.root)
         log(f"model: {model}")
     words = load_params().evaluation.word_vectors if Path("params.yaml").is_file() else None
-    chosen = _chosen_stream(Path(model)) if adapt else None
-    recognizer = Recognizer.load(model, device=device, word_vectors=words, new_share=new_share, adapt=chosen)
+    recognizer = Recognizer.load(model, device=device, word_vectors=words, new_share=new_share)
     added = [*(read_compositions(compositions) if compositions else ()), *add]
     if added:
         recognizer = recognizer.with_compositions(added)
     recognizer.candidates(world)  # type: ignore[arg-type]
     _log_added(recognizer)
     return recognizer
-
-
-def _chosen_stream(run: Path) -> dict[str, Any]:
-    metrics = run / "metrics.json"
-    record = json.loads(metrics.read_text(encoding="utf-8")) if metrics.is_file() else {}
-    if "stream" not in record:
-        command = "`duplex evaluate --stream` with this run's --dataset, --method and --seed"
-        raise UsageError(f"{metrics} does not hold the settings that --adapt needs; first run {command}")
-    return dict(record["stream"])
 
 
 def _log_added(recognizer: Recognizer) -> None:
@@ -448,7 +437,6 @@ def serve(
     add: Add = None,
     compositions: Compositions = None,
     new_share: NewShare = None,
-    adapt: Annotated[bool, Option("--adapt", help="Adapt to incoming images; their order affects answers.")] = False,
     device: Device = "auto",
     max_megabytes: Annotated[int, Option(min=1, help="Largest request, in megabytes.")] = Limits.bytes // 2**20,
     max_images: Annotated[int, Option(min=1, help="Largest number of images in a request.")] = Limits.images,
@@ -463,15 +451,13 @@ def serve(
     except ImportError as error:
         raise UsageError(f"the server needs the package {error.name}; run `{install_command('serve')}`") from error
     hint = "give a model after `duplex serve`"
-    if adapt and workers not in (None, 1):
-        raise UsageError(f"--workers is {workers}, but --adapt allows only one worker; use --workers 1")
-    recognizer = load_model(model, world, device, add or [], compositions, new_share, adapt, hint=hint)
+    recognizer = load_model(model, world, device, add or [], compositions, new_share, hint=hint)
     limits = Limits(bytes=max_megabytes * 2**20, images=max_images, seconds=seconds)
     neighbours = _training_images(recognizer)
     loaded = recognizer.trained.fingerprint, recognizer.added
     where = model or recognizer.trained.where
-    load = partial(_load_same, loaded, where, world, device, add or [], compositions, new_share, adapt)
-    count, threads = _processes(1 if adapt else workers, recognizer.device)
+    load = partial(_load_same, loaded, where, world, device, add or [], compositions, new_share)
+    count, threads = _processes(workers, recognizer.device)
     pool = recognizer_workers(load, count, world=world, max_pixels=limits.pixels, threads=threads)  # type: ignore[arg-type]
     with _listen(host, port) as bound, suppress(KeyboardInterrupt), pool as running:
         config = uvicorn.Config(

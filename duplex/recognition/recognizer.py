@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import glob
 import os
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -44,11 +44,10 @@ from duplex.features.encode import (
 from duplex.features.file import CONTENTS, ENCODED, FIRST_BAD, PIXELS, Features, check_identity, status_reason
 from duplex.features.imported import as_numpy, checked_features
 from duplex.labels import WORLDS, LabelSpace, World
-from duplex.methods import base
 from duplex.methods.base import Inputs
 from duplex.recognition.answers import Answer, Candidates, Pair, UnreadableImage, as_pair, with_added_compositions
 from duplex.recognition.export import README, copy_export, export, model_card_facts, readdress_card, upload
-from duplex.recognition.trained import TrainedModel, TrainedRun, download, open_trained
+from duplex.recognition.trained import TrainedModel, download, open_trained
 from duplex.system.files import expanded_path
 from duplex.system.threads import in_initial_modes
 
@@ -58,14 +57,13 @@ ImageLike = Image.Image | Path | str | NDArray[Any] | Tensor
 
 
 class Recognizer:
-    """A trained model that names the compositions in images; answers depend on earlier images only with `adapt`.
+    """A trained model that names the compositions in images.
 
     Args:
         trained: model that `open_trained` loaded.
         added: (state, object) pairs to choose from in addition to the model's own candidates.
         exact: pad small batches, so that features equal cached ones.
         new_share: expected share of images of unseen pairs.
-        adapt: how to adapt to the images, see `load`.
     """
 
     def __init__(
@@ -75,14 +73,12 @@ class Recognizer:
         *,
         exact: bool = False,
         new_share: float | None = None,
-        adapt: Mapping[str, Any] | None = None,
     ) -> None:
         if new_share is not None and not 0 < new_share < 1:
             raise UsageError(f"new_share (--new-share) is {new_share}; expected a number between 0 and 1, such as 0.1")
         self.trained = trained
         self.added = tuple(added)
         self.new_share = new_share
-        self.adapt = adapt
         self._batch_multiple = BATCH_MULTIPLE if exact else 1
         self._candidates: dict[World, Candidates] = {}
 
@@ -96,7 +92,6 @@ class Recognizer:
         word_vectors: str | Path | None = None,
         exact: bool = False,
         new_share: float | None = None,
-        adapt: Mapping[str, Any] | None = None,
     ) -> Recognizer:
         """Load a trained model.
 
@@ -109,11 +104,9 @@ class Recognizer:
                 evaluation's in the fourth digit.
             new_share: share of images that are expected to show pairs without training images; None: the share stored
                 with the model, 0.1 by default.
-            adapt: `adapter`, `options` and `batch`, as in the group `stream` of the run's metrics.json. The model then
-                adapts to all images that it is given, so answers depend on earlier images.
         """
         trained = open_trained(where, torch.device(resolve_device(device)), word_vectors_file(word_vectors))
-        return cls(trained, exact=exact, new_share=new_share, adapt=adapt)
+        return cls(trained, exact=exact, new_share=new_share)
 
     @classmethod
     def from_pretrained(cls, name: str | Path, **settings: Any) -> Recognizer:
@@ -193,7 +186,7 @@ class Recognizer:
         listed = [compositions] if isinstance(compositions, str) else compositions
         pairs = [as_pair(composition, self.labels) for composition in listed]
         exact = self._batch_multiple == BATCH_MULTIPLE
-        return Recognizer(self.trained, [*self.added, *pairs], exact=exact, new_share=self.new_share, adapt=self.adapt)
+        return Recognizer(self.trained, [*self.added, *pairs], exact=exact, new_share=self.new_share)
 
     @in_initial_modes()
     def __call__(self, images: Any, top: int = 3, world: World | None = None, batch_size: int = BATCH) -> list[Answer]:
@@ -241,7 +234,7 @@ class Recognizer:
                 block = next(blocks, None)
                 if block is None:
                     return
-                good = torch.from_numpy(np.flatnonzero(block[0] < FIRST_BAD)).to(self.device)  # others teach nothing
+                good = torch.from_numpy(np.flatnonzero(block[0] < FIRST_BAD)).to(self.device)
                 answers = iter(list(candidates.answers({name: rows[good] for name, rows in block[1].items()}, top)))
             for code in block[0].tolist():
                 yield UnreadableImage(status_reason(code)) if code >= FIRST_BAD else next(answers)
@@ -262,24 +255,10 @@ class Recognizer:
         require(world, WORLDS, "world")
         if world not in self._candidates:
             candidates = replace(self.trained.candidates(world), novelty=self.trained.novelty)
-            if self.adapt is not None:
-                candidates = self._adapting(candidates, world, self.adapt)
             if self.new_share is not None:
                 candidates = replace(candidates, confidence=replace(candidates.confidence, new_share=self.new_share))
             self._candidates[world] = self._with_added(candidates, world) if self.added else candidates
         return self._candidates[world]
-
-    def _adapting(self, candidates: Candidates, world: World, adapt: Mapping[str, Any]) -> Candidates:
-        if not isinstance(self.trained, TrainedRun):
-            raise UsageError(f"{self.trained.where} is no run, so it cannot adapt; give a run's folder, or omit adapt")
-        if self.added:
-            raise UsageError("added pairs cannot be combined with adapting to images (--adapt); omit one of the two")
-        kind = base.find_stream_adapter(adapt["adapter"])
-        compositions, train = self.labels.candidates(world, "train"), torch.zeros(0, dtype=torch.int64)
-        none = base.Batch({"cls": torch.zeros(0, self.trained.backbone.dim)}, train)
-        run = base.AdaptedRun(self.trained.method, compositions, candidates.feasible, none, candidates.scorer)
-        options = kind.Options.from_dict(adapt.get("options", {}))
-        return replace(candidates, scorer=stream_scorer(kind(run, options), adapt.get("batch", 1)), terms=None)
 
     def _with_added(self, candidates: Candidates, world: World) -> Candidates:
         tensors = self.trained.tensors(world)
@@ -329,19 +308,6 @@ class Recognizer:
             check_identity(features.identity, expect, features.path)
         except DuplexError as error:
             raise UsageError(f"{error} if params.yaml has the model's encoder; or choose another model") from error
-
-
-def stream_scorer(adapter: base.StreamAdapter, batch: int) -> base.Scorer:
-    """A scorer that passes images to an adapter, `batch` at a time; all calls continue the same stream of images."""
-    waiting: deque[Inputs] = deque()
-    scores = iter(adapter.scores(iter(waiting.popleft, None)))
-
-    def scored(inputs: Inputs) -> Tensor:
-        starts = range(0, len(inputs["cls"]), batch)
-        waiting.extend({name: values[start : start + batch] for name, values in inputs.items()} for start in starts)
-        return torch.cat([next(scores) for _ in starts])
-
-    return scored
 
 
 def encode(encoder: Encoder, pixels: Tensor, *, outputs: WantedOutputs, batch_multiple: int = BATCH_MULTIPLE) -> Inputs:

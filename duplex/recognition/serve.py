@@ -50,7 +50,6 @@ HEADERS = [  # of every response
     ("Referrer-Policy", "no-referrer"),
     ("Cache-Control", "no-store"),
 ]
-ADAPTING = "<br>The model adapts to all images that it receives, so an answer depends on the images before it."
 FILES = {"type": "array", "items": {"type": "string", "format": "binary"}}
 FORM = {"schema": {"type": "object", "properties": {"file": FILES}}}
 UPLOAD = {"requestBody": {"required": True, "content": {"multipart/form-data": FORM}}}
@@ -359,8 +358,7 @@ def application(
         return {"status": "ok", "kind": kind, "compositions": len(candidates), "version": __version__}
 
     app.get("/metrics", response_class=PlainTextResponse, summary="Counters for Prometheus")(metrics.text)
-    page = _page("page.html").replace("</footer>", f"{'' if recognizer.adapt is None else ADAPTING}</footer>")
-    app.get("/", response_class=HTMLResponse, include_in_schema=False)(lambda: page)
+    app.get("/", response_class=HTMLResponse, include_in_schema=False)(lambda: _page("page.html"))
     app.get("/docs", response_class=HTMLResponse, include_in_schema=False)(lambda: _page("docs.html"))
     return metrics.count_requests(app)
 
