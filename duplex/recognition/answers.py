@@ -1,12 +1,12 @@
 """Answers for images: the compositions to choose from, the chosen ones, and similar training images.
 
-Candidates are the compositions that an answer is chosen from, with the function that scores them and
-their prior, the probability of each before the image is seen.
+Candidates are the compositions that an answer is chosen from, with the function that scores them
+and their prior, the probability of each before the image is seen.
 
 Users may add compositions, with trained or new words. They are scored without training. Their text
 features are encoded from prompts with the model's learned vectors for trained words and token
-embeddings for new ones. Their visual prototypes (estimated mean image features) are composed of means
-of the training pairs' prototypes or, in the closed form, of its terms:
+embeddings for new ones. Their visual prototypes (estimated mean image features) are composed of
+means of the training pairs' prototypes or, in the closed form, of its terms:
 
     normalise(mean_state + mean_object - mean_all)    mean_all replaces the mean of a new word
     mu + a_state + b_object                           0 replaces the term of a new word
@@ -247,9 +247,12 @@ def answers_with_labels(
     """Answer labelled images: each image's most probable composition, its probability, and its label."""
     compositions = labels.candidates(world, "train")
     task = SplitScorer.of(method, compositions)
-    probabilities = method.probabilities
     candidates = Candidates.of(
-        labels, compositions, confidence=confidence, scorer=task.scorer, probabilities=probabilities
+        labels,
+        compositions,
+        confidence=confidence,
+        scorer=task.scorer,
+        probabilities=method.probabilities,
     )
     answers = []
     shares = []
@@ -337,9 +340,8 @@ def with_added_compositions(
     pairs: (state, object) names; those that are candidates already become feasible.
     """
     states, objects = list(labels.states), list(labels.objects)
-    asked = {}
-    for state, name in pairs:
-        asked[find_or_append(state, states), find_or_append(name, objects)] = None
+    found = [(find_or_append(state, states), find_or_append(name, objects)) for state, name in pairs]
+    asked = dict.fromkeys(found)
     present = list(zip(candidates.state_of.tolist(), candidates.object_of.tolist(), strict=True))
     candidate_pairs = set(present)
     added = [pair for pair in asked if pair not in candidate_pairs]
@@ -446,7 +448,8 @@ def encode_prompts(
 ) -> Tensor:
     """Unit text features [P, d] of prompts, which consist of a context, a state and an object.
 
-    A label of the model has its learned vector, if there is one; other names have token embeddings.
+    A label of the model has its learned vector, if there is one; other names have token
+    embeddings.
 
     t: tensors of an exported model, with the vectors of contexts and, if learned, of names.
     path: kind of the prompts, which have different contexts: "composition", "state" or "object".

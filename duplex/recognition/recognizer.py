@@ -4,8 +4,9 @@ recognizer = Recognizer.load("artifacts/shapes/duplex/0")
 for answer in recognizer(["kettle.jpg"], top=3):
     print(answer.best.name, answer.best.probability)
 
-`evaluation/probabilities` turns scores into probabilities, with the share of new pairs (`new_share`).
-On the command line, images are files, folders, patterns, or `-` for a list on stdin.
+`evaluation/probabilities` turns scores into probabilities, with the share of new pairs
+(`new_share`). On the command line, images are files, folders, patterns, or `-` for a list on
+stdin.
 """
 
 from __future__ import annotations
@@ -126,7 +127,8 @@ class Recognizer:
 
         Args:
             folder: made if it does not exist.
-            world: closed or open, the world whose candidates are scored; None: the first of `worlds`.
+            world: closed or open, the world whose candidates are scored; None: the first of
+                `worlds`.
             licence: licence on the model card, such as mit; a copy of an export keeps its card.
             force: replace a model in the folder.
         """
@@ -137,7 +139,8 @@ class Recognizer:
 
         Args:
             repo_id: `OWNER/NAME` of the repository, which is created if it is missing.
-            world: closed or open, the world whose candidates are scored; None: the first of `worlds`.
+            world: closed or open, the world whose candidates are scored; None: the first of
+                `worlds`.
             licence: licence on the model card, such as mit.
             settings: `commit_message`, `private`, `token` and `branch`, as in huggingface_hub's
                 `ModelHubMixin.push_to_hub`.
@@ -304,7 +307,8 @@ class Recognizer:
     def encode(self, pixels: Sequence[Tensor]) -> Inputs:
         """Compute the model's inputs for images, such as `{"cls": features [B, d]}`.
 
-        pixels: an array [3, R, R] of uint8 per image, as the encoder's `image_transform` returns it.
+        pixels: an array [3, R, R] of uint8 per image, as the encoder's `image_transform` returns
+            it.
         """
         return encode(self.encoder, torch.stack(list(pixels)), **self._encoding)
 
@@ -393,8 +397,7 @@ def features_if_given(images: Any, dim: int) -> NDArray[np.float32] | None:
 
 
 def open_image(image: ImageLike) -> Image.Image:
-    is_path = isinstance(image, (str, Path))
-    name = image if is_path else f"the image (type {type(image).__name__})"
+    name = image if isinstance(image, (str, Path)) else f"the image (type {type(image).__name__})"
     try:
         if isinstance(image, (str, Path)):
             return read_image(Path(image))
@@ -411,7 +414,7 @@ def open_image(image: ImageLike) -> Image.Image:
         else:
             kind = f"an array of shape {array.shape} and type {array.dtype}"
     except BadImageFile as error:
-        if is_path and Path(image).is_dir():
+        if isinstance(image, (str, Path)) and Path(image).is_dir():
             raise UsageError(f"{image} is a folder; give a list of the image files in it") from error
         if error.reason == "missing":
             raise UsageError(f"{image} does not exist; correct the path") from error

@@ -1,7 +1,8 @@
 """Trained models, loaded by `open_trained` from a run's checkpoint or an exported folder, to score images.
 
-An export may come from a stranger via the Hugging Face hub, so nothing in it is pickled, and its tensors are checked
-before they score images. Its checksum reveals damage, but not a deliberate change.
+An export may come from a stranger via the Hugging Face hub, so nothing in it is pickled, and its
+tensors are checked before they score images. Its checksum reveals damage, but not a deliberate
+change.
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ class LazyEncoder:
     def tower(self, which: str) -> Encoder:
         """The encoder with its "image" or "text" tower; `UsageError` if it is not that of training.
 
-        If "text" is wanted first and the precisions are equal, both are loaded, since one file has both.
+        If "text" is wanted first and the precisions are equal, both are loaded, since one file has
+        both.
         """
         if which not in self.towers:
             name = self.record["name"]
@@ -254,12 +256,13 @@ class ExportedModel(TrainedModel):
 
     def candidates(self, world: World) -> Candidates:
         t = self.tensors(world)
-        states, objects = t["state_of"].cpu().numpy(), t["object_of"].cpu().numpy()
+        compositions = self.labels.composition(*(t[name].cpu().numpy() for name in ("state_of", "object_of")))
+        feasible = t["feasible"].cpu().numpy() if "feasible" in t else None
         terms = portable_term_function(t)
         candidates = Candidates.of(
             self.labels,
-            self.labels.composition(states, objects),
-            feasible=t["feasible"].cpu().numpy() if "feasible" in t else None,
+            compositions,
+            feasible=feasible,
             confidence=self.confidence,
             scorer=sum_scorer(terms),
             terms=terms,

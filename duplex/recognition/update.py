@@ -1,9 +1,9 @@
 """Add labelled images to a fitted model without training: `duplex update`.
 
 The model's visual prototypes follow in closed form (least squares) from statistics in its folder:
-counts and sums of features by pair, and second moments. An update adds the statistics of more images,
-which may show new words, and solves again: the result equals a closed-form fit to all images. Trained
-prompts and fine-tuned blocks stay as they are; prompts of new words come from the text tower.
+counts and sums of features by pair, and second moments. An update adds the statistics of more
+images, which may show new words, and solves again: the result equals a closed-form fit to all.
+Trained prompts and fine-tuned blocks stay; prompts of new words come from the text tower.
 """
 
 from __future__ import annotations
@@ -31,27 +31,8 @@ from duplex.methods.gaussian import ClassStatistics, ClosedForm, FittedStatistic
 from duplex.methods.layers import unit
 from duplex.methods.portable import portable_closed_form
 from duplex.methods.prompts import encode_words
+from duplex.recognition import export
 from duplex.recognition.answers import find_or_append, with_rows
-from duplex.recognition.export import (
-    ONNX_EXAMPLE,
-    PAGE,
-    README,
-    TOWER,
-    TRAINED,
-    RunFacts,
-    copied_images,
-    fitted_digests,
-    read_fit,
-    read_notes,
-    read_statistics,
-    refuse_existing_model,
-    refuse_lost_updates,
-    remark,
-    sole_model_writer,
-    write_files,
-    write_fit,
-    write_statistics,
-)
 from duplex.recognition.fit import distinct_images, require_known_words
 from duplex.recognition.recognizer import Recognizer, encode_files
 from duplex.recognition.trained import MODEL, ExportedModel
@@ -60,7 +41,11 @@ from duplex.training.checkpoint import ModelHeader, read_header, read_tensors
 from duplex.training.scoring import NoveltyDetector
 
 BATCH = 64
-STALE = {TRAINED: "--onnx", ONNX_EXAMPLE: "--onnx-encoder", PAGE: "--page DIST"}  # made of the scores
+STALE = {  # files made of the scores, with the option that makes each
+    export.TRAINED: "--onnx",
+    export.ONNX_EXAMPLE: "--onnx-encoder",
+    export.PAGE: "--page DIST",
+}
 Say = Callable[[str], None]
 
 
@@ -96,9 +81,9 @@ def update_model(
     """
     model = named_path(model)
     out = named_path(out)
-    read_fit(model)  # refuses other folders before anything is made
-    refuse_existing_model(out, force=force or out.resolve() == model.resolve())
-    with sole_model_writer(out, "or choose another --out"):
+    export.read_fit(model)  # refuses other folders before anything is made
+    export.refuse_existing_model(out, force=force or out.resolve() == model.resolve())
+    with export.sole_model_writer(out, "or choose another --out"):
         return _update(model, source, out, images, say)
 
 
@@ -107,12 +92,12 @@ def _update(model: Path, source: Path, out: Path, images: Path | None, say: Say)
     trained = recognizer.trained
     if not isinstance(trained, ExportedModel):
         raise UsageError(f"{model} is the folder of a run; expected a folder that `duplex fit` wrote")
-    record = read_fit(model)
-    fitted = read_statistics(model)
+    record = export.read_fit(model)
+    fitted = export.read_statistics(model)
     header = read_header(model / MODEL, "export")
     stored = read_tensors(header)
     new = read_images(recognizer, source, images, record)
-    refuse_lost_updates(out, {**fitted_digests(record), **new.contents})
+    export.refuse_lost_updates(out, {**export.fitted_digests(record), **new.contents})
     for note in new.notes:
         say(f"note: {note}")
     updated = updated_model(trained, stored, fitted, new, record["counts"])
@@ -143,7 +128,8 @@ def read_images(recognizer: Recognizer, source: Path, images: Path | None, recor
         added = "have the split test and are added too: an update uses every row"
         notes.append(f"{test:,} of the images {added}")
     contents = {file: distinct.pixels[file].partition(" ")[0] for file in distinct.digests}
-    again = list(compress(frame["image"], copied_images(contents, fitted_digests(record))))
+    copied = export.copied_images(contents, export.fitted_digests(record))
+    again = list(compress(frame["image"], copied))
     if again:
         problem = f"the model already has {len(again):,} of the {len(frame):,} images, such as {again[0]}"
         fix = "leave them out, or run `duplex fit` with all images"
@@ -255,8 +241,8 @@ def heads_of_new_words(t: Mapping[str, Tensor], name: str, groups: GroupSums, fi
 
         f_w = mean_k f_k + a (g_w - mean_k g_k)
 
-    f, g: logits of heads and closed form;  k: words before `first`;  w: a new word;
-    a: makes f_w - mean_k f_k, at the mean of w's images, equal to the k's mean excess at their means
+    f, g: logits of heads and closed form;  k: words before `first`;  w: a new word;  a: makes the
+    excess of f_w over mean_k f_k, at the mean of w's images, the average of that of the words k
     """
     means = groups.means.float()
     f = means[:first] @ t[f"classifier.{name}.weight"][:, :first]
@@ -298,13 +284,14 @@ def write_update(
     counts = record["counts"]
     metrics = record["measured"]["metrics"]
     record = {**record, "updates": [*record.get("updates", []), entry]}
-    facts = RunFacts(out.name, metrics=metrics, counts=counts, remark=remark(record))
+    facts = export.RunFacts(out.name, metrics=metrics, counts=counts, remark=export.remark(record))
     with replace_folder(out.resolve()) as folder:  # a link to a folder stays
-        if (model / TOWER).is_file():
-            shutil.copyfile(model / TOWER, folder / TOWER)
-        write_files(folder, fields, updated.tensors, facts, read_notes(model / README))
-        write_fit(folder, record, updated.tensors)
-        write_statistics(folder, updated.fitted, updated.tensors)
+        if (model / export.TOWER).is_file():
+            shutil.copyfile(model / export.TOWER, folder / export.TOWER)
+        notes = export.read_notes(model / export.README)
+        export.write_files(folder, fields, updated.tensors, facts, notes)
+        export.write_fit(folder, record, updated.tensors)
+        export.write_statistics(folder, updated.fitted, updated.tensors)
 
 
 def describe_additions(before: LabelSpace, after: LabelSpace, rows: pd.DataFrame) -> list[str]:
