@@ -216,8 +216,7 @@ def reproduce(
 
     Each row is a method of ablations/params.yaml. The command prepares the data set, extracts its
     features, and trains and evaluates the rows by the exact and the published protocol; the same
-    command resumes it. With `--methods`, the rows are published methods on a data set of
-    params.yaml.
+    command resumes it. With `--methods`, rows are published methods on a data set of params.yaml.
     """
     from duplex.project import reproduce as stage
 

@@ -448,8 +448,7 @@ def encode_prompts(
 ) -> Tensor:
     """Unit text features [P, d] of prompts, which consist of a context, a state and an object.
 
-    A label of the model has its learned vector, if there is one; other names have token
-    embeddings.
+    Labels of the model have learned vectors, if there are any; other names have token embeddings.
 
     t: tensors of an exported model, with the vectors of contexts and, if learned, of names.
     path: kind of the prompts, which have different contexts: "composition", "state" or "object".

@@ -167,7 +167,8 @@ def _metrics(metrics: Mapping[str, Any]) -> str:
     return "\n".join(["| | % | 95 % |", "|---|---|---|", *rows])
 
 
-FIT, STATISTICS = "fit.json", "statistics.safetensors"
+FIT = "fit.json"
+STATISTICS = "statistics.safetensors"
 FIT_FORMAT = "duplex-fit-5"
 FIELDS = ("pairs", "counts", "sums", "moment")
 
@@ -279,8 +280,7 @@ def write_statistics(folder: Path, fitted: FittedStatistics, model: Mapping[str,
 def read_statistics(folder: Path) -> FittedStatistics:
     """Read the statistics of the training features from a model's folder.
 
-    Raises `UsageError` if they are missing or of another model, or a plug-in encoder's code
-    changed.
+    Raises `UsageError` if they are missing or of another model, or an encoder's code changed.
     """
     model = read_header(folder / MODEL, "export")
     path = folder / STATISTICS
@@ -303,7 +303,8 @@ def read_statistics(folder: Path) -> FittedStatistics:
 
 
 README = "README.md"
-EXAMPLE, FORMULA = "recognize.py", "score_formula.py"
+EXAMPLE = "recognize.py"
+FORMULA = "score_formula.py"
 TRAINED, TOWER = "trained.onnx", "encoder.onnx"
 ONNX_EXAMPLE = "see.py"
 PAGE = "page"  # a folder

@@ -4,9 +4,8 @@ recognizer = Recognizer.load("artifacts/shapes/duplex/0")
 for answer in recognizer(["kettle.jpg"], top=3):
     print(answer.best.name, answer.best.probability)
 
-`evaluation/probabilities` turns scores into probabilities, with the share of new pairs
-(`new_share`). On the command line, images are files, folders, patterns, or `-` for a list on
-stdin.
+Probabilities, and the share of new pairs in them (`new_share`), are in `evaluation/probabilities`.
+On the command line, images are files, folders, patterns, or `-` for a list on stdin.
 """
 
 from __future__ import annotations
@@ -127,8 +126,7 @@ class Recognizer:
 
         Args:
             folder: made if it does not exist.
-            world: closed or open, the world whose candidates are scored; None: the first of
-                `worlds`.
+            world: closed or open, whose candidates are scored; None: the first of `worlds`.
             licence: licence on the model card, such as mit; a copy of an export keeps its card.
             force: replace a model in the folder.
         """
@@ -139,8 +137,7 @@ class Recognizer:
 
         Args:
             repo_id: `OWNER/NAME` of the repository, which is created if it is missing.
-            world: closed or open, the world whose candidates are scored; None: the first of
-                `worlds`.
+            world: closed or open, whose candidates are scored; None: the first of `worlds`.
             licence: licence on the model card, such as mit.
             settings: `commit_message`, `private`, `token` and `branch`, as in huggingface_hub's
                 `ModelHubMixin.push_to_hub`.
@@ -307,8 +304,7 @@ class Recognizer:
     def encode(self, pixels: Sequence[Tensor]) -> Inputs:
         """Compute the model's inputs for images, such as `{"cls": features [B, d]}`.
 
-        pixels: an array [3, R, R] of uint8 per image, as the encoder's `image_transform` returns
-            it.
+        pixels: an array [3, R, R] of uint8 per image, as the encoder's `image_transform` gives.
         """
         return encode(self.encoder, torch.stack(list(pixels)), **self._encoding)
 

@@ -1,8 +1,7 @@
 """Trained models, loaded by `open_trained` from a run's checkpoint or an exported folder, to score images.
 
 An export may come from a stranger via the Hugging Face hub, so nothing in it is pickled, and its
-tensors are checked before they score images. Its checksum reveals damage, but not a deliberate
-change.
+tensors are checked before they score images. Its checksum reveals damage, not deliberate changes.
 """
 
 from __future__ import annotations
@@ -62,8 +61,7 @@ class LazyEncoder:
     def tower(self, which: str) -> Encoder:
         """The encoder with its "image" or "text" tower; `UsageError` if it is not that of training.
 
-        If "text" is wanted first and the precisions are equal, both are loaded, since one file has
-        both.
+        If "text" is wanted first and the precisions are equal, both are loaded from their file.
         """
         if which not in self.towers:
             name = self.record["name"]
@@ -237,19 +235,16 @@ class ExportedModel(TrainedModel):
         self.has_finetuned_blocks = bool(fields["finetune"])
         self.backbone = LazyEncoder(fields["encoder"], str(device))
         self.novelty = NoveltyDetector.from_tensors(tensors, device)
-        self._tensors = {}
-        finetuned = {}
-        for name, tensor in tensors.items():
-            if not name.startswith(PREFIX):
-                self._tensors[name] = tensor.to(device)
-            if name.startswith(FINETUNED_PREFIX):
-                finetuned[name.removeprefix(FINETUNED_PREFIX)] = tensor.to(device)
+        scoring = {name: tensor for name, tensor in tensors.items() if not name.startswith(PREFIX)}
+        self._tensors = {name: tensor.to(device) for name, tensor in scoring.items()}
         if self.has_finetuned_blocks:
             self.backbone.tower("image")  # raises unless it is the encoder of training
             options = FinetuneOptions.from_dict(fields["finetune"])
             blocks = finetuned_blocks_factory(fields["encoder"], options, str(device))().to(device)
+            finetuned = [name for name in scoring if name.startswith(FINETUNED_PREFIX)]
+            named = {name.removeprefix(FINETUNED_PREFIX): self._tensors[name] for name in finetuned}
             try:
-                blocks.load_state_dict(finetuned)
+                blocks.load_state_dict(named)
             except RuntimeError as error:
                 raise ValueError("its fine-tuned blocks do not fit the encoder") from error
             self.finetuned = blocks.eval()

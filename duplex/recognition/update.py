@@ -185,8 +185,9 @@ def updated_model(
     shape = len(states), len(objects)
     compositions = torch.from_numpy(state_of * shape[1] + object_of)
     own = ClassStatistics.of(unit(new.features.cpu()), compositions, *shape)
-    places = torch.arange(len(labels.states)), torch.arange(len(labels.objects))
-    kept = fitted.statistics.relabelled(*places, shape)
+    state_places = torch.arange(len(labels.states))
+    object_places = torch.arange(len(labels.objects))
+    kept = fitted.statistics.relabelled(state_places, object_places, shape)
     total = replace(fitted, statistics=kept + own)
     enlarged = LabelSpace(tuple(states), tuple(objects), {"train": total.statistics.pairs.numpy()})
     tensors = {name: value.cpu() for name, value in stored.items() if not name.startswith("novelty.")}
