@@ -8,6 +8,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from duplex.system.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from duplex.encoders.base import load_encoder as load_encoder
     from duplex.errors import DuplexError as DuplexError
@@ -27,8 +29,6 @@ if TYPE_CHECKING:
     from duplex.recognition.answers import Answer as Answer
     from duplex.recognition.fit import fit_folder as fit_folder
     from duplex.recognition.recognizer import Recognizer as Recognizer
-
-__version__ = "0.1.0"
 
 PUBLIC = {
     "Answer": "duplex.recognition.answers",

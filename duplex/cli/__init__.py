@@ -1,6 +1,6 @@
-"""The `duplex` command, and code that its modules share to define options, load params.yaml and print results.
+"""The `duplex` command, and what its modules share: options, loading params.yaml, printing.
 
-Each module adds commands to `app`; heavy imports happen inside commands only, which keeps `--help` fast.
+Each module adds commands to `app`; heavy imports happen inside commands, so `--help` is fast.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ import typer
 from typer import Argument, Option
 from typer.core import TyperGroup
 
-from duplex import __version__
 from duplex.errors import DuplexError, UsageError, require
 from duplex.system.entry import DEBUG, LARGEST_SEED, escape_unprintable, report_errors, run_command
+from duplex.system.version import __version__
 
 if TYPE_CHECKING:
     from duplex.config.params import Params
     from duplex.data.check import DataIssue
 
-MODULES = ["data", "features", "runs", "model"]
+MODULES = ["data", "features", "runs", "compare", "model"]
 
 
 def _completed(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
-    """Return a function for the shell that completes a name, or the last of several names separated by commas."""
+    """A function for the shell that completes a name, or the last of names separated by commas."""
 
     def complete(incomplete: str) -> list[str]:
         before = incomplete[: incomplete.rfind(",") + 1]
@@ -56,8 +56,8 @@ Dataset = Annotated[str, Option("--dataset", "-d", help="Name of a data set in p
 DatasetName = Annotated[str, Argument(help="Name of a data set in params.yaml.", autocompletion=DATASETS)]
 AsJson = Annotated[bool, Option("--json", help="Print JSON.")]
 Force = Annotated[bool, Option("--force", help="Replace the output if it exists.")]
-ImageFolder = Annotated[Path | None, Option("--images", help="Folder that a table's image paths are relative to.")]
-Weights = Annotated[str | None, Option(help="Encoder weights: published tag, file or, to test a project, random:SEED.")]
+ImageFolder = Annotated[Path | None, Option("--images", help="Folder of a table's image paths.")]
+Weights = Annotated[str | None, Option(help="Encoder weights: published tag, file, or random:SEED.")]
 Engine = Annotated[
     str,
     Option(
@@ -72,7 +72,7 @@ def dataset_option(text: str) -> Any:
 
 
 def seed_option(text: str, *names: str) -> Any:
-    """A typer option for a seed, called `--seed` or `-s` unless `names` are given; `text` is its help."""
+    """A typer option for a seed with the help `text`, called `--seed` or `-s` without `names`."""
     return Option(*(names or ("--seed", "-s")), min=0, max=LARGEST_SEED, help=text)
 
 
@@ -92,7 +92,7 @@ def log(text: str) -> None:
 
 
 def issue_lines(name: str, issues: Iterable[DataIssue], notes: dict[str, int], differences: Iterable[str]) -> str:
-    """Text: a line per issue, per note (reason -> number of rows left out) and per difference from published counts."""
+    """A line per issue, per note (reason -> number of rows) and per difference from published counts."""
     lines = [f"{'problem' if issue.problem else 'remark'}: {issue}" for issue in issues]
     lines += [f"note: {note}: {count:,}" for note, count in notes.items()]
     lines += [f"differs from the published table: {line}" for line in differences]

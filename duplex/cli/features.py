@@ -1,4 +1,4 @@
-"""`duplex extract`, `duplex cache` and `duplex encoders`: extract features, manage their caches, list encoders."""
+"""`duplex extract`, `cache` and `encoders`: extract features, manage caches, list encoders."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typer import Argument, Option
 from duplex.cli import AsJson, Dataset, Engine, app, dataset_option, load_params, log, print_json, seed_option
 from duplex.errors import UsageError
 
-CacheFile = Annotated[Path | None, Option(help="Cache file to write; default: artifacts/DATASET/features.h5.")]
-CachePath = Annotated[Path, Argument(help="File of the feature cache, such as artifacts/shapes/features.h5.")]
+CacheFile = Annotated[Path | None, Option(help="File to write; default: artifacts/DATASET/features.h5.")]
+CachePath = Annotated[Path, Argument(help="Feature cache, such as artifacts/shapes/features.h5.")]
 
 cache = typer.Typer(help="Inspect and verify feature caches, and join their shards.", no_args_is_help=True)
 app.add_typer(cache, name="cache")
@@ -26,12 +26,12 @@ def extract(
     dataset: Dataset,
     shard: Annotated[str | None, Option(help="k/N: encode only shard k (0 to N-1) of N shards.")] = None,
     out: CacheFile = None,
-    fresh: Annotated[bool, Option("--fresh", help="Encode all images again, even those encoded before.")] = False,
+    fresh: Annotated[bool, Option("--fresh", help="Encode all images again.")] = False,
     engine: Engine = "local",
-    shards: Annotated[int, Option(min=1, help="Number of shards to extract in parallel; needs --engine ray.")] = 1,
+    shards: Annotated[int, Option(min=1, help="Shards to extract in parallel; needs --engine ray.")] = 1,
     as_json: AsJson = False,
 ) -> None:
-    """Encode a data set's images once, with the settings of params.yaml, and write its feature cache.
+    """Encode a data set's images once, by params.yaml, and write its feature cache.
 
     If the data set's manifest is missing or outdated, it is written first, as by `duplex prepare`.
     The same command resumes an interrupted extraction.
@@ -64,7 +64,7 @@ def extract(
 
 @cache.command()
 def info(path: CachePath, as_json: AsJson = False) -> None:
-    """Print a feature cache's settings, its number of images, and the number of unreadable ones by reason."""
+    """Print a cache's settings, number of images, and number of unreadable ones by reason."""
     from duplex.features.inspect import inspect
 
     _print_record(inspect(path), as_json)
@@ -73,12 +73,12 @@ def info(path: CachePath, as_json: AsJson = False) -> None:
 @cache.command()
 def verify(
     path: CachePath,
-    dataset: Annotated[str | None, dataset_option("Data set of the cache; default: the one that PATH names.")] = None,
-    sample: Annotated[int, Option(min=1, help="Number of randomly chosen images to encode again and compare.")] = 32,
+    dataset: Annotated[str | None, dataset_option("Data set; default: the one that PATH names.")] = None,
+    sample: Annotated[int, Option(min=1, help="Number of images to encode again.")] = 32,
     seed: Annotated[int, seed_option("Seed of the random choice of images.", "--seed")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Encode a random sample of a feature cache's images again and compare the results with the cache."""
+    """Encode a random sample of a cache's images again, and compare the results with the cache."""
     from duplex.project.extract import verify_cache
     from duplex.project.runs import data_of_cache
 
@@ -87,7 +87,7 @@ def verify(
 
 
 @cache.command()
-def join(out: Annotated[Path, Argument(help="Cache file to write, in the folder that holds its shards.")]) -> None:
+def join(out: Annotated[Path, Argument(help="Cache file to write, beside its shards.")]) -> None:
     """Copy all shards (parts encoded separately) of a feature cache to one file."""
     from duplex.features.extract import join_shards
     from duplex.project.extract import write_extraction_summary
@@ -99,7 +99,7 @@ def join(out: Annotated[Path, Argument(help="Cache file to write, in the folder 
 
 @encoders.command("list")
 def list_encoders(as_json: AsJson = False) -> None:
-    """List every encoder with its feature width, number of published weights, and weights on disk."""
+    """List encoders with feature width, number of published weights, and weights on disk."""
     from duplex.encoders.base import all_families
 
     families = all_families()
@@ -110,16 +110,17 @@ def list_encoders(as_json: AsJson = False) -> None:
     width = max(len(entry.name) for entry in entries)
     typer.echo(f"{'encoder':{width}}  width  published  on disk")
     for entry in entries:
-        typer.echo(f"{entry.name:{width}}  {entry.dim:5}  {len(entry.tags):9}  {', '.join(entry.on_disk) or '-'}")
+        on_disk = ", ".join(entry.on_disk) or "-"
+        typer.echo(f"{entry.name:{width}}  {entry.dim:5}  {len(entry.tags):9}  {on_disk}")
     typer.echo(f"other names: {'; '.join(family.usage for family in families if family.usage)}")
 
 
 @encoders.command("convert")
 def convert_encoder(
-    archive: Annotated[Path, Argument(help="File to convert: weights, or one of OpenAI's TorchScript archives.")],
+    archive: Annotated[Path, Argument(help="Weights, or one of OpenAI's TorchScript archives.")],
     folder: Annotated[Path, Argument(help="Folder to write the converted encoder to.")],
-    encoder: Annotated[str, Option(help="Architecture of the encoder, such as ViT-L-14-quickgelu.")],
-    tag: Annotated[str | None, Option(help="Published weights (tag) with the image preprocessing of ARCHIVE.")] = None,
+    encoder: Annotated[str, Option(help="Architecture, such as ViT-L-14-quickgelu.")],
+    tag: Annotated[str | None, Option(help="Published weights with ARCHIVE's preprocessing.")] = None,
 ) -> None:
     """Convert an encoder's weights file to a folder that loads offline, as `local-dir:FOLDER`.
 

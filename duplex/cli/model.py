@@ -1,4 +1,4 @@
-"""Show results of runs, start and check a project; make models from labelled images or runs, and use them."""
+"""Commands that show results, start and check projects, and make and use models."""
 
 from __future__ import annotations
 
@@ -51,10 +51,12 @@ if TYPE_CHECKING:
     from duplex.recognition.trained import TrainedModel
     from duplex.report.images import Hit
 
+LABELLED = "Labelled images: folder with state/object/*.jpg"
+
 
 @app.command()
 def report(
-    dataset: Annotated[str | None, dataset_option("Write only a page on this data set's best run.")] = None,
+    dataset: Annotated[str | None, dataset_option("Write only this data set's page.")] = None,
 ) -> None:
     """Write the report of all evaluated runs, or the page of one data set, and print its path.
 
@@ -72,38 +74,35 @@ def report(
 def retrieve(
     pair: Annotated[str, Argument(help="A state and an object, such as 'striped heart'.")],
     dataset: Dataset,
-    method: Annotated[
-        str | None, method_option("--method", "-m", help="Method of the run; default: that of the report's examples.")
-    ] = None,
-    seed: Annotated[int | None, seed_option("Seed of the run; default: the first of run.seeds.")] = None,
-    top: Annotated[int, Option(min=1, help="Number of nearest images in each of the two lists.")] = 4,
+    method: Annotated[str | None, method_option("--method", "-m", help="Method; default: the report's.")] = None,
+    seed: Annotated[int | None, seed_option("Seed; default: the first of run.seeds.")] = None,
+    top: Annotated[int, Option(min=1, help="Number of images in each of the two lists.")] = 4,
     as_json: AsJson = False,
 ) -> None:
-    """Print two lists: the test images nearest to a pair's semantic prototype (from text) and to its visual one."""
+    """Print the test images nearest to a pair's prototype from text, and to its visual one."""
     from duplex.project import runs
     from duplex.report.images import prototype_hits
 
     context = runs.load_run_or_default(load_params(), dataset, method, seed).retrieval_context()
     hits_by_prototype = prototype_hits(context, runs.find_pair(context.labels, pair), top)
     if as_json:
-        print_json({kind: _records(hits) for kind, hits in hits_by_prototype.items()})
+        print_json({kind: list(map(_record, hits)) for kind, hits in hits_by_prototype.items()})
         return
     columns = []
     for kind, hits in hits_by_prototype.items():
-        lines = (f"{hit.cosine:.3f} {'+' if hit.right else '-'} {hit.label}  {hit.image}" for hit in hits)
+        lines = [f"{hit.cosine:.3f} {'+' if hit.right else '-'} {hit.label}  {hit.image}" for hit in hits]
         columns.append([f"{kind} prototype", *lines])
     typer.echo(aligned(list(zip(*columns, strict=True))))
 
 
-def _records(hits: list[Hit]) -> list[dict[str, object]]:
-    return [
-        {"image": hit.image, "label": hit.label, "cosine": round(hit.cosine, 6), "right": hit.right} for hit in hits
-    ]
+def _record(hit: Hit) -> dict[str, object]:
+    cosine = round(hit.cosine, 6)
+    return {"image": hit.image, "label": hit.label, "cosine": cosine, "right": hit.right}
 
 
 @app.command()
-def init(folder: Annotated[Path, Argument(help="Folder of the new project; empty, or not there yet.")]) -> None:
-    """Start a project: write params.yaml, dvc.yaml, stage scripts, .gitignore and README; set up git and DVC."""
+def init(folder: Annotated[Path, Argument(help="Folder of the new project, empty or new.")]) -> None:
+    """Start a project: params.yaml, dvc.yaml, stage scripts, README; set up git and DVC."""
     from duplex.project.doctor import init as init_project
 
     for line in init_project(folder):
@@ -134,53 +133,52 @@ def doctor(as_json: AsJson = False) -> None:
 
 @app.command()
 def fit(
-    source: Annotated[
-        Path, Argument(help="Labelled images: folder with state/object/*.jpg, table, or hf-datasets:OWNER/NAME.")
-    ],
+    source: Annotated[Path, Argument(help=f"{LABELLED}, table, or hf-datasets:OWNER/NAME.")],
     images: ImageFolder = None,
     encoder: Annotated[
-        str | None, encoder_option(help="Frozen encoder; default: one that suits the device and the number of images.")
+        str | None, encoder_option(help="Frozen encoder; default: by device and number of images.")
     ] = None,
     weights: Weights = None,
-    out: Annotated[Path | None, Option(help="Model folder to write; default: SOURCE-model.")] = None,
-    minutes: Annotated[float, Option(help="Time limit for training, in minutes; encoding is not counted.")] = 30.0,
-    log_as: Annotated[str, Option("--log", help="Log training to dvclive, tensorboard, wandb or mlflow.")] = "none",
+    out: Annotated[Path | None, Option(help="Folder to write; default: SOURCE-model.")] = None,
+    minutes: Annotated[float, Option(help="Time limit for training; encoding is not counted.")] = 30.0,
+    log_as: Annotated[str, Option("--log", help="Log to dvclive, tensorboard, wandb or mlflow.")] = "none",
     force: Force = False,
 ) -> None:
     """Fit a model to labelled images and export it; no project is needed.
 
-    Checks and encodes the images, then trains a larger part of the model if this raises validation AUC by more than the
-    standard error. OUT.cache stores unfinished training, so the same command resumes an interrupted fit. Features are
-    kept in a feature cache, so correcting labels does not trigger re-encoding. The printed metrics are measured before
-    the final fit, which uses all images.
+    Checks and encodes the images, then trains a larger part of the model if this raises validation
+    AUC by more than the standard error. OUT.cache stores unfinished training, so the same command
+    resumes an interrupted fit. Features are kept in a feature cache, so correcting labels does not
+    trigger re-encoding. The printed metrics precede the final fit, which uses all images.
     """
     from duplex.recognition.fit import fit_folder
 
     name = source.resolve().name if source.is_dir() else source.resolve().stem
     place = out or Path(f"{name}-model")
-    options: dict[str, Any] = {"encoder": encoder, "weights": weights, "minutes": minutes, "force": force}
-    model = fit_folder(source, place, images=images, say=log, log=log_as, **options)
+    choice: dict[str, Any] = {"encoder": encoder, "weights": weights, "minutes": minutes}
+    model = fit_folder(source, place, images=images, say=log, log=log_as, force=force, **choice)
     log(f"{model} holds the model; `duplex predict IMAGE --model {model}` uses it")
 
 
 @app.command()
 def update(
     model: Annotated[Path, Argument(help="Model folder that `duplex fit` wrote.")],
-    source: Annotated[Path, Argument(help="Labelled images: folder with state/object/*.jpg, or CSV or Parquet table.")],
+    source: Annotated[Path, Argument(help=f"{LABELLED}, or CSV or Parquet table.")],
     images: ImageFolder = None,
-    out: Annotated[Path | None, Option(help="Model folder to write; default: MODEL-updated.")] = None,
-    in_place: Annotated[bool, Option("--in-place", help="Replace MODEL instead of writing another folder.")] = False,
+    out: Annotated[Path | None, Option(help="Folder to write; default: MODEL-updated.")] = None,
+    in_place: Annotated[bool, Option("--in-place", help="Replace MODEL.")] = False,
     force: Force = False,
 ) -> None:
-    """Add labelled images to a model without training it again; they may show new states and objects.
+    """Add labelled images to a model without training it; they may show new states and objects.
 
-    Visual prototypes are recomputed in closed form; learned prompts and fine-tuned blocks stay as they are.
+    Visual prototypes are recomputed in closed form; prompts and fine-tuned blocks stay.
     """
     from duplex.recognition.update import update_model
 
     model = named_path(model)
     if in_place and out is not None:
-        raise UsageError(f"--in-place replaces {model}, but --out {out} names another folder; leave one out")
+        problem = f"--in-place replaces {model}, but --out {out} names another folder"
+        raise UsageError(f"{problem}; leave one out")
     place = model if in_place else out or model.with_name(f"{model.resolve().name}-updated")
     folder = None if images is None else images.resolve()
     update_model(model, source.resolve(), place, images=folder, say=log, force=force)
@@ -190,49 +188,49 @@ def update(
 FORMATS = ("table", "jsonl", "csv", "label-studio")
 COLUMNS = ("image", "rank", "state", "object", "score", "probability", "seen", "in_distribution", "error")
 SOME_UNREADABLE = 3  # exit code
-MODEL = "Folder of a run, fitted model or export, or hf-hub:OWNER/NAME; default: the run with the best AUC."
+MODEL_HELP = "Folder of a run, fitted model or export, or hf-hub:OWNER/NAME"
 World = Annotated[str | None, Option(help="World (closed or open) of candidates; default: closed if the model has it.")]
-Add = Annotated[list[str] | None, Option(help="A pair to add to the candidates, such as 'rusty kettle'; repeatable.")]
-Compositions = Annotated[Path | None, Option(help="CSV file of pairs to add to the candidates: columns state, object.")]
+Add = Annotated[list[str] | None, Option(help="A pair to add, such as 'rusty kettle'; repeatable.")]
+Compositions = Annotated[Path | None, Option(help="CSV file of pairs to add: columns state, object.")]
 NewShare = Annotated[float | None, Option(help="Expected share (0-1) of images of unseen pairs; default: the model's.")]
 Device = Annotated[str, Option(help="Device to run the encoder on: auto, cpu or cuda.")]
 
 
 @app.command()
 def predict(
-    paths: Annotated[list[str], Argument(help="Image files, folders or glob patterns; '-' reads paths from stdin.")],
-    model: Annotated[str | None, Option("--model", "-m", help=MODEL)] = None,
-    top: Annotated[int, Option(min=1, help="Number of pairs to print per image, the most probable first.")] = 3,
+    paths: Annotated[list[str], Argument(help="Image files, folders, glob patterns, or '-' for stdin.")],
+    model: Annotated[str | None, Option("--model", "-m", help=f"{MODEL_HELP}; default: the best run.")] = None,
+    top: Annotated[int, Option(min=1, help="Number of pairs per image, best first.")] = 3,
     world: World = None,
     new_share: NewShare = None,
     add: Add = None,
     compositions: Compositions = None,
-    form: Annotated[
-        str | None, Option("--format", help="Format: table, jsonl, csv or label-studio; default: by --out, else table.")
-    ] = None,
+    form: Annotated[str | None, Option("--format", help=f"{', '.join(FORMATS)}; default: by --out.")] = None,
     out: Annotated[Path | None, Option(help="Write to this file instead of stdout.")] = None,
     force: Force = False,
     batch_size: Annotated[int, Option(min=1, help="Number of images encoded at once.")] = 64,
-    num_workers: Annotated[int | None, Option(min=0, help="Decoding processes; default: cores minus one.")] = None,
+    num_workers: Annotated[int | None, Option(min=0, help="Decoding processes; default: cores - 1.")] = None,
     device: Device = "auto",
 ) -> None:
-    """Name the state and object in each image. Without --model, use the run with the best validation AUC.
+    """Name the state and object in each image. Default --model: the run with the best validation AUC.
 
-    For a file that is not a readable image, the output has a line with the reason, and the exit code is 3.
+    A file that is not a readable image gets a line with the reason, and the exit code is 3.
     """
     from duplex.recognition.recognizer import list_images
 
     form = _checked_format(form, out)
     if out is not None:
         if out.is_dir():
-            raise UsageError(f"--out {out} is a folder; give a file, such as --out {out / 'answers.csv'}")
+            example = out / "answers.csv"
+            raise UsageError(f"--out {out} is a folder; give a file, such as --out {example}")
         if not out.parent.is_dir():
-            raise UsageError(f"--out {out}: the folder {out.parent} does not exist; create it, or choose another --out")
+            problem = f"--out {out}: the folder {out.parent} does not exist"
+            raise UsageError(f"{problem}; create it, or choose another --out")
         refuse_existing(out, force=force)
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="surrogateescape")  # a path may hold bytes that are not text
     files = list_images(paths, sys.stdin, log)
-    recognizer = load_model(model, world, device, add or [], compositions, new_share)
+    recognizer = load_model(model, world=world, device=device, add=add, compositions=compositions, new_share=new_share)
     workers = "auto" if num_workers is None else num_workers
     answers = recognizer.stream(files, top, world, batch_size, workers)  # type: ignore[arg-type]
     names = (str(path).encode("utf-8", "backslashreplace").decode() for path in files)
@@ -245,31 +243,32 @@ def predict(
 
 def load_model(
     model: str | None,
-    world: str | None,
-    device: str,
-    add: list[str],
-    compositions: Path | None,
-    new_share: float | None = None,
-    adapt: bool = False,
     *,
+    world: str | None = None,
+    device: str = "auto",
+    add: list[str] | None = None,
+    compositions: Path | None = None,
+    new_share: float | None = None,
     hint: str = "give a model with --model",
 ) -> Recognizer:
-    """Load `model` (None: the best run); adds the pairs in `add` and in the CSV `compositions` to its candidates."""
+    """Load `model` (None: the best run); add the pairs in `add` and in the CSV `compositions`."""
     from duplex.recognition.answers import read_compositions
     from duplex.recognition.recognizer import Recognizer
 
     if world is not None:
         require(world, WORLDS, "world")
+    params = load_params() if Path("params.yaml").is_file() else None
     if model is None:
         from duplex.project.runs import best_run
 
-        run = best_run(world, hint=hint, params=load_params() if Path("params.yaml").is_file() else None)
-        model = str(run.root)
+        model = str(best_run(world, hint=hint, params=params).root)
         log(f"model: {model}")
-    words = load_params().evaluation.word_vectors if Path("params.yaml").is_file() else None
-    chosen = _chosen_stream(Path(model)) if adapt else None
-    recognizer = Recognizer.load(model, device=device, word_vectors=words, new_share=new_share, adapt=chosen)
-    added = [*(read_compositions(compositions) if compositions else ()), *add]
+    words = None if params is None else params.evaluation.word_vectors
+    recognizer = Recognizer.load(model, device=device, word_vectors=words, new_share=new_share)
+    added: list[str | Pair] = []
+    if compositions:
+        added += read_compositions(compositions)
+    added += add or []
     if added:
         recognizer = recognizer.with_compositions(added)
     recognizer.candidates(world)  # type: ignore[arg-type]
@@ -277,25 +276,14 @@ def load_model(
     return recognizer
 
 
-def _chosen_stream(run: Path) -> dict[str, Any]:
-    metrics = run / "metrics.json"
-    record = json.loads(metrics.read_text(encoding="utf-8")) if metrics.is_file() else {}
-    if "stream" not in record:
-        command = "`duplex evaluate --stream` with this run's --dataset, --method and --seed"
-        raise UsageError(f"{metrics} does not hold the settings that --adapt needs; first run {command}")
-    return dict(record["stream"])
-
-
 def _log_added(recognizer: Recognizer) -> None:
     from duplex.recognition.answers import are_words_trained
 
     for state, name in recognizer.added:
-        trained = are_words_trained((state, name), recognizer.labels)
-        words = [
-            f"{kind} {word!r} is {'trained' if is_trained else 'new, described by text alone'}"
-            for kind, word, is_trained in (("state", state, trained.state), ("object", name, trained.object))
-        ]
-        log(f"added candidate {state} {name}: {', '.join(words)}")
+        seen = are_words_trained((state, name), recognizer.labels)
+        text = {True: "is trained", False: "is new, described by text alone"}
+        words = f"state {state!r} {text[seen.state]}, object {name!r} {text[seen.object]}"
+        log(f"added candidate {state} {name}: {words}")
 
 
 @contextmanager
@@ -309,23 +297,26 @@ def _open_output(out: Path | None) -> Iterator[TextIO]:
 
 def _checked_format(form: str | None, out: Path | None) -> str:
     by_suffix = {".csv": "csv", ".jsonl": "jsonl"}.get("" if out is None else out.suffix.lower())
-    form = require(form, FORMATS, "format") if form is not None else by_suffix or "table"
+    form = by_suffix or "table" if form is None else require(form, FORMATS, "format")
     if by_suffix not in (None, form):
-        raise UsageError(f"--format is {form}, but --out {out} ends in .{by_suffix}; change --out or omit --format")
+        problem = f"--format is {form}, but --out {out} ends in .{by_suffix}"
+        raise UsageError(f"{problem}; change --out or omit --format")
     return form
 
 
 def _write(rows: Iterable[tuple[str, Answer | UnreadableImage]], target: TextIO, form: str, top: int) -> int:
     from duplex.data.label_studio import pre_annotated
 
-    unreadable, lines = 0, csv.writer(target, lineterminator="\n")
+    unreadable = 0
+    lines = csv.writer(target, lineterminator="\n")
     if form == "csv":
         lines.writerow(COLUMNS)
     for number, (image, answer) in enumerate(rows):
         record = answer.to_dict(top)
         unreadable += "error" in record
         if form == "label-studio":
-            target.write((",\n" if number else "[") + json.dumps(pre_annotated(image, record), ensure_ascii=False))
+            task = json.dumps(pre_annotated(image, record), ensure_ascii=False)
+            target.write((",\n" if number else "[") + task)
         elif form == "jsonl":
             target.write(json.dumps({"image": image, **record}, ensure_ascii=False) + "\n")
         elif form == "table":
@@ -334,7 +325,8 @@ def _write(rows: Iterable[tuple[str, Answer | UnreadableImage]], target: TextIO,
             lines.writerow([image, *[""] * 7, record["error"]])
         else:
             for rank, guess in enumerate(record["top"], 1):
-                lines.writerow([image, rank, *(guess[key] for key in COLUMNS[2:7]), record["in_distribution"], ""])
+                cells = [guess[key] for key in COLUMNS[2:7]]
+                lines.writerow([image, rank, *cells, record["in_distribution"], ""])
         target.flush()
     target.write("]\n" if form == "label-studio" else "")
     return unreadable
@@ -354,16 +346,16 @@ def _summary(record: dict[str, Any]) -> str:
 
 @app.command("next")
 def next_(
-    model: Annotated[str, Argument(help="Folder of a run, fitted model or export, or hf-hub:OWNER/NAME.")],
+    model: Annotated[str, Argument(help=f"{MODEL_HELP}.")],
     folder: Annotated[Path, Argument(help="Folder of unlabelled images.")],
     count: Annotated[int, Option(min=1, help="Number of images to list.")] = 50,
-    out: Annotated[Path | None, Option(help="CSV file to write; default: FOLDER-next.csv.")] = None,
+    out: Annotated[Path | None, Option(help="CSV to write; default: FOLDER-next.csv.")] = None,
     device: Device = "auto",
     force: Force = False,
 ) -> None:
-    """Choose the unlabelled images whose labels would help a model most, and list them in a CSV file to label.
+    """List the unlabelled images whose labels would help a model most in a CSV file to label.
 
-    Files that a model of `duplex fit` was fitted to are left out. Features are kept in a feature cache.
+    Leaves out files that a model of `duplex fit` was fitted to. Features are cached.
     """
     from duplex.project.suspects import rank_unlabelled
     from duplex.recognition.export import FIT, fitted_digests, read_fit
@@ -372,14 +364,16 @@ def next_(
     target = out or Path(f"{folder.name}-next.csv")
     refuse_existing(target, force=force)
     fitted = fitted_digests(read_fit(Path(model))) if (Path(model) / FIT).is_file() else {}
-    table = rank_unlabelled(load_model(model, None, device, [], None), folder, fitted)[:count]
+    table = rank_unlabelled(load_model(model, device=device), folder, fitted)[:count]
     with replace_file(target) as scratch:
         table.to_csv(scratch, index=False, lineterminator="\n")
     for row in table.to_dict("records"):
         note = "" if row["in_distribution"] else "  none of these?"
         line = f"{row['rank']:>5}  {row['answer']:<28} {row['margin']:.3f}  {row['image']}{note}"
         typer.echo(escape_unprintable(line))
-    then = f"run `duplex update {model} {target} --images {folder}`" if fitted else "add them to the training images"
+    then = "add them to the training images"
+    if fitted:
+        then = f"run `duplex update {model} {target} --images {folder}`"
     log(f"wrote {target}; fill in state and object, delete the lines without labels, then {then}")
 
 
@@ -388,37 +382,40 @@ LICENCE = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+-]*")
 
 @app.command()
 def export(
-    run: Annotated[str, Argument(help="A trained run's folder, such as artifacts/shapes/duplex/0.")],
+    run: Annotated[str, Argument(help="A run's folder, such as artifacts/shapes/duplex/0.")],
     out: Annotated[Path | None, Argument(help="The folder to write; optional with --push.")] = None,
     world: World = None,
-    onnx: Annotated[bool, Option("--onnx", help="Add trained.onnx, which computes pair scores from features.")] = False,
+    onnx: Annotated[bool, Option("--onnx", help="Add trained.onnx, which scores features.")] = False,
     onnx_encoder: Annotated[bool, Option("--onnx-encoder", help="Add encoder.onnx and see.py, which runs it.")] = False,
     page: Annotated[Path | None, Option(help="onnxruntime-web's folder 'dist', to add page/, a static site.")] = None,
-    push: Annotated[str | None, Option(help="Upload to the Hugging Face hub as OWNER/NAME.")] = None,
-    licence: Annotated[str, Option("--licence", help="Licence of the model, such as mit or cc-by-4.0.")] = "other",
-    name: Annotated[str | None, Option(help="Model card title; default: OWNER/NAME of --push, or RUN's name.")] = None,
+    push: Annotated[str | None, Option(help="Upload to Hugging Face as OWNER/NAME.")] = None,
+    licence: Annotated[str, Option("--licence", help="Licence, such as mit or cc-by-4.0.")] = "other",
+    name: Annotated[str | None, Option(help="Title of the model card.")] = None,
     force: Force = False,
 ) -> None:
-    """Export a trained run to a folder: prototypes, labels, card, and recognize.py (needs numpy and safetensors)."""
+    """Export a run: prototypes, labels, card, and recognize.py (needs numpy and safetensors)."""
     from duplex.recognition import export as export_folder
     from duplex.recognition.export import FIT, model_card_facts
 
     if out is None and push is None:
-        raise UsageError(f"no folder to export to; run `duplex export {run} FOLDER`, or add --push OWNER/NAME")
+        problem = "no folder to export to"
+        raise UsageError(f"{problem}; run `duplex export {run} FOLDER`, or add --push OWNER/NAME")
     if out is not None and (out / FIT).is_file():
-        raise UsageError(
-            f"{out} holds a fitted model; an export would delete its metrics and the files that `duplex update` needs; "
-            "choose another folder"
-        )
+        lost = "its metrics and the files that `duplex update` needs"
+        problem = f"{out} holds a fitted model; an export would delete {lost}"
+        raise UsageError(f"{problem}; choose another folder")
     if not LICENCE.fullmatch(licence):  # it becomes a line of the card's YAML
-        raise UsageError(f"--licence is {licence!r}; expected a Hugging Face licence identifier, such as cc-by-4.0")
-    recognizer = load_model(run, world, "cpu", [], None)
+        expected = "a Hugging Face licence identifier, such as cc-by-4.0"
+        raise UsageError(f"--licence is {licence!r}; expected {expected}")
+    recognizer = load_model(run, world=world, device="cpu")
     chosen = recognizer.worlds[0] if world is None else world
-    facts = model_card_facts(Path(recognizer.trained.where), name=name, licence=licence, repository=push)
+    trained = recognizer.trained
+    facts = model_card_facts(Path(trained.where), name=name, licence=licence, repository=push)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "export" if out is None else out
-        add_onnx = partial(_add_onnx, recognizer.trained, scores=onnx or onnx_encoder, tower=onnx_encoder, page=page)
-        export_folder.export(recognizer.trained, chosen, folder, facts, add_onnx, force=force)  # type: ignore[arg-type]
+        scores = onnx or onnx_encoder
+        add_files = partial(_add_onnx, trained, scores=scores, tower=onnx_encoder, page=page)
+        export_folder.export(trained, chosen, folder, facts, add_files, force=force)  # type: ignore[arg-type]
         if out is not None:
             log(f"exported {run} to {out}")
         if push is not None:
@@ -428,11 +425,12 @@ def export(
 def _add_onnx(
     trained: TrainedModel, folder: Path, tensors: dict[str, Any], scores: bool, tower: bool, page: Path | None
 ) -> None:
-    from duplex.recognition.export import write_page, write_scores, write_tower
+    from duplex.recognition.onnx_files import write_page, write_scores, write_tower
 
     if trained.finetuned is not None and not tower:
         names = "recognize.py and trained.onnx read" if scores else "recognize.py reads"
-        log(f"{names} features of the fine-tuned image tower; to export this tower, too, add --onnx-encoder")
+        advice = "to export this tower, too, add --onnx-encoder"
+        log(f"{names} features of the fine-tuned image tower; {advice}")
     if scores:
         write_scores(folder, tensors, trained.backbone.dim)
     if tower:
@@ -443,37 +441,35 @@ def _add_onnx(
 
 @app.command()
 def serve(
-    model: Annotated[str | None, Argument(help=MODEL)] = None,
+    model: Annotated[str | None, Argument(help=f"{MODEL_HELP}; default: the best run.")] = None,
     host: Annotated[str, Option(help="Address to bind; 0.0.0.0 lets other machines connect.")] = "127.0.0.1",
     port: Annotated[int, Option(min=0, max=65535, help="Port to bind; 0: any free port.")] = 8000,
     world: World = None,
     add: Add = None,
     compositions: Compositions = None,
     new_share: NewShare = None,
-    adapt: Annotated[bool, Option("--adapt", help="Adapt to incoming images; their order affects answers.")] = False,
     device: Device = "auto",
-    max_megabytes: Annotated[int, Option(min=1, help="Largest request, in megabytes.")] = Limits.bytes // 2**20,
-    max_images: Annotated[int, Option(min=1, help="Largest number of images in a request.")] = Limits.images,
-    workers: Annotated[int | None, Option(min=1, max=64, help="Worker processes; default: 2, or 1 with a GPU.")] = None,
+    max_megabytes: Annotated[int, Option(min=1, help="Largest request, in MB.")] = Limits.bytes // 2**20,
+    max_images: Annotated[int, Option(min=1, help="Most images in a request.")] = Limits.images,
+    workers: Annotated[int | None, Option(min=1, max=64, help="Processes; default: 2, or 1 with a GPU.")] = None,
     seconds: Annotated[float, Option(min=0.1, max=3600, help="Time limit per request, in seconds.")] = Limits.seconds,
 ) -> None:
-    """Serve a model over HTTP until stopped: POST /predict, /labels, /health, /metrics, /docs, and a page at /."""
+    """Serve a model over HTTP: POST /predict, /labels, /health, /metrics, /docs, and a page at /."""
     try:
         import uvicorn
 
         from duplex.recognition.serve import HEADERS, application, recognizer_workers
     except ImportError as error:
-        raise UsageError(f"the server needs the package {error.name}; run `{install_command('serve')}`") from error
+        fix = install_command("serve")
+        raise UsageError(f"the server needs the package {error.name}; run `{fix}`") from error
     hint = "give a model after `duplex serve`"
-    if adapt and workers not in (None, 1):
-        raise UsageError(f"--workers is {workers}, but --adapt allows only one worker; use --workers 1")
-    recognizer = load_model(model, world, device, add or [], compositions, new_share, adapt, hint=hint)
+    options = {"world": world, "device": device, "add": add, "compositions": compositions, "new_share": new_share}
+    recognizer = load_model(model, hint=hint, **options)  # type: ignore[arg-type]
     limits = Limits(bytes=max_megabytes * 2**20, images=max_images, seconds=seconds)
     neighbours = _training_images(recognizer)
-    loaded = recognizer.trained.fingerprint, recognizer.added
     where = model or recognizer.trained.where
-    load = partial(_load_same, loaded, where, world, device, add or [], compositions, new_share, adapt)
-    count, threads = _processes(1 if adapt else workers, recognizer.device)
+    load = partial(_load_same, where, recognizer.trained.fingerprint, recognizer.added, options)
+    count, threads = _processes(workers, recognizer.device)
     pool = recognizer_workers(load, count, world=world, max_pixels=limits.pixels, threads=threads)  # type: ignore[arg-type]
     with _listen(host, port) as bound, suppress(KeyboardInterrupt), pool as running:
         config = uvicorn.Config(
@@ -491,37 +487,42 @@ def serve(
         print(f"http://{address}:{bound.getsockname()[1]}/", file=sys.stderr, flush=True)  # the socket listens
         if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as `nohup` sets it
             signal.signal(signal.SIGHUP, lambda number, frame: signal.raise_signal(signal.SIGTERM))
-        uvicorn.Server(config).run(sockets=[bound])  # finishes requests before it raises KeyboardInterrupt
+        uvicorn.Server(config).run(sockets=[bound])  # at KeyboardInterrupt, it finishes requests
     log("stopped")
 
 
-def _load_same(loaded: tuple[str, tuple[Pair, ...]], where: str, *options: Any) -> Recognizer:
-    """Load the model in a worker process; raises an error if it changed since the server started."""
-    recognizer = load_model(where, *options)
-    if recognizer.trained.fingerprint != loaded[0]:
-        raise DuplexError(f"the model in {where} has changed since the server started; restart the server")
-    if recognizer.added != loaded[1]:
-        raise DuplexError(f"{options[3]} (--compositions) has changed since the server started; restart the server")
+def _load_same(where: str, fingerprint: str, added: tuple[Pair, ...], options: dict[str, Any]) -> Recognizer:
+    """Load the model in a worker process; an error if it has changed since the server started."""
+    recognizer = load_model(where, **options)
+    changed = "has changed since the server started; restart the server"
+    if recognizer.trained.fingerprint != fingerprint:
+        raise DuplexError(f"the model in {where} {changed}")
+    if recognizer.added != added:
+        raise DuplexError(f"{options['compositions']} (--compositions) {changed}")
     return recognizer
 
 
 def _processes(workers: int | None, device: torch.device) -> tuple[int, int]:
-    """Number of worker processes, and of torch threads in each. With two, one encodes while the other runs Python."""
+    """Numbers of worker processes (one of two encodes, the other runs Python) and of their threads."""
     import torch
 
     cores = torch.get_num_threads()
     count = workers or (min(2, cores) if device.type == "cpu" else 1)
-    return count, max(1, cores // count if count > 1 else cores - 1)  # a single worker leaves a core for HTTP
+    if count == 1:
+        return 1, max(1, cores - 1)  # which leaves a core for HTTP
+    return count, max(1, cores // count)
 
 
 def _listen(host: str, port: int) -> socket.socket:
     try:
-        bound = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        bound = socket.create_server((host, port), family=family)
     except OSError as error:
         reason = str(error.strerror or error).partition(" (while")[0]
-        raise DuplexError(f"cannot listen on {host}:{port}: {reason}; choose another --port or --host") from error
-    # Without this, a body waits 40 ms for the client to acknowledge the head. Connections inherit it; asyncio sets it
-    # only for sockets that name their protocol, which create_server's do not.
+        problem = f"cannot listen on {host}:{port}: {reason}"
+        raise DuplexError(f"{problem}; choose another --port or --host") from error
+    # Without this, a body waits 40 ms for the client to acknowledge the head. Connections inherit
+    # it; asyncio sets it only for sockets that name their protocol, which create_server's do not.
     bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return bound
 

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import torch
 
-from duplex import __version__
 from duplex.artifacts import ArtifactPaths
 from duplex.config.params import DatasetParams, EncoderParams, Params, load_params, shipped_project
 from duplex.data.sources import is_on_disk, load_source
@@ -26,6 +25,7 @@ from duplex.project.prepare import images_remedy
 from duplex.project.run import ProjectData
 from duplex.report.tables import package_version
 from duplex.system.files import report_write_errors, sha256
+from duplex.system.version import __version__
 
 LIBRARIES = ("torch", "torchvision", "open_clip_torch", "numpy", "h5py", "pillow", "dvc")
 LOW_DISK = 2e9  # bytes

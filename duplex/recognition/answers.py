@@ -1,14 +1,15 @@
 """Answers for images: the compositions to choose from, the chosen ones, and similar training images.
 
-Candidates are the compositions that an answer is chosen from, with the function that scores them and their prior, the
-probability of each before the image is seen.
+Candidates are the compositions that an answer is chosen from, with the function that scores them
+and their prior, the probability of each before the image is seen.
 
-Users may add compositions: new pairs of trained words, or pairs with new words. They are scored without training. The
-text feature of such a pair is encoded from a prompt with the model's learned vectors for trained words and ordinary
-token embeddings for new ones. Its visual prototype (estimated mean image feature) is composed of means of the training
-pairs' prototypes, by state, by object and over all: `normalise(mean_state + mean_object - mean_all)`, where `mean_all`
-replaces the mean of a new word. In closed-form methods it is `mu + a_state + b_object`, where 0 replaces the term of a
-new word.
+Users may add compositions, with trained or new words. They are scored without training. Their text
+features are encoded from prompts with the model's learned vectors for trained words and token
+embeddings for new ones. Their visual prototypes (estimated mean image features) are composed of
+means of the training pairs' prototypes or, in the closed form, of its terms:
+
+    normalise(mean_state + mean_object - mean_all)    mean_all replaces the mean of a new word
+    mu + a_state + b_object                           0 replaces the term of a new word
 """
 
 from __future__ import annotations
@@ -57,14 +58,14 @@ class WordsSeen:
 
 @dataclass(frozen=True)
 class Guess:
-    """One composition proposed for an image, with its score and its probability among the candidates."""
+    """One composition proposed for an image, with its score and probability among the candidates."""
 
     state: str
     object: str
     score: float
     probability: float
     seen: bool  # it labels training images
-    score_terms: Mapping[str, float]  # summands of the score: visual, semantic, ...; empty where the method has none
+    score_terms: Mapping[str, float]  # summands of the score: visual, semantic, ...; may be empty
     trained_words: WordsSeen | None = None  # None unless the user added the composition
 
     @property
@@ -80,12 +81,12 @@ class Guess:
 
 @dataclass(frozen=True)
 class Answer:
-    """The answer for one image: the best compositions, and the probabilities of all states and all objects."""
+    """An image's best compositions, and the probabilities of all states and all objects."""
 
     top: tuple[Guess, ...]
     states: Mapping[str, float]  # probability of every state, most likely first; they sum to 1
     objects: Mapping[str, float]  # the same for every object
-    in_distribution: bool = True  # False: the image resembles no training image; perhaps it shows none of the pairs
+    in_distribution: bool = True  # False: it resembles no training image, so all pairs may be wrong
     distance: float | None = None  # Mahalanobis distance to the nearest pair (`NoveltyDetector`)
 
     @property
@@ -93,7 +94,7 @@ class Answer:
         return self.top[0]
 
     def to_dict(self, marginals: int | None = None) -> dict[str, Any]:
-        """The answer for JSON; `marginals`: how many of the most probable states and objects to list (None: all)."""
+        """The answer for JSON, with the `marginals` most probable states and objects (None: all)."""
         return {
             "top": [guess.to_dict() for guess in self.top],
             "states": _rounded(self.states, marginals),
@@ -119,7 +120,7 @@ def _rounded(shares: Mapping[str, float], limit: int | None) -> dict[str, float]
 
 @dataclass(frozen=True)
 class Candidates:
-    """The `C` compositions that answers are chosen from, with their scorer, calibration and novelty detector."""
+    """The `C` compositions that answers are chosen from, with scorer, calibration and novelty detector."""
 
     states: tuple[str, ...]  # names
     objects: tuple[str, ...]
@@ -130,7 +131,7 @@ class Candidates:
     confidence: Confidence  # temperature and prior of the probabilities
     scorer: Scorer
     terms: ScoreTerms | None  # computes the summands of the score; None if the score is not a sum
-    probabilities: Callable[[Tensor], Tensor]  # scores [B, C] -> the method's probabilities, before the temperature
+    probabilities: Callable[[Tensor], Tensor]  # of the method, from scores [B, C], before the temperature
     trained_words: Mapping[int, WordsSeen]  # of compositions that the user added, by index
     novelty: NoveltyDetector | None = None  # finds images that resemble no training image
 
@@ -139,13 +140,14 @@ class Candidates:
         cls,
         labels: LabelSpace,
         compositions: Ints,
-        feasible: Bools | None,
+        *,
+        feasible: Bools | None = None,
         confidence: Confidence,
         scorer: Scorer,
-        terms: ScoreTerms | None,
+        terms: ScoreTerms | None = None,
         probabilities: Callable[[Tensor], Tensor],
     ) -> Candidates:
-        """Make candidates of compositions [C] of `labels`; other arguments are fields (`feasible` None: all True)."""
+        """Make candidates of compositions [C] of `labels`; `feasible` None: all of them are."""
         return cls(
             states=labels.states,
             objects=labels.objects,
@@ -197,7 +199,9 @@ class Candidates:
         by_state = _marginals(shares, self.state_of, len(self.states))
         by_object = _marginals(shares, self.object_of, len(self.objects))
         near = self.novelty
-        distances: list[Any] = [None] * len(best) if near is None else near.distances(inputs["cls"]).tolist()
+        distances: list[Any] = [None] * len(best)
+        if near is not None:
+            distances = near.distances(inputs["cls"]).tolist()
         for row, positions in enumerate(best.cpu().numpy()):
             guesses = tuple(
                 Guess(
@@ -240,10 +244,16 @@ def _ranked(names: tuple[str, ...], shares: Floats) -> dict[str, float]:
 def answers_with_labels(
     method: Method[Any], examples: Examples, labels: LabelSpace, confidence: Confidence, world: World
 ) -> AnsweredImages:
-    """Answer labelled images; returns each image's most probable composition, its probability, and the label."""
+    """Answer labelled images: each image's most probable composition, its probability, and its label."""
     compositions = labels.candidates(world, "train")
     task = SplitScorer.of(method, compositions)
-    candidates = Candidates.of(labels, compositions, None, confidence, task.scorer, None, method.probabilities)
+    candidates = Candidates.of(
+        labels,
+        compositions,
+        confidence=confidence,
+        scorer=task.scorer,
+        probabilities=method.probabilities,
+    )
     answers = []
     shares = []
     for _, scores in task.blocks(examples.inputs):
@@ -267,18 +277,19 @@ class NeighbourIndex:
         object.__setattr__(self, "features", score_formula.unit(self.features, np))
 
     def nearest(self, feature: NDArray[np.float32], count: int) -> list[dict[str, Any]]:
-        """The `count` training images nearest to a feature, best first: path, labels, cosine and thumbnail of each."""
+        """The `count` training images nearest to a feature: path, labels, cosine and thumbnail."""
         best, cosines = most_similar(score_formula.unit(feature[None], np), self.features, count)
-        records: list[Any] = self.manifest.iloc[best[0]][["image", "state", "object"]].to_dict("records")
-        return [
-            {**record, "cosine": round(float(cosine), 4), "thumbnail": cached_thumbnail(self.root / record["image"])}
-            for record, cosine in zip(records, cosines[0], strict=True)
-        ]
+        rows: list[Any] = self.manifest.iloc[best[0]][["image", "state", "object"]].to_dict("records")
+        records = []
+        for row, cosine in zip(rows, cosines[0], strict=True):
+            shown = cached_thumbnail(self.root / row["image"])
+            records.append({**row, "cosine": round(float(cosine), 4), "thumbnail": shown})
+        return records
 
 
 @as_usage_error()
 def read_compositions(path: Path) -> list[Pair]:
-    """Read (state, object) pairs from a table with the columns state and object; `UsageError` for any other file."""
+    """Read (state, object) pairs from a table with the columns state and object."""
     frame = read_table(path, needed=COLUMNS)
     return list(zip(frame["state"], frame["object"], strict=True))
 
@@ -290,13 +301,14 @@ def as_pair(composition: object, labels: LabelSpace) -> Pair:
     match composition:
         case (str(state), str(name)) if state.strip() and name.strip():
             return state, name
-    raise UsageError(f"{composition!r} is not a composition; expected 'state object' or ('state', 'object')")
+    expected = "expected 'state object' or ('state', 'object')"
+    raise UsageError(f"{composition!r} is not a composition; {expected}")
 
 
 def split_composition(text: str, labels: LabelSpace) -> Pair:
     """Split a text such as `rusty kettle` into state and object.
 
-    Names of several words that the model does not know need a comma: `very rusty,kettle`.
+    Names of several words that are no labels of the model need a comma: `very rusty,kettle`.
     """
     if "," in text:
         before, _, after = text.partition(",")
@@ -304,15 +316,17 @@ def split_composition(text: str, labels: LabelSpace) -> Pair:
             return before.strip(), after.strip()
     words = text.split()
     cuts = [(" ".join(words[:cut]), " ".join(words[cut:])) for cut in range(1, len(words))]
-    known = [(_find(m, labels.states) is not None) + (_find(n, labels.objects) is not None) for m, n in cuts]
-    if cuts and (len(cuts) == 1 or max(known)):
-        return cuts[known.index(max(known))]
-    raise UsageError(f"{text!r} cannot be split into a state and an object; write it as 'state,object'")
+    labelled = [(_find(m, labels.states) is not None) + (_find(n, labels.objects) is not None) for m, n in cuts]
+    if cuts and (len(cuts) == 1 or max(labelled)):
+        return cuts[labelled.index(max(labelled))]
+    problem = f"{text!r} cannot be split into a state and an object"
+    raise UsageError(f"{problem}; write it as 'state,object'")
 
 
 def are_words_trained(pair: Pair, labels: LabelSpace) -> WordsSeen:
-    """Whether a pair's state has training images, and whether its object has; case, `.` and `_` do not matter."""
-    m, n = _find(pair[0], labels.states), _find(pair[1], labels.objects)
+    """Whether training images have a pair's state, and its object; case, `.` and `_` do not matter."""
+    m = _find(pair[0], labels.states)
+    n = _find(pair[1], labels.objects)
     states, objects = labels.trained_words
     return WordsSeen(m is not None and bool(states[m]), n is not None and bool(objects[n]))
 
@@ -320,21 +334,25 @@ def are_words_trained(pair: Pair, labels: LabelSpace) -> WordsSeen:
 def with_added_compositions(
     candidates: Candidates, tensors: Mapping[str, Tensor], labels: LabelSpace, tower: TextTower, pairs: Iterable[Pair]
 ) -> Candidates:
-    """Add pairs to the candidates without training; all candidates are then scored from an export's tensors.
+    """Add pairs to the candidates without training; all are then scored from an export's tensors.
 
     tensors: the model's tensors for scoring the candidates, from `TrainedModel.tensors`.
-    pairs: (state, object) names, known to the model or not; those that are candidates already become feasible.
+    pairs: (state, object) names; those that are candidates already become feasible.
     """
     states, objects = list(labels.states), list(labels.objects)
-    asked = {(find_or_append(state, states), find_or_append(name, objects)): None for state, name in pairs}
+    found = [(find_or_append(state, states), find_or_append(name, objects)) for state, name in pairs]
+    asked = dict.fromkeys(found)
     present = list(zip(candidates.state_of.tolist(), candidates.object_of.tolist(), strict=True))
-    known = set(present)
-    added = [pair for pair in asked if pair not in known]
-    candidates = replace(candidates, feasible=candidates.feasible | np.array([pair in asked for pair in present]))
+    candidate_pairs = set(present)
+    added = [pair for pair in asked if pair not in candidate_pairs]
+    feasible = candidates.feasible | np.array([pair in asked for pair in present])
+    candidates = replace(candidates, feasible=feasible)
     if not added:
         return candidates
-    if tower is None and (len(states), len(objects)) != (len(labels.states), len(labels.objects)):
-        raise UsageError("the encoder has no text tower to describe new words; add pairs of the model's words only")
+    new_words = len(states) > len(labels.states) or len(objects) > len(labels.objects)
+    if tower is None and new_words:
+        problem = "the encoder has no text tower to describe new words"
+        raise UsageError(f"{problem}; add pairs of the model's words only")
     more = with_rows(tensors, labels, (states, objects), np.array(added).reshape(-1, 2), tower)
     terms = portable_term_function(more)
     count = len(added)
@@ -354,7 +372,7 @@ def with_added_compositions(
 
 
 def portable_term_function(tensors: Mapping[str, Tensor]) -> ScoreTerms:
-    """A function of a batch's features that yields the name and values [B, C] of each term of an exported score."""
+    """A function of a batch's features that yields name and values [B, C] of each exported score term."""
 
     @torch.no_grad()
     def terms(inputs: Inputs) -> Iterator[tuple[str, Tensor]]:
@@ -372,16 +390,19 @@ def with_rows(
     added: state and object of each further pair [P, 2], as indices into `names`.
     """
     if "members.weights" in t:  # a product: each of its models has rows of its own
-        members = [with_rows(member, labels, names, added, tower) for member in score_formula.product_member_tensors(t)]
+        parts = score_formula.product_member_tensors(t)
+        members = [with_rows(part, labels, names, added, tower) for part in parts]
         return {**t, **portable.joined_members(members, t["members.weights"])}
     states, objects = names
     is_new = len(states) > len(labels.states) or len(objects) > len(labels.objects)
     only_heads = "likelihood.rows" not in t and "classifier.states.weight" in t
     if "classifier.pairs.weight" in t or (is_new and only_heads):
-        raise UsageError("a linear classifier cannot score pairs that it was not trained on; leave out the added pairs")
+        problem = "a linear classifier cannot score pairs that it was not trained on"
+        raise UsageError(f"{problem}; leave out the added pairs")
     indices = torch.as_tensor(added, device=t["state_of"].device)
     m, n = indices.unbind(1)
-    new_states, new_objects = states[len(labels.states) :], objects[len(labels.objects) :]
+    new_states = states[len(labels.states) :]
+    new_objects = objects[len(labels.objects) :]
     encode = partial(encode_prompts, t, labels, tower)
     rows = {"state_of": m, "object_of": n}  # to append to the tensors of these names
     if "semantic" in t:
@@ -397,20 +418,23 @@ def with_rows(
         rows["visual"] = normalize(of_state + of_object - every, dim=-1)
     if "likelihood.rows" in t:
         limits = torch.tensor([len(labels.states), len(labels.objects)], device=indices.device)
-        prototypes = portable.composed_prototypes(t, *torch.where(indices < limits, indices, -1).unbind(1))
-        rows |= {"likelihood.rows": prototypes, "likelihood.offset": -0.5 * (prototypes * prototypes).sum(1)}
+        of_state, of_object = torch.where(indices < limits, indices, -1).unbind(1)
+        prototypes = portable.composed_prototypes(t, of_state, of_object)
+        rows["likelihood.rows"] = prototypes
+        rows["likelihood.offset"] = -0.5 * (prototypes * prototypes).sum(1)
     more = {**t, **{name: torch.cat([t[name], values]) for name, values in rows.items()}}
     return more | _columns(t, "states", len(new_states)) | _columns(t, "objects", len(new_objects))
 
 
 def _columns(t: Mapping[str, Tensor], name: str, count: int) -> dict[str, Tensor]:
-    # posteriors extended by new words: in closed form, each as if it had one training image, at the mean feature of all
-    # images; by linear heads, each with the mean of the known words' logits
+    # posteriors extended by new words: in closed form, each as if it had one training image, at the
+    # mean feature of all images; by linear heads, each with the mean of the trained words' logits
     more = {}
-    for key in (f"{group}.{name}.{part}" for group in ("primitives", "classifier") for part in ("weight", "offset")):
-        if key in t:
-            column = t[key].mean(-1, keepdim=True) * key.startswith("classifier")
-            more[key] = torch.cat([t[key], column.expand(*column.shape[:-1], count)], dim=-1)
+    for group in ("primitives", "classifier"):
+        for key in (f"{group}.{name}.weight", f"{group}.{name}.offset"):
+            if key in t:
+                column = t[key].mean(-1, keepdim=True) * (group == "classifier")
+                more[key] = torch.cat([t[key], column.expand(*column.shape[:-1], count)], dim=-1)
     return more
 
 
@@ -424,7 +448,7 @@ def encode_prompts(
 ) -> Tensor:
     """Unit text features [P, d] of prompts, which consist of a context, a state and an object.
 
-    A name that the model knows has its learned vector, if the model learned any; other names have token embeddings.
+    Labels of the model have learned vectors, if there are any; other names have token embeddings.
 
     t: tensors of an exported model, with the vectors of contexts and, if learned, of names.
     path: kind of the prompts, which have different contexts: "composition", "state" or "object".
@@ -442,7 +466,8 @@ def encode_prompts(
             elif name is not None:
                 words.append(tower.embedding(tower.tokens(prompt_name(name))))
         prompts.append(torch.cat([ends[:1], t[f"context.{path}"], *words, ends[1:]]))
-    rows = np.split(np.arange(sum(map(len, prompts))), np.cumsum([len(prompt) for prompt in prompts])[:-1])
+    lengths = [len(prompt) for prompt in prompts]
+    rows = np.split(np.arange(sum(lengths)), np.cumsum(lengths)[:-1])
     return unit(tower.encode_blocks([row.tolist() for row in rows], torch.cat(prompts)))
 
 
@@ -452,7 +477,7 @@ def _find(name: str, labels: Sequence[str]) -> int | None:
 
 
 def find_or_append(name: str, names: list[str]) -> int:
-    """Index of a name in the list `names`, ignoring case, `.` and `_`; a missing name is appended to the list."""
+    """Index of a name in `names`, ignoring case, `.` and `_`; a missing name is appended to it."""
     place = _find(name, names)
     if place is None:
         names.append(name)

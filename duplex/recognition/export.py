@@ -1,44 +1,38 @@
-"""Write a trained model as a folder that works without this package, and the files that `duplex fit` adds.
+"""Write a trained model as a folder that works without this package, and the files of `duplex fit`.
 
 model.safetensors         tensors, labels, encoder and calibration: a model file of the kind `export`
 README.md                 the model card
 recognize.py              scores features with numpy alone, by score_formula.py
-trained.onnx, encoder.onnx, see.py    the same in ONNX, if asked for
+trained.onnx, encoder.onnx, see.py    the same in ONNX, if asked for (`onnx_files`)
 page/                     a page that answers in the browser without a server, if asked for
-fit.json                  by `duplex fit`: the recipes (settings) tried and the one chosen, test metrics, counts of the
-                          data, digests of the images
-statistics.safetensors    by `duplex fit`: number and sum of the features of all labelled images, by pair, and their
-                          second moment; `duplex update` adds to them
+fit.json                  by `duplex fit`: the recipes tried and the one chosen, test metrics, counts of
+                          the data, digests of the images
+statistics.safetensors    by `duplex fit`: number and sum of the features of all labelled images, by pair,
+                          and their second moment; `duplex update` adds to them
 """
 
 from __future__ import annotations
 
 import json
-import logging
 import re
 import shutil
-import warnings
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from copy import copy
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from duplex.artifacts import RunPaths
-from duplex.encoders.base import Encoder, first_line, is_random
-from duplex.encoders.image_blocks import cached_blocks, capture_block_input
-from duplex.errors import DuplexError, UsageError, as_usage_error, install_command
+from duplex.encoders.base import first_line, is_random
+from duplex.errors import DuplexError, UsageError, as_usage_error
 from duplex.evaluation.metrics import METRICS, interval_text, number
-from duplex.features.file import PIXELS
 from duplex.labels import World
-from duplex.methods import portable, score_formula
+from duplex.methods import score_formula
 from duplex.methods.gaussian import ClassStatistics, FitSettings, FittedStatistics
-from duplex.methods.layers import unit
 from duplex.recognition import numpy_example
 from duplex.recognition.trained import MODEL, TrainedModel, encoder_code_changed
 from duplex.report.aggregate import stored_numbers
@@ -59,7 +53,7 @@ NOTES = "<!-- Text below this line is kept when the model is written again. -->"
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What a model card tells about a run beyond its checkpoint, such as metrics; unknown facts are empty."""
+    """What a model card tells about a run beyond its checkpoint; unknown facts are empty."""
 
     name: str
     licence: str = "other"  # as the hub writes it: mit, apache-2.0, cc-by-4.0, ...
@@ -76,11 +70,11 @@ def read_notes(card: Path) -> str:
 
 
 def model_card(fields: Mapping[str, Any], tensors: Mapping[str, Tensor], facts: RunFacts, notes: str = "") -> str:
-    """The Markdown text of a model card, made from an export's header and tensors, and the user's `notes`."""
+    """The Markdown text of a model card, from an export's header and tensors, and the user's `notes`."""
     labels = fields["labels"]
     world = fields["world"]
     encoder = fields["encoder"]
-    names = {re.sub(r"^members\.\d+\.", "", name) for name in tensors}  # without the prefixes of a product's members
+    names = {re.sub(r"^members\.\d+\.", "", name) for name in tensors}  # of the members of a product, too
     terms = [name for name, key in SCORE_TERMS.items() if key in names]
     place = f"hf-hub:{facts.repository}" if facts.repository else "FOLDER"
     seen = int(tensors["seen"].sum())
@@ -152,11 +146,14 @@ No cache holds them: the file `encoder.onnx` computes them. `duplex export MODEL
 
 
 def _counts(counts: Mapping[str, Any]) -> str:
-    flat: dict[Any, Any] = pd.json_normalize(dict(counts), sep=" ").to_dict("records")[0] if counts else {}
-    numbers = {key.replace("_", " "): value for key, value in flat.items() if isinstance(value, (int, float))}
+    flat: dict[Any, Any] = {}
+    if counts:
+        flat = pd.json_normalize(dict(counts), sep=" ").to_dict("records")[0]
+    numbers = {key: value for key, value in flat.items() if isinstance(value, (int, float))}
     if not numbers:
         return "Not recorded."
-    return "\n".join(["| | |", "|---|---|", *(f"| {key} | {value:g} |" for key, value in numbers.items())])
+    rows = [f"| {key.replace('_', ' ')} | {value:g} |" for key, value in numbers.items()]
+    return "\n".join(["| | |", "|---|---|", *rows])
 
 
 def _metrics(metrics: Mapping[str, Any]) -> str:
@@ -165,32 +162,41 @@ def _metrics(metrics: Mapping[str, Any]) -> str:
         for key, title in METRICS.items()
         if f"{key}_low" in metrics
     ]
-    return "\n".join(["| | % | 95 % |", "|---|---|---|", *rows]) if rows else "The run was not evaluated."
+    if not rows:
+        return "The run was not evaluated."
+    return "\n".join(["| | % | 95 % |", "|---|---|---|", *rows])
 
 
-FIT, STATISTICS = "fit.json", "statistics.safetensors"
+FIT = "fit.json"
+STATISTICS = "statistics.safetensors"
 FIT_FORMAT = "duplex-fit-5"
 FIELDS = ("pairs", "counts", "sums", "moment")
 
 
 def remark(record: Mapping[str, Any]) -> str:
-    """Text for the card of a fitted model: recipe, accuracy, and what was done later. `record`: content of fit.json."""
-    measured, added = record["measured"], sum(update["images"] for update in record.get("updates", []))
-    later = f"images were added without training ({added})" if added else "the model was fitted to all labelled images"
+    """Text for the card of a fitted model, from its fit.json: recipe, accuracy, what was done later."""
+    measured = record["measured"]
+    seen, unseen = measured["accuracy_seen"], measured["accuracy_unseen"]
+    added = sum(update["images"] for update in record.get("updates", []))
+    later = "the model was fitted to all labelled images"
+    if added:
+        later = f"images were added without training ({added})"
     return (
-        f"The recipe is {record['chosen']!r}. Its answers were right for {measured['accuracy_seen']:.1f} % of test "
-        f"images of seen pairs and {measured['accuracy_unseen']:.1f} % of those of unseen pairs, before {later}."
+        f"The recipe is {record['chosen']!r}. Its answers were right for {seen:.1f} % of test images of seen "
+        f"pairs and {unseen:.1f} % of those of unseen pairs, before {later}."
     )
 
 
 def model_card_facts(run: Path, *, name: str | None, licence: str, repository: str | None) -> RunFacts:
-    """Collect the facts for the model card of the run or exported model in the folder `run`, such as its metrics."""
+    """The facts for the model card of the run or exported model in the folder `run`."""
     folder = run.resolve()
     folder = folder.parent if folder.is_file() else folder
     if (folder / MODEL).is_file():
-        facts = RunFacts(**read_header(folder / MODEL, "export").fields.get("facts", {"name": folder.name}))
+        fields = read_header(folder / MODEL, "export").fields
+        facts = RunFacts(**fields.get("facts", {"name": folder.name}))
+        title = name or repository or facts.name
         licence = facts.licence if licence == "other" else licence
-        return replace(facts, name=name or repository or facts.name, licence=licence, repository=repository)
+        return replace(facts, name=title, licence=licence, repository=repository)
     metrics = stored_numbers(RunPaths(folder).metrics, "dvc repro") or {}
     counts = stored_numbers(folder.parent.parent / "statistics.json", "dvc repro") or {}
     title = name or repository or " ".join(folder.parts[-3:])
@@ -199,42 +205,48 @@ def model_card_facts(run: Path, *, name: str | None, licence: str, repository: s
 
 def write_fit(folder: Path, record: Mapping[str, Any], model: Mapping[str, Tensor]) -> None:
     """Write `record` as fit.json into a model's folder, with the digest of the model's tensors."""
-    write_json(folder / FIT, with_checksum({"format": FIT_FORMAT, **record, "model": tensor_digest(model)}))
+    record = {"format": FIT_FORMAT, **record, "model": tensor_digest(model)}
+    write_json(folder / FIT, with_checksum(record))
 
 
 @as_usage_error()
 def read_fit(folder: Path) -> dict[str, Any]:
-    """Read fit.json in a model's folder; raises `UsageError` if it is missing, changed, or belongs to another model."""
+    """Read fit.json in a model's folder; `UsageError` if it is missing, changed, or of another model."""
     path = folder / FIT
     try:
         record = dict(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError, RecursionError) as error:
-        raise UsageError(f"{folder} has no readable {FIT}; expected a folder that `duplex fit` wrote") from error
+        problem = f"{folder} has no readable {FIT}"
+        raise UsageError(f"{problem}; expected a folder that `duplex fit` wrote") from error
     if record.get("format") != FIT_FORMAT:
         raise UsageError(f"{path} was not written by this version of duplex; run `duplex fit` again")
     if record != with_checksum(record):
         raise UsageError(f"{path} is damaged: it does not match its checksum; run `duplex fit` again")
     if record["model"] != read_header(folder / MODEL, "export").digest:
-        raise UsageError(f"{path} belongs to a different model from the {MODEL} beside it; restore this model's {FIT}")
+        problem = f"{path} belongs to a different model from the {MODEL} beside it"
+        raise UsageError(f"{problem}; restore this model's {FIT}")
     return record
 
 
 def fitted_digests(record: Mapping[str, Any]) -> dict[str, str]:
     """Images that a model was fitted or updated with, by its fit.json: file sha256 -> digest of pixels."""
-    return {file: pixels for part in (record, *record.get("updates", [])) for file, pixels in part["contents"].items()}
+    digests: dict[str, str] = {}
+    for part in (record, *record.get("updates", [])):
+        digests |= part["contents"]
+    return digests
 
 
 def copied_images(contents: Mapping[str, str], others: Mapping[str, str]) -> list[bool]:
-    """For each image of `contents`, whether some image of `others` has the same bytes or the same pixels.
+    """For each image of `contents`, whether one of `others` has the same bytes or pixels.
 
     contents, others: for each image, the sha256 of its file -> the digest of its pixels.
     """
-    known = {*others, *others.values()}
-    return [file in known or pixels in known for file, pixels in contents.items()]
+    taken = {*others, *others.values()}
+    return [file in taken or pixels in taken for file, pixels in contents.items()]
 
 
 def sole_model_writer(folder: Path, instead: str) -> AbstractContextManager[None]:
-    """Context manager that locks a model's folder, so that only one `duplex update` or `fit` at a time writes to it.
+    """Context manager that locks a model's folder: only one `duplex update` or `fit` writes to it.
 
     instead: what the user can do instead of waiting, for the message.
     """
@@ -243,16 +255,16 @@ def sole_model_writer(folder: Path, instead: str) -> AbstractContextManager[None
 
 
 def refuse_lost_updates(folder: Path, contents: Mapping[str, str]) -> None:
-    """Raise `UsageError` if new `contents` (sha256 -> digest of pixels) lack images added to the model at `folder`."""
+    """Raise `UsageError` if `contents` (sha256 -> digest of pixels) lack images added to `folder`."""
     try:
         updates = read_fit(folder).get("updates", [])
     except UsageError:  # not a model, or one that cannot be updated
         return
-    if lost := copied_images(fitted_digests({"contents": {}, "updates": updates}), contents).count(False):
-        raise UsageError(
-            f"replacing {folder} would lose images that updates added to it ({lost:,}); choose another --out, or "
-            "move the old model"
-        )
+    added = fitted_digests({"contents": {}, "updates": updates})
+    lost = copied_images(added, contents).count(False)
+    if lost:
+        problem = f"replacing {folder} would lose images that updates added to it ({lost:,})"
+        raise UsageError(f"{problem}; choose another --out, or move the old model")
 
 
 def write_statistics(folder: Path, fitted: FittedStatistics, model: Mapping[str, Tensor]) -> None:
@@ -260,14 +272,15 @@ def write_statistics(folder: Path, fitted: FittedStatistics, model: Mapping[str,
     statistics = fitted.statistics
     shape = [statistics.states, statistics.objects]
     fields = {"model": tensor_digest(model), "shape": shape, "settings": asdict(fitted.settings)}
-    write_model(folder / STATISTICS, "statistics", fields, {name: getattr(statistics, name) for name in FIELDS})
+    tensors = {name: getattr(statistics, name) for name in FIELDS}
+    write_model(folder / STATISTICS, "statistics", fields, tensors)
 
 
 @as_usage_error()
 def read_statistics(folder: Path) -> FittedStatistics:
     """Read the statistics of the training features from a model's folder.
 
-    Raises `UsageError` if they are missing or of another model, or if a plug-in encoder's code has changed since.
+    Raises `UsageError` if they are missing or of another model, or an encoder's code changed.
     """
     model = read_header(folder / MODEL, "export")
     path = folder / STATISTICS
@@ -278,17 +291,20 @@ def read_statistics(folder: Path) -> FittedStatistics:
             "not match the stored statistics; run `duplex fit` again with all images"
         )
     if not path.is_file():
-        raise UsageError(f"{path}, which an update needs, does not exist; run `duplex fit` with all images instead")
+        problem = f"{path}, which an update needs, does not exist"
+        raise UsageError(f"{problem}; run `duplex fit` with all images instead")
     header = read_header(path, "statistics")
     if header.fields["model"] != model.digest:
-        raise UsageError(f"{path} belongs to a different model from the {MODEL} beside it; run `duplex fit` again")
+        problem = f"{path} belongs to a different model from the {MODEL} beside it"
+        raise UsageError(f"{problem}; run `duplex fit` again")
     tensors = read_tensors(header)
     statistics = ClassStatistics(*header.fields["shape"], *(tensors[name] for name in FIELDS))
     return FittedStatistics(statistics, FitSettings(**header.fields["settings"]))
 
 
 README = "README.md"
-EXAMPLE, FORMULA = "recognize.py", "score_formula.py"
+EXAMPLE = "recognize.py"
+FORMULA = "score_formula.py"
 TRAINED, TOWER = "trained.onnx", "encoder.onnx"
 ONNX_EXAMPLE = "see.py"
 PAGE = "page"  # a folder
@@ -306,7 +322,7 @@ def export(
 ) -> None:
     """Export a trained model to the folder `out`; after an error, `out` is as it was.
 
-    Raises `UsageError` if the model cannot be exported, has an encoder with random weights, or `out` exists.
+    Raises `UsageError` if the model cannot be exported or `out` exists.
 
     world: closed or open, the world whose candidates the exported model scores.
     add_files: function that writes further files; it gets the folder and the model's tensors.
@@ -314,7 +330,8 @@ def export(
     """
     refuse_existing_model(out, force=force)
     if is_random(trained.backbone.record.get("tag")):
-        raise UsageError(f"{trained.where} has random encoder weights, so it cannot be exported; train with others")
+        problem = f"{trained.where} has random encoder weights, so it cannot be exported"
+        raise UsageError(f"{problem}; train with others")
     tensors = exported_tensors(trained, world)
     fields = {
         "kind": trained.kind,
@@ -333,7 +350,7 @@ def export(
 def write_files(
     folder: Path, fields: Mapping[str, Any], tensors: Mapping[str, Tensor], facts: RunFacts, notes: str
 ) -> None:
-    """Write an export's files: the model (with checksums of ONNX files in the folder), model card, and numpy script."""
+    """Write an export's model, with checksums of ONNX files in the folder; its card; its numpy script."""
     files = {name: sha256(folder / name) for name in (TRAINED, TOWER) if (folder / name).is_file()}
     fields = {**fields, "files": files, "facts": asdict(facts)}
     write_model(folder / MODEL, "export", fields, tensors)
@@ -344,12 +361,15 @@ def write_files(
 
 
 def exported_tensors(trained: TrainedModel, world: World) -> dict[str, Tensor]:
-    """The tensors of an export: for scores, for probabilities, and to detect images unlike the training images."""
+    """The tensors of an export: for scores, for probabilities, and to detect unfamiliar images."""
     tensors = trained.tensors(world)
-    if tensors is None and trained.finetuned is not None and trained.finetuned.options.text is not None:
-        raise UsageError(f"{trained.where} has text adapters and cannot be exported; use a run without finetune.text")
+    finetuned = trained.finetuned
+    if tensors is None and finetuned is not None and finetuned.options.text is not None:
+        problem = f"{trained.where} has text adapters and cannot be exported"
+        raise UsageError(f"{problem}; use a run without finetune.text")
     if tensors is None:
-        kind = "products of these runs" if trained.kind == "product" else f"methods of kind {trained.kind!r}"
+        is_product = trained.kind == "product"
+        kind = "products of these runs" if is_product else f"methods of kind {trained.kind!r}"
         raise UsageError(f"{kind} cannot be exported; choose a run of another kind")
     candidates = trained.candidates(world)
     masks = {"seen": candidates.seen, "feasible": candidates.feasible}
@@ -360,15 +380,16 @@ def exported_tensors(trained: TrainedModel, world: World) -> dict[str, Tensor]:
 
 
 def refuse_existing_model(out: Path, *, force: bool) -> None:
-    """Raise `UsageError` if `out` exists and is not empty; with `force`, only if some files are not a model's."""
+    """Raise `UsageError` if `out` exists; with `force`, only if some files in it are not a model's."""
     refuse_existing(out, force=force)
     others = sorted({path.name for path in out.iterdir()} - NAMES) if out.is_dir() else []
     if others:
-        raise UsageError(f"{out / others[0]} belongs to no model, so {out} is not replaced; choose another folder")
+        problem = f"{out / others[0]} belongs to no model, so {out} is not replaced"
+        raise UsageError(f"{problem}; choose another folder")
 
 
 def copy_export(folder: Path, out: Path, *, force: bool) -> bool:
-    """Copy an exported model with all its files, such as fit.json; returns False if `folder` is no export."""
+    """Copy an exported model with all its files; returns False if `folder` is no export."""
     if not all((folder / name).is_file() for name in (MODEL, README)):
         return False
     refuse_existing_model(out, force=force)
@@ -379,9 +400,10 @@ def copy_export(folder: Path, out: Path, *, force: bool) -> bool:
 
 
 def readdress_card(card: Path, repository: str, licence: str) -> None:
-    """Write a repository's name into a copied model card: title and commands; and a licence, unless `other`."""
-    text, place = card.read_text(encoding="utf-8"), f"hf-hub:{repository}"
-    text = text.replace("--model FOLDER", f"--model {place}").replace('("FOLDER")', f'("{place}")')
+    """Write a repository's name, and a licence unless it is `other`, into a copied model card."""
+    place = f"hf-hub:{repository}"
+    text = card.read_text(encoding="utf-8").replace("--model FOLDER", f"--model {place}")
+    text = text.replace('("FOLDER")', f'("{place}")')
     text = re.sub(r"^# .*$", f"# {repository}", text, count=1, flags=re.MULTILINE)
     if licence != "other":
         text = re.sub(r"^license: .*$", f"license: {licence}", text, count=1, flags=re.MULTILINE)
@@ -391,7 +413,7 @@ def readdress_card(card: Path, repository: str, licence: str) -> None:
 def upload(
     folder: Path, name: str, commit_message: str = "Exported by duplex", branch: str | None = None, **settings: Any
 ) -> str:
-    """Upload a folder to the Hugging Face repository `name`, created with `settings` if missing; returns its URL."""
+    """Upload a folder to the Hugging Face repository `name`, made if missing; returns its URL."""
     from huggingface_hub import HfApi
 
     api = HfApi(token=settings.pop("token", None))
@@ -399,167 +421,7 @@ def upload(
         api.create_repo(name, exist_ok=True, **settings)
         api.upload_folder(repo_id=name, folder_path=folder, commit_message=commit_message, revision=branch)
     except Exception as error:  # of many kinds: network and hub
-        failed = f"{name} could not be uploaded to {api.endpoint}: {first_line(error).partition(' for url')[0]}"
-        raise DuplexError(f"{failed}; log in with `hf auth login` or set HF_TOKEN, and try again") from error
+        reason = first_line(error).partition(" for url")[0]
+        problem = f"{name} could not be uploaded to {api.endpoint}: {reason}"
+        raise DuplexError(f"{problem}; log in with `hf auth login` or set HF_TOKEN, and try again") from error
     return f"{api.endpoint}/{name}"
-
-
-class OnnxScores(nn.Module):
-    """Module to be exported to ONNX: computes scores [B, C] from features [B, d]."""
-
-    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        super().__init__()
-        self.tensors = dict(tensors)
-
-    def forward(self, features: Tensor) -> Tensor:
-        return torch.stack([term for _, term in portable.score_terms(self.tensors, features)]).sum(0)
-
-
-class OnnxImageTower(nn.Module):
-    """Module to be exported to ONNX: the image tower, from pixels [B, 3, R, R] uint8 to features [B, d]."""
-
-    mean: Tensor
-    std: Tensor
-
-    def __init__(self, encoder: Any, preprocess: Mapping[str, Any], model: TrainedModel) -> None:
-        super().__init__()
-        self.visual = encoder.visual
-        self.finetuned = copy(model.finetuned)
-        if self.finetuned is not None:
-            self.finetuned.precision = "fp32"  # like the tower
-        self._encoder = encoder
-        record = model.backbone.record
-        self._reads_pixels = PIXELS in record
-        self._depth = 0 if self.finetuned is None else cached_blocks(encoder, record)
-        for name in ("mean", "std"):
-            self.register_buffer(name, torch.tensor(preprocess[name]).view(3, 1, 1))
-
-    def forward(self, pixels: Tensor) -> Tensor:
-        return self.both(pixels)[1]
-
-    def both(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
-        """Features of the frozen tower and of the fine-tuned blocks; without such blocks, the frozen tower's twice."""
-        with capture_block_input(self._encoder, self._depth) as block_inputs:
-            outputs = self.visual((pixels.float() / 255 - self.mean) / self.std)
-        pooled = outputs[0] if isinstance(outputs, tuple) else outputs
-        frozen = pooled.float().half().float()
-        if self.finetuned is None:
-            return frozen, frozen
-        return frozen, self.finetuned.features(block_inputs[0] if self._reads_pixels else block_inputs[0].half())
-
-
-class PixelModel(nn.Module):
-    """Module for ONNX: from pixels [B, 3, R, R] uint8 to probabilities [B, C] and distances to the nearest pair."""
-
-    def __init__(self, tower: OnnxImageTower, tensors: Mapping[str, Tensor], model: TrainedModel) -> None:
-        super().__init__()
-        self.tower = tower
-        self.scores = OnnxScores(tensors)
-        self._temperature = model.confidence.temperature
-        self._near = model.novelty
-
-    def forward(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
-        frozen, features = self.tower.both(pixels)
-        scores = self.scores(features).double()
-        logits = score_formula.answer_logits(self.scores.tensors, scores, self._temperature, torch)
-        if self._near is None:
-            return logits.softmax(-1).float(), frozen.new_zeros(len(frozen))
-        whitened = unit(frozen) @ self._near.whitening  # distances as of `NoveltyDetector`; ONNX has no cdist
-        distances = (whitened[:, None] - self._near.means).square().sum(-1).amin(1).sqrt()
-        return logits.softmax(-1).float(), distances
-
-
-def write_scores(folder: Path, tensors: Mapping[str, Tensor], dim: int) -> None:
-    """Write trained.onnx from an export's tensors; it computes scores [B, C] from features [B, dim]."""
-    _write_onnx(OnnxScores(tensors), torch.zeros(2, dim), folder / TRAINED, "features", ["scores"])
-
-
-def write_tower(folder: Path, model: TrainedModel) -> None:
-    """Write encoder.onnx, the image tower in float32 with its fine-tuned blocks, and see.py, a script that uses it."""
-    tower, blank = _portable_tower(model)
-    _write_onnx(tower, blank, folder / TOWER, "pixels", ["features"])
-    example = Path(__file__).with_name("onnx_example.py").read_text(encoding="utf-8")  # importing it needs onnxruntime
-    for module, name in ((score_formula, "score_formula"), (numpy_example, "recognize")):
-        example = example.replace(module.__name__, name)
-    (folder / ONNX_EXAMPLE).write_text(example, encoding="utf-8")
-
-
-def _portable_tower(model: TrainedModel) -> tuple[OnnxImageTower, Tensor]:
-    """The image tower in float32, and blank pixels to trace it with; `UsageError` if ONNX cannot have it."""
-    encoder: Encoder = model.backbone.tower("image")
-    record = model.backbone.record
-    preprocess = json.loads(record["preprocessing"])
-    visual = getattr(encoder, "visual", None)
-    if visual is None or preprocess.get("resize_mode") != "shortest":
-        raise UsageError(
-            f"the image tower of {record['name']!r} cannot be written as ONNX; omit --onnx-encoder and --page"
-        )
-    visual.float().cpu()
-    blank = torch.zeros(2, 3, preprocess["size"], preprocess["size"], dtype=torch.uint8)
-    return OnnxImageTower(encoder, preprocess, model), blank
-
-
-RUNTIME = ("ort.wasm.min.js", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm")  # of onnxruntime-web
-LARGEST_PAGE = 40  # MB of the model
-
-
-def write_page(folder: Path, tensors: Mapping[str, Tensor], model: TrainedModel, runtime: Path) -> None:
-    """Write a folder `page` whose index.html answers in the browser; `runtime` is the folder of onnxruntime-web."""
-    if missing := [name for name in RUNTIME if not (runtime / name).is_file()]:
-        raise UsageError(
-            f"{runtime} holds no {missing[0]}; run `npm install onnxruntime-web` and give --page "
-            "node_modules/onnxruntime-web/dist"
-        )
-    page = folder / PAGE
-    page.mkdir()
-    tower, blank = _portable_tower(model)
-    _write_onnx(PixelModel(tower, tensors, model), blank, page / "model.onnx", "pixels", ["probabilities", "distance"])
-    if (size := (page / "model.onnx").stat().st_size / 1e6) > LARGEST_PAGE:
-        raise UsageError(
-            f"the page's model is {size:.0f} MB, more than the {LARGEST_PAGE} MB that a page may load; choose a run "
-            "with a smaller encoder"
-        )
-    preprocess = json.loads(model.backbone.record["preprocessing"])
-    facts = {
-        "states": model.labels.states,
-        "objects": model.labels.objects,
-        **{name: tensors[name].tolist() for name in ("state_of", "object_of", "seen")},
-        **{name: preprocess[name] for name in ("size", "interpolation")},
-        "threshold": None if model.novelty is None else float(model.novelty.threshold),
-    }
-    write_json(page / "model.json", facts)
-    here = Path(__file__).parent
-    scripts = "".join(f'<script src="{name}"></script>\n' for name in (RUNTIME[0], "browser.js"))
-    html = (here / "page.html").read_text(encoding="utf-8")
-    write_text(page / "index.html", html.replace("</html>", f"{scripts}</html>"))
-    for file in (here / "browser.js", *(runtime / name for name in RUNTIME)):
-        shutil.copyfile(file, page / file.name)
-
-
-def _write_onnx(module: nn.Module, example: Tensor, path: Path, input_name: str, output_names: list[str]) -> None:
-    try:
-        import onnx  # noqa: F401
-        import onnxscript  # noqa: F401
-    except ImportError as error:
-        raise UsageError(f"ONNX files need the packages onnx and onnxscript; run {install_command('onnx')}") from error
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings(), torch.no_grad():
-            warnings.simplefilter("ignore")
-            torch.onnx.export(
-                module.eval(),
-                (example,),
-                str(path),
-                input_names=[input_name],
-                output_names=output_names,
-                dynamic_shapes=({0: torch.export.Dim("batch")},),
-                dynamo=True,
-                external_data=False,
-                verbose=False,
-            )
-    except (RuntimeError, ValueError, TypeError) as error:
-        flag = {TRAINED: "--onnx and --onnx-encoder", TOWER: "--onnx-encoder"}.get(path.name, "--page")
-        raise DuplexError(f"{path.name} cannot be written for this model ({first_line(error)}); omit {flag}") from error
-    finally:
-        logging.disable(before)

@@ -1,4 +1,4 @@
-"""Print the composition that an exported model recognises in each image feature, with numpy and safetensors alone.
+"""Print the composition that an exported model recognises in each feature, with numpy and safetensors.
 
 Usage: python recognize.py FEATURES.npy
 """
@@ -14,6 +14,8 @@ from safetensors import SafetensorError, safe_open
 
 from duplex.methods.score_formula import answer_logits, score_terms, unit
 
+SCRIPT = Path(sys.argv[0]).name
+
 
 def scores(t: Any, features: Any) -> Any:
     """Compute scores [B, C] from image features [B, d] and the model's named tensors `t`."""
@@ -22,7 +24,7 @@ def scores(t: Any, features: Any) -> Any:
 
 
 def digest(t: Any) -> str:
-    """The sha256 of the names, types, shapes and values of tensors `t` (name -> array), as in a model file's header."""
+    """The sha256 of names, types, shapes and values of tensors `t`, as in a model file's header."""
     sha256 = hashlib.sha256()
     for name in sorted(t):
         sha256.update(f"{name} torch.{t[name].dtype} {t[name].shape}\n".encode())
@@ -38,26 +40,29 @@ def load_model(folder: Path) -> tuple[Any, Any]:
             header = json.loads(file.metadata()["duplex"])
             t = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, ValueError, TypeError, KeyError, SafetensorError) as error:
-        sys.exit(f"{Path(sys.argv[0]).name}: {path} cannot be read ({error}); export the run again")
+        sys.exit(f"{SCRIPT}: {path} cannot be read ({error}); export the run again")
     fields = {key: value for key, value in header.items() if key != "checksum"}
     checksum = hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
     if header.get("checksum") != checksum or header["tensors"] != digest(t):
-        sys.exit(f"{Path(sys.argv[0]).name}: {path} is damaged; export the run again")
+        sys.exit(f"{SCRIPT}: {path} is damaged; export the run again")
     return t, header
 
 
 def require_intact_file(path: Path, header: Any) -> Path:
-    """Return `path`, a file of an export; exits with an error unless its sha256 is the one in the header."""
+    """Return `path`, a file of an export; exits unless its sha256 is the one in the header."""
     expected = header["files"].get(path.name)
-    if expected is None or not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != expected:
-        sys.exit(f"{Path(sys.argv[0]).name}: {path} is missing, damaged or of another model; export the run again")
+    found = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
+    if expected is None or found != expected:
+        problem = "is missing, damaged or of another model"
+        sys.exit(f"{SCRIPT}: {path} {problem}; export the run again")
     return path
 
 
 def read_features(path: str, width: int) -> Any:
-    """Read features [B, width] from a NumPy file as float32; exits with an error if it holds other numbers or NaN."""
+    """Read features [B, width] from a NumPy file as float32; exits if it holds other numbers."""
     features = np.atleast_2d(np.load(path))
-    if features.dtype.kind != "f" or features.shape[1:] != (width,) or not np.isfinite(features).all():
+    is_wide = features.dtype.kind == "f" and features.shape[1:] == (width,)
+    if not is_wide or not np.isfinite(features).all():
         kind = f"holds an array {features.shape} of {features.dtype}"
         sys.exit(f"recognize.py: {path} {kind}; expected rows of {width} finite floats")
     return features.astype(np.float32)

@@ -22,7 +22,7 @@ RESIZE = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILI
 
 
 def resize_and_crop(image: Any, preprocess: Any) -> Any:
-    """Turn an RGB image into the encoder's input [3, R, R] uint8: resize the shorter side to R, crop the centre.
+    """The encoder's input [3, R, R] uint8: an RGB image's shorter side becomes R, its centre is kept.
 
     preprocess: the encoder's preprocessing, with `size` (R) and `interpolation`.
     """
@@ -38,6 +38,7 @@ def resize_and_crop(image: Any, preprocess: Any) -> Any:
 def to_rgb(image: Any) -> Any:
     """Convert an image to RGB; raises ValueError for pixels of more than 16 bits.
 
+    As `as_rgb` in duplex/data/images.py, repeated here because this script runs without duplex.
     Sixteen-bit grey is scaled first: Pillow would clip it to white.
     """
     if image.mode == "F":
@@ -45,13 +46,14 @@ def to_rgb(image: Any) -> Any:
     if image.mode.startswith("I"):
         values = np.asarray(image)
         if values.min() < 0 or values.max() > 65535:
-            raise ValueError(f"its pixel values range from {values.min()} to {values.max()}; expected 0 to 65535")
+            found = f"{values.min()} to {values.max()}"
+            raise ValueError(f"its pixel values range from {found}; expected 0 to 65535")
         image = Image.fromarray((values.astype(np.float32) / 257 + 0.5).astype(np.uint8))
     return image.convert("RGB")
 
 
 def open_image(name: str) -> Any:
-    """Open an image file as upright RGB; exits with an error if it cannot be read or is too large."""
+    """Open an image file as upright RGB; exits if it cannot be read or is too large."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about metadata

@@ -1,18 +1,19 @@
-"""The class `Recognizer`, which names the compositions in images; and functions that turn images into its inputs.
+"""`Recognizer`, which names the compositions in images, and functions that turn images into its inputs.
 
 recognizer = Recognizer.load("artifacts/shapes/duplex/0")
 for answer in recognizer(["kettle.jpg"], top=3):
     print(answer.best.name, answer.best.probability)
 
-On the command line, images are given as files, folders, patterns, or `-` for a list on stdin.
+Probabilities, and the share of new pairs in them (`new_share`), are in `evaluation/probabilities`.
+On the command line, images are files, folders, patterns, or `-` for a list on stdin.
 """
 
 from __future__ import annotations
 
 import glob
 import os
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -44,11 +45,10 @@ from duplex.features.encode import (
 from duplex.features.file import CONTENTS, ENCODED, FIRST_BAD, PIXELS, Features, check_identity, status_reason
 from duplex.features.imported import as_numpy, checked_features
 from duplex.labels import WORLDS, LabelSpace, World
-from duplex.methods import base
 from duplex.methods.base import Inputs
+from duplex.recognition import export
 from duplex.recognition.answers import Answer, Candidates, Pair, UnreadableImage, as_pair, with_added_compositions
-from duplex.recognition.export import README, copy_export, export, model_card_facts, readdress_card, upload
-from duplex.recognition.trained import TrainedModel, TrainedRun, download, open_trained
+from duplex.recognition.trained import TrainedModel, download, open_trained
 from duplex.system.files import expanded_path
 from duplex.system.threads import in_initial_modes
 
@@ -58,31 +58,24 @@ ImageLike = Image.Image | Path | str | NDArray[Any] | Tensor
 
 
 class Recognizer:
-    """A trained model that names the compositions in images; answers depend on earlier images only with `adapt`.
+    """A trained model that names the compositions in images.
 
     Args:
         trained: model that `open_trained` loaded.
         added: (state, object) pairs to choose from in addition to the model's own candidates.
         exact: pad small batches, so that features equal cached ones.
         new_share: expected share of images of unseen pairs.
-        adapt: how to adapt to the images, see `load`.
     """
 
     def __init__(
-        self,
-        trained: TrainedModel,
-        added: Sequence[Pair] = (),
-        *,
-        exact: bool = False,
-        new_share: float | None = None,
-        adapt: Mapping[str, Any] | None = None,
+        self, trained: TrainedModel, added: Sequence[Pair] = (), *, exact: bool = False, new_share: float | None = None
     ) -> None:
         if new_share is not None and not 0 < new_share < 1:
-            raise UsageError(f"new_share (--new-share) is {new_share}; expected a number between 0 and 1, such as 0.1")
+            problem = f"new_share (--new-share) is {new_share}"
+            raise UsageError(f"{problem}; expected a number between 0 and 1, such as 0.1")
         self.trained = trained
         self.added = tuple(added)
         self.new_share = new_share
-        self.adapt = adapt
         self._batch_multiple = BATCH_MULTIPLE if exact else 1
         self._candidates: dict[World, Candidates] = {}
 
@@ -96,7 +89,6 @@ class Recognizer:
         word_vectors: str | Path | None = None,
         exact: bool = False,
         new_share: float | None = None,
-        adapt: Mapping[str, Any] | None = None,
     ) -> Recognizer:
         """Load a trained model.
 
@@ -104,16 +96,15 @@ class Recognizer:
             where: a run's folder, a folder of `duplex export`, or `hf-hub:OWNER/NAME`.
             device: auto, cpu or cuda; auto is cuda if there is a GPU.
             word_vectors: the GloVe-format file that training read, if it read one.
-            exact: pad small batches to sixteen images, so that features equal those of a feature cache to the last
-                bit. Without it, a single image is encoded up to ten times as fast, and scores differ from the
-                evaluation's in the fourth digit.
-            new_share: share of images that are expected to show pairs without training images; None: the share stored
-                with the model, 0.1 by default.
-            adapt: `adapter`, `options` and `batch`, as in the group `stream` of the run's metrics.json. The model then
-                adapts to all images that it is given, so answers depend on earlier images.
+            exact: pad small batches to sixteen images, so that features equal those of a feature
+                cache to the last bit. Without it, a single image is encoded up to ten times as
+                fast, and scores differ from the evaluation's in the fourth digit.
+            new_share: expected share of images of pairs without training images; None: the share
+                stored with the model, 0.1 by default.
         """
-        trained = open_trained(where, torch.device(resolve_device(device)), word_vectors_file(word_vectors))
-        return cls(trained, exact=exact, new_share=new_share, adapt=adapt)
+        vectors = word_vectors_file(word_vectors)
+        trained = open_trained(where, torch.device(resolve_device(device)), vectors)
+        return cls(trained, exact=exact, new_share=new_share)
 
     @classmethod
     def from_pretrained(cls, name: str | Path, **settings: Any) -> Recognizer:
@@ -121,8 +112,8 @@ class Recognizer:
 
         Args:
             name: `OWNER/NAME` on the hub, or the folder.
-            settings: `revision`, `token`, `cache_dir`, `force_download` and `local_files_only`, as in huggingface_hub's
-                `ModelHubMixin.from_pretrained`, and arguments of `Recognizer.load`.
+            settings: `revision`, `token`, `cache_dir`, `force_download` and `local_files_only`, as
+                in huggingface_hub's `ModelHubMixin.from_pretrained`, and arguments of `load`.
         """
         hub = {key: settings.pop(key) for key in OF_DOWNLOADS if key in settings}
         folder = expanded_path(name, "name")
@@ -131,43 +122,47 @@ class Recognizer:
     def save_pretrained(
         self, folder: str | Path, *, world: World | None = None, licence: str = "other", force: bool = False
     ) -> Path:
-        """Export the model to a folder, which is usable without this package; returns the folder. Omits `new_share`.
+        """Export the model, without `new_share`, to a folder usable without this package; returns the folder.
 
         Args:
             folder: made if it does not exist.
-            world: closed or open, the world whose candidates are scored; None: the first of `worlds`.
-            licence: licence on the model card, such as mit; the copy of an exported model keeps its card.
+            world: closed or open, whose candidates are scored; None: the first of `worlds`.
+            licence: licence on the model card, such as mit; a copy of an export keeps its card.
             force: replace a model in the folder.
         """
         return self._write(expanded_path(folder, "folder"), world, licence, force=force)
 
     def push_to_hub(self, repo_id: str, *, world: World | None = None, licence: str = "other", **settings: Any) -> str:
-        """Upload the model to the Hugging Face hub; return the address of its repository, created if missing.
+        """Upload the model to the Hugging Face hub, and return the address of its repository.
 
         Args:
-            repo_id: `OWNER/NAME` of the repository.
-            world: closed or open, the world whose candidates are scored; None: the first of `worlds`.
+            repo_id: `OWNER/NAME` of the repository, which is created if it is missing.
+            world: closed or open, whose candidates are scored; None: the first of `worlds`.
             licence: licence on the model card, such as mit.
             settings: `commit_message`, `private`, `token` and `branch`, as in huggingface_hub's
                 `ModelHubMixin.push_to_hub`.
         """
         with TemporaryDirectory() as scratch:
-            return upload(self._write(Path(scratch), world, licence, repository=repo_id), repo_id, **settings)
+            folder = self._write(Path(scratch), world, licence, repository=repo_id)
+            return export.upload(folder, repo_id, **settings)
 
     def _write(
         self, out: Path, world: World | None, licence: str, *, repository: str | None = None, force: bool = False
     ) -> Path:
         if self.added:
-            raise UsageError("added compositions cannot be saved with a model; save the recognizer without them")
+            problem = "added compositions cannot be saved with a model"
+            raise UsageError(f"{problem}; save the recognizer without them")
         if world is not None:
             self.trained.calibration_of(world)  # raises for another world
-        if copy_export(Path(self.trained.where), out, force=force):
+        run = Path(self.trained.where)
+        if export.copy_export(run, out, force=force):
             if repository is not None:
-                readdress_card(out / README, repository, licence)
-        else:
-            name, run = repository or out.resolve().name, Path(self.trained.where)
-            facts = model_card_facts(run, name=name, licence=licence, repository=repository)
-            export(self.trained, self.worlds[0] if world is None else world, out, facts, force=force)
+                export.readdress_card(out / export.README, repository, licence)
+            return out
+        name = repository or out.resolve().name
+        facts = export.model_card_facts(run, name=name, licence=licence, repository=repository)
+        chosen = self.worlds[0] if world is None else world
+        export.export(self.trained, chosen, out, facts, force=force)
         return out
 
     @property
@@ -189,27 +184,32 @@ class Recognizer:
         return self.trained.backbone.tower("image")
 
     def with_compositions(self, compositions: Iterable[str | Pair]) -> Recognizer:
-        """A copy with more candidates: `compositions` such as `"rusty kettle"`, whose words may be new to the model."""
+        """A copy with more candidates, such as `"rusty kettle"`; their words may be new to the model."""
         listed = [compositions] if isinstance(compositions, str) else compositions
         pairs = [as_pair(composition, self.labels) for composition in listed]
         exact = self._batch_multiple == BATCH_MULTIPLE
-        return Recognizer(self.trained, [*self.added, *pairs], exact=exact, new_share=self.new_share, adapt=self.adapt)
+        added = [*self.added, *pairs]
+        return Recognizer(self.trained, added, exact=exact, new_share=self.new_share)
 
     @in_initial_modes()
     def __call__(self, images: Any, top: int = 3, world: World | None = None, batch_size: int = BATCH) -> list[Answer]:
         """Return one answer per image.
 
         Args:
-            images: an image or a list of images, each a path, a PIL image or a uint8 array [H, W, 3], [H, W, 4] or
-                [H, W] (grey); or features of the model's encoder, as an array of floats [B, d] or [d], or from
-                `read_features`. An array of floats always holds features, a uint8 array always an image.
+            images: an image or a list of images, each a path, a PIL image or a uint8 array
+                [H, W, 3], [H, W, 4] or [H, W] (grey); or features of the model's encoder, as an
+                array of floats [B, d] or [d], or from `read_features`. An array of floats always
+                holds features, a uint8 array always an image.
             top: number of most probable compositions per answer.
-            world: closed (choose among the pairs of the data set) or open (among all pairs); None: the first of
-                `worlds`.
+            world: closed (choose among the pairs of the data set) or open (among all pairs); None:
+                the first of `worlds`.
             batch_size: number of images that are encoded at once.
         """
         candidates = self.candidates(world)
-        return [answer for inputs in self._inputs(images, batch_size) for answer in candidates.answers(inputs, top)]
+        answers: list[Answer] = []
+        for inputs in self._inputs(images, batch_size):
+            answers += candidates.answers(inputs, top)
+        return answers
 
     def stream(
         self,
@@ -222,11 +222,11 @@ class Recognizer:
         """Yield one answer per image file, in order, while other processes decode the next files.
 
         Args:
-            paths: image files; for a file that cannot be read as an image, the answer is an `UnreadableImage`.
+            paths: image files; an `UnreadableImage` takes the place of an answer where needed.
             top: number of most probable compositions per answer.
             world: closed or open; None: the first of `worlds`.
             batch_size: number of images that are encoded at once.
-            num_workers: number of decoding processes; auto: one per core, less one; 0: decode in this process.
+            num_workers: number of decoding processes; auto: one per core, less one; 0: none.
         """
         candidates = self.candidates(world)
         top = require_whole(top, "top")
@@ -241,52 +241,41 @@ class Recognizer:
                 block = next(blocks, None)
                 if block is None:
                     return
-                good = torch.from_numpy(np.flatnonzero(block[0] < FIRST_BAD)).to(self.device)  # others teach nothing
-                answers = iter(list(candidates.answers({name: rows[good] for name, rows in block[1].items()}, top)))
-            for code in block[0].tolist():
+                statuses, inputs = block
+                good = torch.from_numpy(np.flatnonzero(statuses < FIRST_BAD)).to(self.device)
+                readable = {name: rows[good] for name, rows in inputs.items()}
+                answers = iter(list(candidates.answers(readable, top)))
+            for code in statuses.tolist():
                 yield UnreadableImage(status_reason(code)) if code >= FIRST_BAD else next(answers)
 
     @in_initial_modes()
     def scores(self, images: Any, world: World | None = None, batch_size: int = BATCH) -> Tensor:
-        """Scores [B, C] of `images` for `candidates(world)`, computed for `batch_size` images at once."""
+        """Scores [B, C] of `images` for `candidates(world)`, for `batch_size` images at once."""
         candidates = self.candidates(world)
         scores = [candidates.scorer(inputs) for inputs in self._inputs(images, batch_size)]
         return torch.cat([torch.zeros(0, len(candidates), device=self.device), *scores])
 
     @in_initial_modes()
     def candidates(self, world: World | None = None) -> Candidates:
-        """The compositions that answers in a `world` are chosen from, with the function that scores them."""
+        """The compositions that answers in a `world` are chosen from, with their scorer."""
         if not self.worlds:
-            raise UsageError(f"{self.trained.where} has no calibration, which answers need; repeat `duplex train`")
+            problem = f"{self.trained.where} has no calibration, which answers need"
+            raise UsageError(f"{problem}; repeat `duplex train`")
         world = self.worlds[0] if world is None else world
         require(world, WORLDS, "world")
         if world not in self._candidates:
             candidates = replace(self.trained.candidates(world), novelty=self.trained.novelty)
-            if self.adapt is not None:
-                candidates = self._adapting(candidates, world, self.adapt)
             if self.new_share is not None:
-                candidates = replace(candidates, confidence=replace(candidates.confidence, new_share=self.new_share))
+                confidence = replace(candidates.confidence, new_share=self.new_share)
+                candidates = replace(candidates, confidence=confidence)
             self._candidates[world] = self._with_added(candidates, world) if self.added else candidates
         return self._candidates[world]
-
-    def _adapting(self, candidates: Candidates, world: World, adapt: Mapping[str, Any]) -> Candidates:
-        if not isinstance(self.trained, TrainedRun):
-            raise UsageError(f"{self.trained.where} is no run, so it cannot adapt; give a run's folder, or omit adapt")
-        if self.added:
-            raise UsageError("added pairs cannot be combined with adapting to images (--adapt); omit one of the two")
-        kind = base.find_stream_adapter(adapt["adapter"])
-        compositions, train = self.labels.candidates(world, "train"), torch.zeros(0, dtype=torch.int64)
-        none = base.Batch({"cls": torch.zeros(0, self.trained.backbone.dim)}, train)
-        run = base.AdaptedRun(self.trained.method, compositions, candidates.feasible, none, candidates.scorer)
-        options = kind.Options.from_dict(adapt.get("options", {}))
-        return replace(candidates, scorer=stream_scorer(kind(run, options), adapt.get("batch", 1)), terms=None)
 
     def _with_added(self, candidates: Candidates, world: World) -> Candidates:
         tensors = self.trained.tensors(world)
         if tensors is None:
-            raise UsageError(
-                f"methods of kind {self.trained.kind!r} cannot score added pairs; omit --add and --compositions"
-            )
+            problem = f"methods of kind {self.trained.kind!r} cannot score added pairs"
+            raise UsageError(f"{problem}; omit --add and --compositions")
         with as_usage_error():
             tower = self.trained.backbone.tower("text").text
             more = with_added_compositions(candidates, tensors, self.labels, tower, self.added)
@@ -296,12 +285,14 @@ class Recognizer:
         batch_size = require_whole(batch_size, "batch_size")
         if isinstance(images, Features):
             self.check_cache(images)
-        if (rows := features_if_given(images, self.trained.backbone.dim)) is not None:
+        rows = features_if_given(images, self.trained.backbone.dim)
+        if rows is not None:
             outputs = self.trained.outputs
             if outputs.patches or outputs.block_inputs or outputs.pixels:
                 inputs = "pixels" if outputs.pixels else "block inputs of the image tower"
                 more = "patch tokens" if outputs.patches else inputs
-                raise UsageError(f"{self.trained.where} also needs {more}; give images instead of features")
+                problem = f"{self.trained.where} also needs {more}"
+                raise UsageError(f"{problem}; give images instead of features")
             for start in range(0, len(rows), batch_size):
                 yield as_inputs({"cls": rows[start : start + batch_size]}, self.device)
             return
@@ -313,7 +304,7 @@ class Recognizer:
     def encode(self, pixels: Sequence[Tensor]) -> Inputs:
         """Compute the model's inputs for images, such as `{"cls": features [B, d]}`.
 
-        pixels: an array [3, R, R] of uint8 per image, as the encoder's `image_transform` returns it.
+        pixels: an array [3, R, R] of uint8 per image, as the encoder's `image_transform` gives.
         """
         return encode(self.encoder, torch.stack(list(pixels)), **self._encoding)
 
@@ -322,30 +313,18 @@ class Recognizer:
         return {"outputs": self.trained.outputs, "batch_multiple": self._batch_multiple}
 
     def check_cache(self, features: Features) -> None:
-        """Raise `UsageError` unless `features`, read from a cache, were computed by the model's encoder."""
+        """Raise `UsageError` unless the model's encoder computed `features`, read from a cache."""
         record = self.trained.backbone.record
         expect = {key: record[key] for key in features.identity if key in record}
         try:
             check_identity(features.identity, expect, features.path)
         except DuplexError as error:
-            raise UsageError(f"{error} if params.yaml has the model's encoder; or choose another model") from error
-
-
-def stream_scorer(adapter: base.StreamAdapter, batch: int) -> base.Scorer:
-    """A scorer that passes images to an adapter, `batch` at a time; all calls continue the same stream of images."""
-    waiting: deque[Inputs] = deque()
-    scores = iter(adapter.scores(iter(waiting.popleft, None)))
-
-    def scored(inputs: Inputs) -> Tensor:
-        starts = range(0, len(inputs["cls"]), batch)
-        waiting.extend({name: values[start : start + batch] for name, values in inputs.items()} for start in starts)
-        return torch.cat([next(scores) for _ in starts])
-
-    return scored
+            fix = "if params.yaml has the model's encoder; or choose another model"
+            raise UsageError(f"{error} {fix}") from error
 
 
 def encode(encoder: Encoder, pixels: Tensor, *, outputs: WantedOutputs, batch_multiple: int = BATCH_MULTIPLE) -> Inputs:
-    """Encode images to a model's inputs, equal to those in a feature cache; `UsageError` for non-finite features.
+    """A model's inputs for images, equal to those in a feature cache; `UsageError` if some are not finite.
 
     pixels: preprocessed images [B, 3, R, R] uint8.
     batch_multiple: batches are padded with blank images to a multiple of this number.
@@ -356,7 +335,8 @@ def encode(encoder: Encoder, pixels: Tensor, *, outputs: WantedOutputs, batch_mu
     bad = np.flatnonzero(statuses[: len(pixels)] >= FIRST_BAD)
     if bad.size:
         reason = status_reason(statuses[bad[0]]).replace("features", "features are")
-        raise UsageError(f"an image (index {bad[0]} in its batch) cannot be used: its {reason}; leave it out")
+        problem = f"an image (index {bad[0]} in its batch) cannot be used: its {reason}"
+        raise UsageError(f"{problem}; leave it out")
     return as_inputs({name: value[: len(pixels)] for name, value in values.items()}, encoder.device)
 
 
@@ -369,31 +349,37 @@ def encode_files(
     outputs: WantedOutputs,
     batch_multiple: int = BATCH_MULTIPLE,
 ) -> Iterator[tuple[NDArray[np.uint8], Inputs]]:
-    """Encode image files in batches; yields status codes [B] (encoded, or why not) and inputs for a model."""
+    """Encode image files in batches; yields status codes [B] (encoded, or why not) and inputs."""
     blocks = split_rows(range(len(paths)), batch_size)
     images = ImageRows([str(path) for path in paths], Path(), encoder.image_transform)
-    workers = min(decoding_workers(num_workers), max(0, len(blocks) - 1))  # a process takes longer than one block
-    batches = pad_batches(decode_batches(images, blocks, workers, pinned=encoder.device.type == "cuda"), batch_multiple)
+    workers = min(decoding_workers(num_workers), max(0, len(blocks) - 1))  # starting one takes longer than a block
+    decoded = decode_batches(images, blocks, workers, pinned=encoder.device.type == "cuda")
+    encoded = encode_batches(encoder, pad_batches(decoded, batch_multiple), outputs)
     with explain_memory_errors(batch_size, kept=""):
-        for block, (_, statuses, values) in zip(blocks, encode_batches(encoder, batches, outputs), strict=True):
+        for block, (_, statuses, values) in zip(blocks, encoded, strict=True):
             rows = len(block)
-            yield statuses[:rows], as_inputs({name: value[:rows] for name, value in values.items()}, encoder.device)
+            inputs = {name: value[:rows] for name, value in values.items()}
+            yield statuses[:rows], as_inputs(inputs, encoder.device)
 
 
 def as_inputs(values: dict[str, NDArray[Any]], device: Any) -> Inputs:
-    """Encoder outputs as tensors of the types used in training: CLS features in float32, tokens in float16."""
+    """Encoder outputs as tensors of the types used in training: CLS in float32, tokens in float16."""
     values = {name: value for name, value in values.items() if name != CONTENTS}
     if PIXELS in values:
         values["block_inputs"] = values.pop(PIXELS)
-    tensors = {name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in values.items()}
-    return {name: (value.float() if name == "cls" else value).to(device) for name, value in tensors.items()}
+    inputs = {}
+    for name, value in values.items():
+        tensor = torch.from_numpy(np.ascontiguousarray(value))
+        inputs[name] = (tensor.float() if name == "cls" else tensor).to(device)
+    return inputs
 
 
 def features_if_given(images: Any, dim: int) -> NDArray[np.float32] | None:
-    """Features as an array [B, dim], if `images` are features (arrays of floats); None if they are images."""
+    """Features as an array [B, dim], if `images` are arrays of floats; None if they are images."""
     if isinstance(images, Features):
         if images.bad.any():
-            raise UsageError(f"{images.path} has rows of unreadable images; give only `features.cls[~features.bad]`")
+            problem = f"{images.path} has rows of unreadable images"
+            raise UsageError(f"{problem}; give only `features.cls[~features.bad]`")
         return images.cls
     images = as_numpy(images)
     if not isinstance(images, np.ndarray) or images.dtype.kind != "f":
@@ -401,21 +387,20 @@ def features_if_given(images: Any, dim: int) -> NDArray[np.float32] | None:
     rows = np.atleast_2d(images)
     if rows.ndim != 2 or rows.shape[1] != dim:
         hint = "; to give an image as an array, use uint8 [H, W, 3]" if rows.ndim == 3 else ""
-        raise UsageError(
-            f"features have the shape {tuple(images.shape)}; expected [images, {dim}] for this model{hint}"
-        )
+        problem = f"features have the shape {tuple(images.shape)}"
+        raise UsageError(f"{problem}; expected [images, {dim}] for this model{hint}")
     return checked_features(rows) if len(rows) else np.asarray(rows, dtype=np.float32)
 
 
 def open_image(image: ImageLike) -> Image.Image:
+    name = image if isinstance(image, (str, Path)) else f"the image (type {type(image).__name__})"
     try:
         if isinstance(image, (str, Path)):
             return read_image(Path(image))
         if isinstance(image, Image.Image):
             if not all(image.size):
-                raise UsageError(
-                    f"the image has {image.width} × {image.height} pixels; give an image with at least one"
-                )
+                size = f"{image.width} × {image.height} pixels"
+                raise UsageError(f"the image has {size}; give an image with at least one")
             return as_rgb(image)
         array = as_numpy(image)
         if not isinstance(array, np.ndarray):
@@ -429,16 +414,17 @@ def open_image(image: ImageLike) -> Image.Image:
             raise UsageError(f"{image} is a folder; give a list of the image files in it") from error
         if error.reason == "missing":
             raise UsageError(f"{image} does not exist; correct the path") from error
-        name = image if isinstance(image, (str, Path)) else f"the image (type {type(image).__name__})"
         raise UsageError(f"{name} cannot be used: {error.reason}; replace it or leave it out") from error
     except (OSError, ValueError) as error:  # a PIL image that is closed, cut off or of a rare mode
-        raise UsageError(f"the image (type {type(image).__name__}) cannot be used: {error}; replace it") from error
-    raise UsageError(f"{kind} is not an image; give a path, a PIL image, a uint8 array [H, W, 3], or encoder features")
+        raise UsageError(f"{name} cannot be used: {error}; replace it") from error
+    expected = "give a path, a PIL image, a uint8 array [H, W, 3], or encoder features"
+    raise UsageError(f"{kind} is not an image; {expected}")
 
 
 def list_images(names: Iterable[str], stdin: TextIO, log: Callable[[str], None] = lambda line: None) -> list[Path]:
-    """The files meant by `names` (files, folders, patterns, `-` for stdin), each once, in order; folders sorted.
+    """The files meant by `names`, each once, in order; the images of a folder are sorted.
 
+    names: files, folders, patterns, or `-` for a list on `stdin`.
     log: called with a line on the files in folders that were skipped, if any.
     """
     paths: dict[Path, None] = {}
@@ -446,7 +432,8 @@ def list_images(names: Iterable[str], stdin: TextIO, log: Callable[[str], None] 
     for name in names:
         paths.update(dict.fromkeys(_expand(name, stdin, skipped)))
     if not paths:
-        raise UsageError("the given paths lead to no image; give at least one image, or a folder that contains some")
+        problem = "the given paths lead to no image"
+        raise UsageError(f"{problem}; give at least one image, or a folder that contains some")
     if skipped:
         total = skipped.total()
         log(f"{total:,} {'file' if total == 1 else 'files'} skipped: {describe_skipped(skipped)}")
@@ -458,7 +445,8 @@ def _expand(name: str, stdin: TextIO, skipped: Counter[str]) -> list[Path]:
     if name == "-":
         text = stdin.read()
         if "\0" in text:
-            raise UsageError("stdin has NUL bytes and may be UTF-16; expected UTF-8 text, one path per line")
+            problem = "stdin has NUL bytes and may be UTF-16"
+            raise UsageError(f"{problem}; expected UTF-8 text, one path per line")
         listed = [Path(line) for line in LINE_END.split(text) if line.strip()]
         if not listed:
             raise UsageError("stdin lists no files; expected one path per line")
@@ -473,7 +461,10 @@ def _expand(name: str, stdin: TextIO, skipped: Counter[str]) -> list[Path]:
         matches = [Path(match) for match in sorted(glob.glob(name, recursive=True))]
         if not matches:
             raise UsageError(f"no file matches {name}; correct the pattern")
-        return [file for match in matches for file in (_images_in(match, skipped) if match.is_dir() else [match])]
+        files: list[Path] = []
+        for match in matches:
+            files += _images_in(match, skipped) if match.is_dir() else [match]
+        return files
     return [path]  # a missing file is reported among the answers, as every unreadable one
 
 

@@ -1,8 +1,9 @@
 """HTTP server that takes images and answers in JSON, with a web page and metrics for Prometheus.
 
-Python runs one thread at a time, and with a small encoder half the time per image is spent in Python code; so the
-server process handles HTTP only. It collects the images of concurrent requests into batches for worker processes, each
-with its own recognizer. If a file crashes its decoder, only a worker dies, and it is replaced.
+Python runs one thread at a time, and with a small encoder half the time per image is spent in
+Python code; so the server process handles HTTP only. It collects the images of concurrent requests
+into batches for worker processes, each with its own recognizer. If a file crashes its decoder,
+only a worker dies, and it is replaced.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib import resources
+from itertools import compress
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -32,7 +34,6 @@ from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 from torch import Tensor
 
-from duplex import __version__
 from duplex.data.images import BadImageFile, decode_image
 from duplex.errors import DuplexError
 from duplex.labels import World
@@ -40,22 +41,23 @@ from duplex.recognition import Limits
 from duplex.recognition.answers import NeighbourIndex
 from duplex.recognition.recognizer import Recognizer
 from duplex.system.processes import BrokenProcessPool, ProcessFailed, WorkerProcess
+from duplex.system.version import __version__
 
 MAX_BATCH_BYTES = 16 * 2**20  # a batch that exceeds this gets no further file
-PATHS = ("/", "/predict", "/labels", "/health", "/metrics", "/docs", "/openapi.json")  # all others count as "other"
-POLICY = "default-src 'self'; img-src 'self' data: blob:; media-src blob:; style-src 'self' 'unsafe-inline'; "
+PATHS = ("/", "/predict", "/labels", "/health", "/metrics", "/docs", "/openapi.json")  # others: "other"
+SOURCES = "default-src 'self'; img-src 'self' data: blob:; media-src blob:; style-src 'self' 'unsafe-inline'"
+SCRIPTS = "script-src 'self' 'unsafe-inline'; frame-ancestors 'none'; base-uri 'none'"
 HEADERS = [  # of every response
-    ("Content-Security-Policy", POLICY + "script-src 'self' 'unsafe-inline'; frame-ancestors 'none'; base-uri 'none'"),
+    ("Content-Security-Policy", f"{SOURCES}; {SCRIPTS}"),
     ("X-Content-Type-Options", "nosniff"),
     ("Referrer-Policy", "no-referrer"),
     ("Cache-Control", "no-store"),
 ]
-ADAPTING = "<br>The model adapts to all images that it receives, so an answer depends on the images before it."
 FILES = {"type": "array", "items": {"type": "string", "format": "binary"}}
 FORM = {"schema": {"type": "object", "properties": {"file": FILES}}}
 UPLOAD = {"requestBody": {"required": True, "content": {"multipart/form-data": FORM}}}
 
-Reply = tuple[dict[str, Any], NDArray[Any] | None]  # an image's record, and its feature where it was requested
+Reply = tuple[dict[str, Any], NDArray[Any] | None]  # an image's record, and its feature if asked for
 Failure = str  # the error that an image caused in the worker
 
 
@@ -94,7 +96,8 @@ def recognizer_workers(
 
 
 def worker_death_error(worker: WorkerProcess) -> ProcessFailed:
-    return ProcessFailed(f"a worker process {worker.describe_end()}, perhaps out of memory; try fewer --workers")
+    end = worker.describe_end()
+    return ProcessFailed(f"a worker process {end}, perhaps out of memory; try fewer --workers")
 
 
 class WorkerRecognizer:
@@ -108,7 +111,7 @@ class WorkerRecognizer:
         self._transform = self._recognizer.encoder.image_transform
 
     def __call__(self, batch: Sequence[ImageRequest]) -> list[Reply | Failure]:
-        """One reply or error message per image, in order; if a batch fails, its images are tried one by one."""
+        """One reply or error per image; if a batch fails, its images are tried one by one."""
         try:
             return [*self._answer(batch)]
         except Exception as error:
@@ -118,8 +121,8 @@ class WorkerRecognizer:
 
     def _answer(self, batch: Sequence[ImageRequest]) -> list[Reply]:
         pixels = [self._decode(request.data) for request in batch]
-        replies: list[Reply] = [({"error": image} if isinstance(image, str) else {}, None) for image in pixels]
         good = [place for place, image in enumerate(pixels) if not isinstance(image, str)]
+        replies: list[Reply] = [({"error": reason}, None) for reason in pixels]
         if not good:
             return replies
         inputs = self._recognizer.encode([cast(Tensor, pixels[place]) for place in good])
@@ -143,13 +146,14 @@ class WorkerRecognizer:
 
 
 class Batcher:
-    """Queue of images that gives each free worker a batch; `await batcher.answer(request)` answers one image.
+    """Queue that gives each free worker a batch; `await batcher.answer(request)` answers one image.
 
-    A batch is an even share: the number of images in progress divided by the number of workers. A free worker waits at
-    most `wait` seconds for its share to arrive. Clients that get their answers together also send their next images
-    together, so batches stay full; a single image is a whole share and is not delayed.
+    A batch is an even share: the number of images in progress divided by the number of workers. A
+    free worker waits at most `wait` seconds for its share to arrive. Clients that get their
+    answers together also send their next images together, so batches stay full; a single image is
+    a whole share and is not delayed.
 
-    room: number of waiting images at which `full` becomes true, so that further requests are refused.
+    room: number of waiting images at which further requests are refused.
     """
 
     def __init__(self, workers: Sequence[WorkerProcess], size: int = 32, wait: float = 0.01, room: int = 512) -> None:
@@ -167,7 +171,7 @@ class Batcher:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Context manager that sends batches to the workers; at its end, it waits for all images in progress."""
+        """Context manager that sends batches to the workers, and at its end waits for their answers."""
         tasks = [asyncio.create_task(self._serve(worker)) for worker in self._workers]
         yield
         if self._in_progress:
@@ -261,10 +265,11 @@ class ServerMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield the server's own metrics; `prometheus_client` calls this."""
         restarts = sum(worker.restarts for worker in self._workers)
-        memory = _resident_bytes("self") + sum(_resident_bytes(worker.pid) for worker in self._workers)
+        own = _resident_bytes("self")
+        memory = own + sum(_resident_bytes(worker.pid) for worker in self._workers)
         yield CounterMetricFamily("duplex_images", "Images answered", self._batcher.images)
         yield CounterMetricFamily("duplex_batches", "Batches of images", self._batcher.batches)
-        yield CounterMetricFamily("duplex_worker_restarts", "Worker processes that were replaced", restarts)
+        yield CounterMetricFamily("duplex_worker_restarts", "Worker processes replaced", restarts)
         yield GaugeMetricFamily("duplex_resident_bytes", "Memory of the server and its workers", memory)
 
     def text(self) -> str:
@@ -288,7 +293,8 @@ class ServerMetrics(Collector):
                 with self.seconds.time(), self.running.track_inprogress():
                     await app(scope, receive, noting_status)
             finally:
-                self.requests.labels(scope["path"] if scope["path"] in PATHS else "other", status).inc()
+                path = scope["path"] if scope["path"] in PATHS else "other"
+                self.requests.labels(path, status).inc()
 
         return counted
 
@@ -303,8 +309,8 @@ def _resident_bytes(process: int | str) -> int:
 class PredictQuery(BaseModel, extra="forbid"):
     """Query parameters of /predict."""
 
-    top: int = Field(3, ge=1, le=50, description="Number of most probable compositions per answer.")
-    similar: int = Field(0, ge=0, le=20, description="Number of nearest training images per answer.")
+    top: int = Field(3, ge=1, le=50, description="Number of compositions per answer.")
+    similar: int = Field(0, ge=0, le=20, description="Number of training images per answer.")
 
 
 def application(
@@ -317,11 +323,12 @@ def application(
     """Make the server's ASGI application.
 
     workers: running processes, each with the same model, that recognise the images.
-    neighbours: training images to search for similar ones; None: requests for similar images are ignored.
+    neighbours: training images to search for similar ones; None: none are searched.
     """
     batcher = Batcher(workers)
     metrics = ServerMetrics(batcher, workers)
     candidates = recognizer.candidates(world)
+    handlers: dict[Any, Any] = {HTTPException: _error_as_json, RequestValidationError: _invalid_query_as_json}
     app = FastAPI(
         title="duplex",
         version=__version__,
@@ -329,7 +336,7 @@ def application(
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,  # a redirect would lose the images
-        exception_handlers={HTTPException: _error_as_json, RequestValidationError: _invalid_query_as_json},
+        exception_handlers=handlers,
     )
 
     @app.post("/predict", openapi_extra=UPLOAD, summary="Recognise the compositions in images")
@@ -338,19 +345,22 @@ def application(
         if batcher.full:
             raise HTTPException(429, "too many images are waiting; try again later")
         try:
-            answers = await asyncio.wait_for(_answer_form(request, query, limits, batcher, neighbours), limits.seconds)
+            answering = _answer_form(request, query, limits, batcher, neighbours)
+            answers = await asyncio.wait_for(answering, limits.seconds)
         except TimeoutError:
-            message = f"no answer within {limits.seconds:g} s; send fewer images per request, or try again later"
+            problem = f"no answer within {limits.seconds:g} s"
+            message = f"{problem}; send fewer images per request, or try again later"
             raise HTTPException(408, message, headers={"Connection": "close"}) from None
         except DuplexError as error:
-            raise HTTPException(503 if isinstance(error, ProcessFailed) else 500, str(error)) from error
+            status = 503 if isinstance(error, ProcessFailed) else 500
+            raise HTTPException(status, str(error)) from error
         bad = sum("error" in answer for answer in answers)
         metrics.bad_images.inc(bad)
         return JSONResponse({"answers": answers}, status_code=422 if bad == len(answers) else 200)
 
     @app.get("/labels", summary="List the states, the objects and the compositions to choose from")
     def labels() -> dict[str, Any]:
-        pairs = [list(pair) for pair, chosen in zip(candidates.pairs, candidates.feasible, strict=True) if chosen]
+        pairs = list(compress(candidates.pairs, candidates.feasible))
         return {"states": candidates.states, "objects": candidates.objects, "compositions": pairs}
 
     @app.get("/health", summary="Report that the server is running")
@@ -359,8 +369,7 @@ def application(
         return {"status": "ok", "kind": kind, "compositions": len(candidates), "version": __version__}
 
     app.get("/metrics", response_class=PlainTextResponse, summary="Counters for Prometheus")(metrics.text)
-    page = _page("page.html").replace("</footer>", f"{'' if recognizer.adapt is None else ADAPTING}</footer>")
-    app.get("/", response_class=HTMLResponse, include_in_schema=False)(lambda: page)
+    app.get("/", response_class=HTMLResponse, include_in_schema=False)(lambda: _page("page.html"))
     app.get("/docs", response_class=HTMLResponse, include_in_schema=False)(lambda: _page("docs.html"))
     return metrics.count_requests(app)
 
@@ -370,7 +379,8 @@ async def _answer_form(
 ) -> list[dict[str, Any]]:
     async def answer(file: UploadFile) -> dict[str, Any]:
         wants_feature = query.similar > 0 and neighbours is not None
-        reply, feature = await batcher.answer(ImageRequest(await file.read(), query.top, wants_feature))
+        asked = ImageRequest(await file.read(), query.top, wants_feature)
+        reply, feature = await batcher.answer(asked)
         record = {"image": (file.filename or "")[:200], **reply}
         if neighbours is not None and feature is not None:
             record["similar"] = await asyncio.to_thread(neighbours.nearest, feature, query.similar)
@@ -388,16 +398,21 @@ async def _uploaded_files(request: Request, limits: Limits) -> AsyncIterator[lis
     except HTTPException:
         raise
     except OSError as error:  # no space for the upload
-        raise HTTPException(503, f"the upload cannot be stored: {error.strerror}; try again later") from error
+        problem = f"the upload cannot be stored: {error.strerror}"
+        raise HTTPException(503, f"{problem}; try again later") from error
     except Exception as error:  # several kinds, of the parser and of clients that left
-        raise HTTPException(400, "the form cannot be read; send images as multipart/form-data") from error
+        problem = "the form cannot be read; send images as multipart/form-data"
+        raise HTTPException(400, problem) from error
     try:
-        files = [value for _, value in form.multi_items() if isinstance(value, UploadFile)]
-        if texts := [name for name, value in form.multi_items() if not isinstance(value, UploadFile)]:
-            text = f"the field {texts[0][:80]!r} is text, not a file"
-            raise HTTPException(400, f"{text}; send images as files, and options in the query")
+        files: list[UploadFile] = []
+        for name, value in form.multi_items():
+            if not isinstance(value, UploadFile):
+                problem = f"the field {name[:80]!r} is text, not a file"
+                raise HTTPException(400, f"{problem}; send images as files, and options in the query")
+            files.append(value)
         if not files:
-            raise HTTPException(400, "the request has no image; send each as a field `file` of multipart/form-data")
+            fix = "send each as a field `file` of multipart/form-data"
+            raise HTTPException(400, f"the request has no image; {fix}")
         yield files
     finally:
         await form.close()
@@ -412,19 +427,22 @@ def _receive_limited(request: Request, limit: int) -> Callable[[], Awaitable[Mut
         message: MutableMapping[str, Any] = await request.receive() if size <= limit else {}
         size += len(message.get("body", b""))
         if size > limit:  # uvicorn reads and drops the rest
-            raise HTTPException(413, f"the request is larger than {limit} bytes; send fewer or smaller images")
+            problem = f"the request is larger than {limit} bytes"
+            raise HTTPException(413, f"{problem}; send fewer or smaller images")
         return message
 
     return receive
 
 
 async def _error_as_json(_request: Request, error: Any) -> JSONResponse:
-    return JSONResponse({"error": str(error.detail)}, status_code=error.status_code, headers=error.headers)
+    content = {"error": str(error.detail)}
+    return JSONResponse(content, status_code=error.status_code, headers=error.headers)
 
 
 async def _invalid_query_as_json(_request: Request, error: Any) -> JSONResponse:
     fault = error.errors()[0]
-    return JSONResponse({"error": f"{str(fault['loc'][-1])[:80]}: {fault['msg']}"}, status_code=422)
+    parameter = str(fault["loc"][-1])[:80]
+    return JSONResponse({"error": f"{parameter}: {fault['msg']}"}, status_code=422)
 
 
 def _page(name: str) -> str:

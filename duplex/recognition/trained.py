@@ -1,7 +1,7 @@
 """Trained models, loaded by `open_trained` from a run's checkpoint or an exported folder, to score images.
 
-An export may come from a stranger via the Hugging Face hub, so nothing in it is pickled, and its tensors are checked
-before they score images. Its checksum reveals damage, but not a deliberate change.
+An export may come from a stranger via the Hugging Face hub, so nothing in it is pickled, and its
+tensors are checked before they score images. Its checksum reveals damage, not deliberate changes.
 """
 
 from __future__ import annotations
@@ -55,18 +55,21 @@ class LazyEncoder:
     def __post_init__(self) -> None:
         width = self.record["dim"]
         if not str(width).isdecimal() or not 0 < int(width) < 1 << 20:
-            raise UsageError(f"the encoder width {shown(width)} is invalid; make the model again or choose another")
+            problem = f"the encoder width {shown(width)} is invalid"
+            raise UsageError(f"{problem}; make the model again or choose another")
 
     def tower(self, which: str) -> Encoder:
-        """The encoder with its "image" or "text" tower; raises `UsageError` if it is not the encoder of training.
+        """The encoder with its "image" or "text" tower; `UsageError` if it is not that of training.
 
-        If "text" is wanted first and the precisions are equal, loads both towers, since one file holds their weights.
+        If "text" is wanted first and the precisions are equal, both are loaded from their file.
         """
         if which not in self.towers:
-            name, tag = self.record["name"], self.record["tag"] or None
+            name = self.record["name"]
             precision = self.record["text_precision" if which == "text" else "precision"]
             both = which == "text" and precision == self.record["precision"] and "image" not in self.towers
-            encoder = load_encoder(name, tag, towers="both" if both else which, device=self.device, precision=precision)
+            towers = "both" if both else which
+            tag = self.record["tag"] or None
+            encoder = load_encoder(name, tag, towers=towers, device=self.device, precision=precision)
             identity = encoder.identity.to_dict()
             for key in ("encoder", "architecture", "weights", "preprocessing"):
                 if self.record.get(key) != identity[key]:
@@ -76,7 +79,8 @@ class LazyEncoder:
                     )
             if not self.towers and encoder_code_changed(self.record):
                 problem = f"the code of the encoder {name!r} has changed since the model was trained"
-                print(f"duplex: {problem}; predictions may be wrong until you train the model again", file=sys.stderr)
+                advice = "predictions may be wrong until you train the model again"
+                print(f"duplex: {problem}; {advice}", file=sys.stderr)
             self.towers |= dict.fromkeys(("image", "text") if both else (which,), encoder)
         return self.towers[which]
 
@@ -86,7 +90,7 @@ class LazyEncoder:
 
 
 def encoder_code_changed(record: Mapping[str, str]) -> bool:
-    """Whether the code of a model's plug-in encoder has changed since training; False for built-in encoders."""
+    """Whether the code of a model's plug-in encoder has changed since training."""
     return "code" in record and record["code"] != family_code_hash(record["name"])
 
 
@@ -102,34 +106,37 @@ class TrainedModel(ABC):
     confidence: Confidence  # temperature and prior of the answers' probabilities
     novelty: NoveltyDetector | None  # finds images that resemble no training image
     needs: frozenset[str]  # inputs of the method, such as "cls" and "patch"
-    has_finetuned_blocks: bool  # whether it has fine-tuned blocks of the image tower, and so needs block inputs, too
-    finetuned: FinetunedBlocks | None = None  # computes features with the fine-tuned blocks; None if there are none
+    has_finetuned_blocks: bool  # of the image tower; they need block inputs, too
+    finetuned: FinetunedBlocks | None = None  # computes features with the fine-tuned blocks, if any
 
     @property
     def outputs(self) -> WantedOutputs:
-        """The encoder outputs that the model needs besides CLS features: patch tokens, block inputs, pixels."""
-        return WantedOutputs.of_record(self.backbone.record, "patch" in self.needs, self.has_finetuned_blocks)
+        """Encoder outputs that the model needs besides CLS features: patch tokens, block inputs, pixels."""
+        patches = "patch" in self.needs
+        return WantedOutputs.of_record(self.backbone.record, patches, self.has_finetuned_blocks)
 
     @abstractmethod
     def candidates(self, world: World) -> Candidates:
-        """The compositions that answers in a world are chosen from, with the function that scores them."""
+        """The compositions that answers in a world are chosen from, with their scorer."""
 
     @abstractmethod
     def tensors(self, world: World) -> dict[str, Tensor] | None:
         """The tensors from which an export computes scores; None if the method cannot be exported."""
 
     def on_finetuned_features(self, candidates: Candidates) -> Candidates:
-        """`candidates` with a scorer that first runs the fine-tuned blocks; unchanged if there are no such blocks."""
+        """`candidates` with a scorer that first runs the fine-tuned blocks, if there are any."""
         if self.finetuned is None:
             return candidates
-        terms = None if candidates.terms is None else with_finetuned_features(candidates.terms, self.finetuned)
-        return replace(candidates, scorer=with_finetuned_features(candidates.scorer, self.finetuned), terms=terms)
+        terms = candidates.terms and with_finetuned_features(candidates.terms, self.finetuned)
+        scorer = with_finetuned_features(candidates.scorer, self.finetuned)
+        return replace(candidates, scorer=scorer, terms=terms)
 
     def calibration_of(self, world: str) -> Calibration:
         """The calibration for a world; raises `UsageError` if the model was not trained for it."""
         if world not in self.calibration:
-            known = " or ".join(f"the {each} world (--world {each})" for each in self.calibration) or "another model"
-            raise UsageError(f"{self.where} was not trained for the {world} world; choose {known}")
+            worlds = [f"the {each} world (--world {each})" for each in self.calibration]
+            choice = " or ".join(worlds) or "another model"
+            raise UsageError(f"{self.where} was not trained for the {world} world; choose {choice}")
         return self.calibration[world]
 
 
@@ -141,7 +148,8 @@ class TrainedRun(TrainedModel):
         header = checkpoint.read_checkpoint_header(path)
         record = header.record
         if record.encoder.get("encoder") == IMPORTED:
-            raise UsageError(f"{path} was trained on features of an unknown encoder; choose a run with a known encoder")
+            problem = f"{path} was trained on features of an unknown encoder"
+            raise UsageError(f"{problem}; choose a run with a known encoder")
         self.record = record
         self.where = str(path.parent)
         self.kind = record.kind
@@ -158,25 +166,30 @@ class TrainedRun(TrainedModel):
         shapes: dict[str, tuple[int, ...]] = {"cls": (self.backbone.dim,)}
         if "patch" in self.needs:
             shapes["patch"] = self.backbone.tower("image").patch_shape
-        context = MethodContext(self.labels, shapes, tower, self.words if "words" in self.needs else None)
+        words_of_labels = self.words if "words" in self.needs else None
+        context = MethodContext(self.labels, shapes, tower, words_of_labels)
         if record.finetune is not None:
             blocks = partial(finetuned_blocks_factory, record.encoder, device=str(device))
             image_tower = self.backbone.tower("image")
-            shapes["block_inputs"] = block_input_shape(image_tower, cached_blocks(image_tower, record.encoder))
-            make_blocks, members = blocks(record.finetune), lambda options: blocks(options)()
-            context = replace(context, finetuned_blocks=make_blocks, member_blocks=members)
-        self.method: Method[Any] = checkpoint.load_checkpoint(header, context, record.encoder).to(device)
+            cached = cached_blocks(image_tower, record.encoder)
+            shapes["block_inputs"] = block_input_shape(image_tower, cached)
+            make_blocks = blocks(record.finetune)
+            context = replace(context, finetuned_blocks=make_blocks, member_blocks=lambda options: blocks(options)())
+        method = checkpoint.load_checkpoint(header, context, record.encoder)
+        self.method: Method[Any] = method.to(device)
         self.finetuned = self.method.blocks if isinstance(self.method, WithFinetuning) else None
         self.novelty = checkpoint.read_novelty(header, device)
 
     @cached_property
     def words(self) -> PrimitiveVectors:
-        """Word vectors of states and objects as in training: from the same file, or from the text tower."""
-        file, labels = self._words_file, self.labels
+        """Word vectors of the labels as in training: from the same file, or from the text tower."""
+        file = self._words_file
+        labels = self.labels
         digest = None if file is None else sha256(file)
         if digest != self.record.encoder.get(checkpoint.WORD_VECTORS):
+            problem = f"{self.where} was trained with other word vectors"
             fix = "set evaluation.word_vectors in params.yaml (in Python: `word_vectors`) as in training"
-            raise UsageError(f"{self.where} was trained with other word vectors; run this in its project, or {fix}")
+            raise UsageError(f"{problem}; run this in its project, or {fix}")
         if file is None:
             return PrimitiveVectors(*encode_words(labels, self.backbone.tower("text").text))
         vectors = read_word_vectors(file, [*labels.states, *labels.objects]).vectors
@@ -191,8 +204,17 @@ class TrainedRun(TrainedModel):
             mask = feasible_compositions(method, self.words, calibration)
             feasible = None if mask is None else mask[compositions]
         terms = method.score_terms(compositions.copy())
-        scorer = method.scorer(compositions.copy()) if terms is None else sum_scorer(terms)  # prompts are encoded once
-        return Candidates.of(self.labels, compositions, feasible, self.confidence, scorer, terms, method.probabilities)
+        # a sum of terms encodes prompts once
+        scorer = method.scorer(compositions.copy()) if terms is None else sum_scorer(terms)
+        return Candidates.of(
+            self.labels,
+            compositions,
+            feasible=feasible,
+            confidence=self.confidence,
+            scorer=scorer,
+            terms=terms,
+            probabilities=method.probabilities,
+        )
 
     def tensors(self, world: World) -> dict[str, Tensor] | None:
         return self.method.portable(self.labels.candidates(world, "train"))
@@ -213,13 +235,14 @@ class ExportedModel(TrainedModel):
         self.has_finetuned_blocks = bool(fields["finetune"])
         self.backbone = LazyEncoder(fields["encoder"], str(device))
         self.novelty = NoveltyDetector.from_tensors(tensors, device)
-        self._tensors = {name: tensor.to(device) for name, tensor in tensors.items() if not name.startswith(PREFIX)}
+        scoring = {name: tensor for name, tensor in tensors.items() if not name.startswith(PREFIX)}
+        self._tensors = {name: tensor.to(device) for name, tensor in scoring.items()}
         if self.has_finetuned_blocks:
             self.backbone.tower("image")  # raises unless it is the encoder of training
             options = FinetuneOptions.from_dict(fields["finetune"])
             blocks = finetuned_blocks_factory(fields["encoder"], options, str(device))().to(device)
-            named = {name.removeprefix(FINETUNED_PREFIX): tensor for name, tensor in self._tensors.items()
-                     if name.startswith(FINETUNED_PREFIX)}  # fmt: skip
+            finetuned = [name for name in scoring if name.startswith(FINETUNED_PREFIX)]
+            named = {name.removeprefix(FINETUNED_PREFIX): self._tensors[name] for name in finetuned}
             try:
                 blocks.load_state_dict(named)
             except RuntimeError as error:
@@ -230,9 +253,17 @@ class ExportedModel(TrainedModel):
         t = self.tensors(world)
         compositions = self.labels.composition(*(t[name].cpu().numpy() for name in ("state_of", "object_of")))
         feasible = t["feasible"].cpu().numpy() if "feasible" in t else None
-        terms, probabilities = portable_term_function(t), partial(portable.probabilities, t)
-        parts = compositions, feasible, self.confidence, sum_scorer(terms), terms, probabilities
-        return self.on_finetuned_features(Candidates.of(self.labels, *parts))
+        terms = portable_term_function(t)
+        candidates = Candidates.of(
+            self.labels,
+            compositions,
+            feasible=feasible,
+            confidence=self.confidence,
+            scorer=sum_scorer(terms),
+            terms=terms,
+            probabilities=partial(portable.probabilities, t),
+        )
+        return self.on_finetuned_features(candidates)
 
     def tensors(self, world: World) -> dict[str, Tensor]:
         self.calibration_of(world)
@@ -243,7 +274,7 @@ CANDIDATE_TYPES = {"state_of": torch.int64, "object_of": torch.int64, "seen": to
 
 
 def check_tensors(tensors: Mapping[str, Tensor], labels: LabelSpace, dim: int) -> None:
-    """Raise `ValueError` if an export's tensors cannot score features of width `dim`, or give NaN as scores."""
+    """Raise `ValueError` if an export's tensors cannot score features of width `dim`."""
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and (tensor.isnan() if name == "log_prior" else ~tensor.isfinite()).any():
             raise ValueError(f"its tensor {name!r} contains NaN or infinity")
@@ -251,21 +282,25 @@ def check_tensors(tensors: Mapping[str, Tensor], labels: LabelSpace, dim: int) -
     if not size:
         raise ValueError("it has no candidates")
     for name, dtype in CANDIDATE_TYPES.items():
-        shape, stored = tuple(tensors[name].shape), tensors[name].dtype
-        if shape != (size,) or stored != dtype:
-            raise ValueError(f"its tensor {name!r} has shape {shape} and type {stored}; expected {(size,)} and {dtype}")
+        found = tuple(tensors[name].shape), tensors[name].dtype
+        if found != ((size,), dtype):
+            problem = f"its tensor {name!r} has shape {found[0]} and type {found[1]}"
+            raise ValueError(f"{problem}; expected {(size,)} and {dtype}")
     for name, words in (("state_of", labels.states), ("object_of", labels.objects)):
         if not ((tensors[name] >= 0) & (tensors[name] < len(words))).all():
-            raise ValueError(f"its tensor {name!r} has numbers outside the range 0 to {len(words) - 1}")
+            numbers = f"numbers outside the range 0 to {len(words) - 1}"
+            raise ValueError(f"its tensor {name!r} has {numbers}")
     if not tensors["feasible"].any():
         raise ValueError("it excludes every candidate")
     features = torch.full((1, dim), dim**-0.5, device=tensors["state_of"].device)
     try:
         scores = sum_scorer(portable_term_function(tensors))({"cls": features})
     except (RuntimeError, IndexError, KeyError) as error:
-        raise ValueError(f"its tensors have mismatched shapes or types: {str(error).splitlines()[0]}") from error
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"its tensors have mismatched shapes or types: {reason}") from error
     if scores.shape != (1, size) or scores.isnan().any():
-        problem = "contain NaN" if scores.shape == (1, size) else f"have shape {tuple(scores.shape)}, not {(1, size)}"
+        shapes = f"have shape {tuple(scores.shape)}, not {(1, size)}"
+        problem = "contain NaN" if scores.shape == (1, size) else shapes
         raise ValueError(f"its scores for one image {problem}")
 
 
@@ -289,10 +324,8 @@ def open_trained(where: str | Path, device: torch.device, words: Path | None = N
     if (path / CHECKPOINT).is_file():
         return TrainedRun(path / CHECKPOINT, device, words)
     problem = f"holds neither {CHECKPOINT} nor {MODEL}" if path.is_dir() else "does not exist"
-    raise UsageError(
-        f"{path} {problem}; expected a run such as artifacts/shapes/duplex/0, a folder of `duplex export`, or "
-        f"{HUB}OWNER/NAME"
-    )
+    expected = f"a run such as artifacts/shapes/duplex/0, a folder of `duplex export`, or {HUB}OWNER/NAME"
+    raise UsageError(f"{path} {problem}; expected {expected}")
 
 
 def _open_export(folder: Path, device: torch.device) -> ExportedModel:
@@ -303,12 +336,13 @@ def _open_export(folder: Path, device: torch.device) -> ExportedModel:
         check_tensors(tensors, model.labels, model.backbone.dim)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         reason = " ".join(str(error).split())
-        raise UsageError(f"{header.path} cannot score images ({reason}); export or fit the model again") from error
+        problem = f"{header.path} cannot score images ({reason})"
+        raise UsageError(f"{problem}; export or fit the model again") from error
     return model
 
 
 def download(name: str, **settings: Any) -> Path:
-    """Download the export in the Hugging Face repository `name`, unless it is cached; returns its local folder.
+    """Download the export in the repository `name`, unless it is cached; returns its local folder.
 
     settings: arguments of `huggingface_hub.snapshot_download`.
     """

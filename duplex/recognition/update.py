@@ -1,9 +1,9 @@
 """Add labelled images to a fitted model without training: `duplex update`.
 
-The model's visual prototypes follow in closed form (least squares) from statistics in its folder: counts and sums of
-features by pair, and second moments. An update adds the statistics of more images, which may show new words, and solves
-again: the result equals a closed-form fit to all images. Trained prompts and fine-tuned blocks stay as they are;
-prompts of new words come from the text tower.
+The model's visual prototypes follow in closed form (least squares) from statistics in its folder:
+counts and sums of features by pair, and second moments. An update adds the statistics of more
+images, which may show new words, and solves again: the result equals a closed-form fit to all.
+Trained prompts and fine-tuned blocks stay; prompts of new words come from the text tower.
 """
 
 from __future__ import annotations
@@ -31,27 +31,8 @@ from duplex.methods.gaussian import ClassStatistics, ClosedForm, FittedStatistic
 from duplex.methods.layers import unit
 from duplex.methods.portable import portable_closed_form
 from duplex.methods.prompts import encode_words
+from duplex.recognition import export
 from duplex.recognition.answers import find_or_append, with_rows
-from duplex.recognition.export import (
-    ONNX_EXAMPLE,
-    PAGE,
-    README,
-    TOWER,
-    TRAINED,
-    RunFacts,
-    copied_images,
-    fitted_digests,
-    read_fit,
-    read_notes,
-    read_statistics,
-    refuse_existing_model,
-    refuse_lost_updates,
-    remark,
-    sole_model_writer,
-    write_files,
-    write_fit,
-    write_statistics,
-)
 from duplex.recognition.fit import distinct_images, require_known_words
 from duplex.recognition.recognizer import Recognizer, encode_files
 from duplex.recognition.trained import MODEL, ExportedModel
@@ -60,7 +41,11 @@ from duplex.training.checkpoint import ModelHeader, read_header, read_tensors
 from duplex.training.scoring import NoveltyDetector
 
 BATCH = 64
-STALE = {TRAINED: "--onnx", ONNX_EXAMPLE: "--onnx-encoder", PAGE: "--page DIST"}  # hold or read the scores of before
+STALE = {  # files made of the scores, with the option that makes each
+    export.TRAINED: "--onnx",
+    export.ONNX_EXAMPLE: "--onnx-encoder",
+    export.PAGE: "--page DIST",
+}
 Say = Callable[[str], None]
 
 
@@ -70,7 +55,7 @@ class NewImages:
 
     rows: pd.DataFrame  # image, state, object
     contents: dict[str, str]  # sha256 of each row's file -> digest of its pixels
-    inputs: Inputs  # as the encoder computes them: `cls` [B, d], and block inputs for fine-tuned blocks
+    inputs: Inputs  # of the encoder: `cls` [B, d], and block inputs for fine-tuned blocks
     features: Tensor  # [B, d] outputs of the fine-tuned blocks; without such blocks, `cls`
     notes: tuple[str, ...] = ()  # what was left out
 
@@ -92,12 +77,13 @@ def update_model(
     model: folder that `duplex fit` or `duplex update` wrote; `out` may be the same folder.
     source: a folder `state/object/*.jpg`, or a table with the columns image, state and object.
     images: folder that a table's image paths start from.
-    force: replace another model at `out`, unless it was updated with images that the new one would lack.
+    force: replace another model at `out`, unless this would lose images that updates added to it.
     """
-    model, out = named_path(model), named_path(out)
-    read_fit(model)  # refuses other folders before anything is made
-    refuse_existing_model(out, force=force or out.resolve() == model.resolve())
-    with sole_model_writer(out, "or choose another --out"):
+    model = named_path(model)
+    out = named_path(out)
+    export.read_fit(model)  # refuses other folders before anything is made
+    export.refuse_existing_model(out, force=force or out.resolve() == model.resolve())
+    with export.sole_model_writer(out, "or choose another --out"):
         return _update(model, source, out, images, say)
 
 
@@ -106,11 +92,12 @@ def _update(model: Path, source: Path, out: Path, images: Path | None, say: Say)
     trained = recognizer.trained
     if not isinstance(trained, ExportedModel):
         raise UsageError(f"{model} is the folder of a run; expected a folder that `duplex fit` wrote")
-    record, fitted = read_fit(model), read_statistics(model)
+    record = export.read_fit(model)
+    fitted = export.read_statistics(model)
     header = read_header(model / MODEL, "export")
     stored = read_tensors(header)
     new = read_images(recognizer, source, images, record)
-    refuse_lost_updates(out, {**fitted_digests(record), **new.contents})
+    export.refuse_lost_updates(out, {**export.fitted_digests(record), **new.contents})
     for note in new.notes:
         say(f"note: {note}")
     updated = updated_model(trained, stored, fitted, new, record["counts"])
@@ -119,7 +106,8 @@ def _update(model: Path, source: Path, out: Path, images: Path | None, say: Say)
     stale = [name for name in STALE if (model / name).exists()]
     write_update(header, out, updated, record, new)
     if stale:
-        more = f"`duplex export {out} FOLDER {' '.join(STALE[name] for name in stale)}` writes new ones"
+        options = " ".join(STALE[name] for name in stale)
+        more = f"`duplex export {out} FOLDER {options}` writes new ones"
         say(f"not copied to {out}, since the scores have changed: {', '.join(stale)}; {more}")
     return out
 
@@ -127,26 +115,33 @@ def _update(model: Path, source: Path, out: Path, images: Path | None, say: Say)
 def read_images(recognizer: Recognizer, source: Path, images: Path | None, record: Mapping[str, Any]) -> NewImages:
     """Read and encode the labelled images to add to a model.
 
-    Raises `UsageError` for images that are unreadable or in the model already (`record` is its fit.json), and
-    `DuplexError` for images that change while they are read.
+    Raises `UsageError` for images that are unreadable or in the model already (`record` is its
+    fit.json), and `DuplexError` for images that change while they are read.
     """
     description = detect_source(source, None, images)
     with as_usage_error():
         distinct = distinct_images(description, source)
-    frame, notes = distinct.rows, distinct.notes
-    if "split" in frame and (test := int((frame["split"] == "test").sum())):
-        notes.append(f"{test:,} of the images have the split test and are added too: an update uses every row")
+    frame = distinct.rows
+    notes = distinct.notes
+    test = int((frame["split"] == "test").sum()) if "split" in frame else 0
+    if test:
+        added = "have the split test and are added too: an update uses every row"
+        notes.append(f"{test:,} of the images {added}")
     contents = {file: distinct.pixels[file].partition(" ")[0] for file in distinct.digests}
-    if again := list(compress(frame["image"], copied_images(contents, fitted_digests(record)))):
-        raise UsageError(
-            f"the model already has {len(again):,} of the {len(frame):,} images, such as {again[0]}, which would "
-            "count twice; leave them out, or run `duplex fit` with all images"
-        )
+    copied = export.copied_images(contents, export.fitted_digests(record))
+    again = list(compress(frame["image"], copied))
+    if again:
+        problem = f"the model already has {len(again):,} of the {len(frame):,} images, such as {again[0]}"
+        fix = "leave them out, or run `duplex fit` with all images"
+        raise UsageError(f"{problem}, which would count twice; {fix}")
     inputs = _encoded(recognizer, [description.root / image for image in frame["image"]])
-    if changed := changed_images(description.root, dict(zip(contents, frame["image"], strict=True))):
+    changed = changed_images(description.root, dict(zip(contents, frame["image"], strict=True)))
+    if changed:
         raise change_error(description.root / changed[0])
     blocks = recognizer.trained.finetuned
-    features = inputs["cls"] if blocks is None else with_finetuned_features(lambda each: each["cls"], blocks)(inputs)
+    features = inputs["cls"]
+    if blocks is not None:
+        features = with_finetuned_features(lambda each: each["cls"], blocks)(inputs)
     return NewImages(frame, contents, inputs, features, tuple(notes))
 
 
@@ -158,7 +153,8 @@ def _encoded(recognizer: Recognizer, paths: list[Path]) -> Inputs:
     for statuses, inputs in encoded:
         for offset in np.flatnonzero(statuses >= FIRST_BAD):
             reason = status_reason(statuses[offset])
-            raise UsageError(f"{paths[place + offset]} cannot be used: {reason}; omit it and run the command again")
+            problem = f"{paths[place + offset]} cannot be used: {reason}"
+            raise UsageError(f"{problem}; omit it and run the command again")
         parts.append(inputs)
         place += len(statuses)
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
@@ -171,11 +167,12 @@ def updated_model(
     new: NewImages,
     counts: Mapping[str, Any],
 ) -> UpdatedModel:
-    """Compute a model's labels, tensors (now `stored`) and statistics (now `fitted`) after adding the images `new`.
+    """A model's labels, tensors (so far `stored`) and statistics (so far `fitted`) with images `new`.
 
-    counts: numbers of states and objects that the model was trained with, which come first in its labels.
+    counts: numbers of states and objects of the first fit, which come first in its labels.
     """
-    labels, rows = trained.labels, new.rows
+    labels = trained.labels
+    rows = new.rows
     world = next(iter(trained.calibration))
     states, objects = list(labels.states), list(labels.objects)
     state_of = np.array([find_or_append(name, states) for name in rows["state"]])
@@ -183,11 +180,14 @@ def updated_model(
     added_words = [*states[len(labels.states) :], *objects[len(labels.objects) :]]
     if added_words:
         advice = "rename them, or run `duplex fit` with another --encoder"
-        require_known_words(str(trained.backbone.record["name"]), list(map(prompt_name, added_words)), advice)
+        words = list(map(prompt_name, added_words))
+        require_known_words(str(trained.backbone.record["name"]), words, advice)
     shape = len(states), len(objects)
     compositions = torch.from_numpy(state_of * shape[1] + object_of)
     own = ClassStatistics.of(unit(new.features.cpu()), compositions, *shape)
-    kept = fitted.statistics.relabelled(torch.arange(len(labels.states)), torch.arange(len(labels.objects)), shape)
+    state_places = torch.arange(len(labels.states))
+    object_places = torch.arange(len(labels.objects))
+    kept = fitted.statistics.relabelled(state_places, object_places, shape)
     total = replace(fitted, statistics=kept + own)
     enlarged = LabelSpace(tuple(states), tuple(objects), {"train": total.statistics.pairs.numpy()})
     tensors = {name: value.cpu() for name, value in stored.items() if not name.startswith("novelty.")}
@@ -195,18 +195,21 @@ def updated_model(
     missing = np.setdiff1d(enlarged.candidates(world, "train"), present)
     if len(missing):
         pairs = np.stack([enlarged.state_of(missing), enlarged.object_of(missing)], axis=1)
-        tensors = with_rows(tensors, labels, (states, objects), pairs, trained.backbone.tower("text").text)
+        tower = trained.backbone.tower("text").text
+        tensors = with_rows(tensors, labels, (states, objects), pairs, tower)
     candidates = np.concatenate([present, missing])
     tensors |= refitted_closed_form(trained, total, enlarged, candidates, tensors)
     if "classifier.states.weight" in tensors:
         tensors |= heads_of_new_words(tensors, "states", total.statistics.by_state(), counts["states"])
         tensors |= heads_of_new_words(tensors, "objects", total.statistics.by_object(), counts["objects"])
     seen = enlarged.is_seen(candidates)
-    feasible = np.concatenate([tensors["feasible"].numpy(), np.ones(len(missing), dtype=bool)]) | seen
+    added_feasible = np.ones(len(missing), dtype=bool)
+    feasible = np.concatenate([tensors["feasible"].numpy(), added_feasible]) | seen
     tensors |= {"seen": torch.from_numpy(seen), "feasible": torch.from_numpy(feasible)}
     tensors["log_prior"] = torch.from_numpy(trained.confidence.log_prior(seen, feasible))
     if trained.novelty is not None:
-        tensors |= _novelty(trained.novelty, kept, new.inputs["cls"].cpu(), compositions).tensors()
+        cls = new.inputs["cls"].cpu()
+        tensors |= _novelty(trained.novelty, kept, cls, compositions).tensors()
     return UpdatedModel(enlarged, {name: value.contiguous() for name, value in tensors.items()}, total)
 
 
@@ -217,9 +220,9 @@ def refitted_closed_form(
     candidates: np.ndarray,
     tensors: Mapping[str, Tensor],
 ) -> dict[str, Tensor]:
-    """Fit the closed form again; returns its exported tensors, among them visual prototypes of `candidates`.
+    """Fit the closed form again, and return its exported tensors with prototypes of `candidates`.
 
-    Posteriors of states and objects are included only if `tensors`, the model's tensors so far, have them.
+    Posteriors of states and objects are included only if `tensors`, those of the model, have them.
     """
     words = None
     if fitted.settings.interactions != 0:
@@ -234,64 +237,75 @@ def refitted_closed_form(
     return portable_closed_form(model, torch.from_numpy(candidates), posteriors)
 
 
-def heads_of_new_words(t: Mapping[str, Tensor], name: str, groups: GroupSums, known: int) -> dict[str, Tensor]:
-    """Tensors of the linear heads `name` (states or objects) of `t`, extended by the words after the first `known`.
+def heads_of_new_words(t: Mapping[str, Tensor], name: str, groups: GroupSums, first: int) -> dict[str, Tensor]:
+    """Tensors of the linear heads `name` (states or objects) of `t`, extended by words from `first` on.
 
-        f_w = mean_k f_k + a (g_w - mean_k g_k)    f, g: logits of heads and closed form;  k: known words;  w: a new one
+        f_w = mean_k f_k + a (g_w - mean_k g_k)
 
-    a: makes f_w - mean_k f_k, at the mean of w's images, equal to known words' average excess at their means.
+    f, g: logits of heads and closed form;  k: words before `first`;  w: a new word;  a: makes the
+    excess of f_w over mean_k f_k, at the mean of w's images, the average of that of the words k
     """
     means = groups.means.float()
-    f = means[:known] @ t[f"classifier.{name}.weight"][:, :known] + t[f"classifier.{name}.offset"][:known]
+    f = means[:first] @ t[f"classifier.{name}.weight"][:, :first]
+    f = f + t[f"classifier.{name}.offset"][:first]
     g = means @ t[f"primitives.{name}.weight"] + t[f"primitives.{name}.offset"]
-    margins = g.diagonal() - g[:, :known].mean(1)
-    least = 0.1 * margins[:known].mean()  # of words that the closed form hardly tells from others
-    a = (f.diagonal() - f.mean(1)).mean() / margins[known:].clamp(min=least)
+    margins = g.diagonal() - g[:, :first].mean(1)
+    least = 0.1 * margins[:first].mean()  # of words that the closed form hardly tells from others
+    a = (f.diagonal() - f.mean(1)).mean() / margins[first:].clamp(min=least)
     heads = {}
     for part in ("weight", "offset"):
-        ours, closed = t[f"classifier.{name}.{part}"][..., :known], t[f"primitives.{name}.{part}"]
-        new = ours.mean(-1, keepdim=True) + a * (closed[..., known:] - closed[..., :known].mean(-1, keepdim=True))
+        ours = t[f"classifier.{name}.{part}"][..., :first]
+        closed = t[f"primitives.{name}.{part}"]
+        excess = closed[..., first:] - closed[..., :first].mean(-1, keepdim=True)
+        new = ours.mean(-1, keepdim=True) + a * excess
         heads[f"classifier.{name}.{part}"] = torch.cat([ours, new], dim=-1)
     return heads
 
 
-def _novelty(known: NoveltyDetector, before: ClassStatistics, cls: Tensor, compositions: Tensor) -> NoveltyDetector:
-    # The means of pairs are updated by added images; covariance and distance threshold stay. The i-th pair of `before`,
-    # the statistics of the images so far, is that of the detector's i-th mean.
-    whitened = unit(cls.float()).to(known.whitening) @ known.whitening
+def _novelty(near: NoveltyDetector, before: ClassStatistics, cls: Tensor, compositions: Tensor) -> NoveltyDetector:
+    # Added images change the means of pairs; covariance and distance threshold stay. The i-th pair of
+    # `before`, the statistics of the images so far, is that of the detector's i-th mean.
+    whitened = unit(cls.float()).to(near.whitening) @ near.whitening
     pairs, place = torch.cat([before.pairs, compositions]).unique(return_inverse=True)
     counts = torch.cat([before.counts, torch.ones(len(cls), dtype=before.counts.dtype)])
-    values = torch.cat([known.means.cpu(), whitened.cpu()]).double()
+    values = torch.cat([near.means.cpu(), whitened.cpu()]).double()
     total = counts.new_zeros(len(pairs)).index_add_(0, place, counts)
-    sums = values.new_zeros(len(pairs), values.shape[1]).index_add_(0, place, values * counts[:, None])
-    return NoveltyDetector(known.whitening, (sums / total[:, None]).float(), known.threshold)
+    summands = values * counts[:, None]
+    sums = values.new_zeros(len(pairs), values.shape[1]).index_add_(0, place, summands)
+    return NoveltyDetector(near.whitening, (sums / total[:, None]).float(), near.threshold)
 
 
 def write_update(
     header: ModelHeader, out: Path, updated: UpdatedModel, record: Mapping[str, Any], new: NewImages
 ) -> None:
-    """Write an updated model to the folder `out`; encoder.onnx, which an update does not change, is copied."""
+    """Write an updated model to the folder `out`; encoder.onnx, which does not change, is copied."""
     model = header.path.parent
     fields = {**header.fields, "labels": updated.labels.to_dict()}
     entry = {"images": len(new.rows), "contents": new.contents}
+    counts = record["counts"]
+    metrics = record["measured"]["metrics"]
     record = {**record, "updates": [*record.get("updates", []), entry]}
-    facts = RunFacts(out.name, metrics=record["measured"]["metrics"], counts=record["counts"], remark=remark(record))
+    facts = export.RunFacts(out.name, metrics=metrics, counts=counts, remark=export.remark(record))
     with replace_folder(out.resolve()) as folder:  # a link to a folder stays
-        if (model / TOWER).is_file():
-            shutil.copyfile(model / TOWER, folder / TOWER)
-        write_files(folder, fields, updated.tensors, facts, read_notes(model / README))
-        write_fit(folder, record, updated.tensors)
-        write_statistics(folder, updated.fitted, updated.tensors)
+        if (model / export.TOWER).is_file():
+            shutil.copyfile(model / export.TOWER, folder / export.TOWER)
+        notes = export.read_notes(model / export.README)
+        export.write_files(folder, fields, updated.tensors, facts, notes)
+        export.write_fit(folder, record, updated.tensors)
+        export.write_statistics(folder, updated.fitted, updated.tensors)
 
 
 def describe_additions(before: LabelSpace, after: LabelSpace, rows: pd.DataFrame) -> list[str]:
-    """Lines of text on an update: numbers of images added and of pairs with images, new pairs and new words."""
-    known = set(before.names(before.pairs["train"]))
-    pairs = [name for name in after.names(after.pairs["train"]) if name not in known]
-    lines = [f"images added: {len(rows)}; pairs with images: {len(after.pairs['train'])} (before: {len(known)})"]
-    if pairs:
-        lines.append(f"new pairs: {', '.join(pairs)}")
-    for kind, old, new in (("states", before.states, after.states), ("objects", before.objects, after.objects)):
-        if words := new[len(old) :]:
+    """Lines on an update: numbers of images added and of pairs with images, new pairs and new words."""
+    old_pairs = set(before.names(before.pairs["train"]))
+    pairs = after.names(after.pairs["train"])
+    counts = f"pairs with images: {len(pairs)} (before: {len(old_pairs)})"
+    lines = [f"images added: {len(rows)}; {counts}"]
+    new_pairs = [pair for pair in pairs if pair not in old_pairs]
+    if new_pairs:
+        lines.append(f"new pairs: {', '.join(new_pairs)}")
+    for kind in ("states", "objects"):
+        words = getattr(after, kind)[len(getattr(before, kind)) :]
+        if words:
             lines.append(f"new {kind}: {', '.join(words)}")
     return lines

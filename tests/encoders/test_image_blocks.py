@@ -16,7 +16,7 @@ from duplex.errors import UsageError
 from duplex.methods.adapters import LowRank
 from duplex.methods.finetuned import FinetunedBlocks
 from duplex.options import FinetuneOptions
-from duplex.recognition.export import OnnxImageTower
+from duplex.recognition.onnx_files import OnnxImageTower
 from duplex.system.threads import float32_arithmetic, in_initial_modes
 
 TimmModel = open_clip.timm_model.TimmModel

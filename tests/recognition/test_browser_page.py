@@ -19,8 +19,9 @@ pytest.importorskip("onnx")
 from duplex import Recognizer, fit, load_dataset
 from duplex.data.images import read_image
 from duplex.errors import UsageError
-from duplex.recognition import export as export_module
-from duplex.recognition.export import RUNTIME
+from duplex.recognition import onnx_files
+from duplex.recognition.export import exported_tensors
+from duplex.recognition.onnx_files import RUNTIME
 from tests.recognition.test_server_page import cards, upload
 from tests.subprocesses import ROOT, duplex
 from tests.waiting import wait_until
@@ -60,8 +61,8 @@ def test_the_model_of_the_page_gives_the_probabilities_of_the_run(trained, page)
 def test_fine_tuned_blocks_are_part_of_the_page(drawn, no_runtime, tmp_path):
     tuned = fit(load_dataset(drawn, encoder="tiny", block_inputs=2), "dual", epochs=1, finetune=2)
     recognizer = Recognizer.load(tuned.save(tmp_path / "run"), device="cpu")
-    tensors = export_module.exported_tensors(recognizer.trained, "closed")
-    export_module.write_page(tmp_path, tensors, recognizer.trained, no_runtime)
+    tensors = exported_tensors(recognizer.trained, "closed")
+    onnx_files.write_page(tmp_path, tensors, recognizer.trained, no_runtime)
     expect_equal(tmp_path / "page", recognizer, sorted(drawn.glob("*/*/0000.png"))[:12])
 
 
@@ -156,11 +157,9 @@ def test_what_cannot_be_a_page_is_refused_in_one_line(trained, no_runtime, tmp_p
     done = duplex("export", trained.run(), tmp_path / "out", "--page", tmp_path, cwd=trained.folder)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1) and not (tmp_path / "out").exists()
     assert "holds no ort.wasm.min.js; run `npm install onnxruntime-web`" in done.stderr
-    monkeypatch.setattr(
-        export_module, "_write_onnx", lambda module, blank, path, *names: path.write_bytes(b"0" * 2**21)
-    )
-    monkeypatch.setattr(export_module, "LARGEST_PAGE", 1)
+    monkeypatch.setattr(onnx_files, "_write_onnx", lambda module, blank, path, *names: path.write_bytes(b"0" * 2**21))
+    monkeypatch.setattr(onnx_files, "LARGEST_PAGE", 1)
     model = Recognizer.load(trained.run(), device="cpu").trained
-    tensors = export_module.exported_tensors(model, "closed")
+    tensors = exported_tensors(model, "closed")
     with pytest.raises(UsageError, match="is 2 MB, more than the 1 MB that a page may load"):
-        export_module.write_page(tmp_path, tensors, model, no_runtime)
+        onnx_files.write_page(tmp_path, tensors, model, no_runtime)
