@@ -95,7 +95,7 @@ class LifeCycle:
         method, val = self.started(), self.examples("val", 12)
         settings, run = replace(SETTINGS, epochs=epochs), ResumePoint(self.kind, partial, "key")
         images = self.examples("train", 24)
-        outcome = train(method, images, settings, 3, lambda it: Validation(val, LABELS)(it)["auc"], run)
+        outcome = train(method, images, settings, 3, lambda it: Validation(val, LABELS)(it).metrics["auc"], run)
         return method, outcome.history
 
     def saved(self, method: Method[Any], path: Path) -> TrainingRecord:

@@ -283,7 +283,7 @@ def _step_seconds(spec: MethodSpec, data: Data, tower: Encoder) -> tuple[float, 
     work = partial(optimiser_step, method, batch, rows, spec.training, make_optimiser(method, spec.training))
     step = _seconds(lambda: next(iter(work().values()))) if method.groups() else 0.0
     validate = Validation(examples["val"], data.labels)
-    return step, _seconds(lambda: torch.tensor(validate(method)["auc"]))
+    return step, _seconds(lambda: torch.tensor(validate(method).value))
 
 
 def _block_cost(spec: MethodSpec, tower: Encoder) -> BlockCost:

@@ -8,7 +8,7 @@ import statistics
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -28,6 +28,7 @@ from duplex.system.processes import ProgressBar
 from duplex.system.threads import float32_arithmetic, peak_resident, reset_peak_memory, threads
 from duplex.training.checkpoint import read_header, read_tensors, write_model
 from duplex.training.logs import EpochReport, StepReport, TrainingHooks
+from duplex.training.scoring import Validated
 
 
 def make_optimiser(
@@ -140,7 +141,7 @@ def time_threads(step: Callable[[], None], counts: tuple[int, ...], rounds: int 
     return {count: statistics.median(values) for count, values in taken.items()}
 
 
-SAVED = ("key", "threads", "epoch", "best_epoch", "best_value", "history")
+SAVED = ("key", "threads", "epoch", "best_epoch", "best_value", "chosen_by", "history")
 
 
 @dataclass
@@ -157,8 +158,14 @@ class TrainingState:
     epoch: int = 0
     best_epoch: int = 0
     best_value: float = -math.inf  # of the validation metric that chooses the epoch
+    chosen_by: str = "last"  # name of this metric; without validation, the last epoch is kept
     history: list[dict[str, float]] = field(default_factory=list)
     best: dict[str, Tensor] = field(default_factory=dict)  # tensors of the best epoch
+
+    def keep(self) -> None:
+        """Make the current epoch the best one."""
+        self.best_epoch = self.epoch
+        self.best = {name: tensor.detach().clone() for name, tensor in self.method.state_dict().items()}
 
     def save(self, path: Path) -> None:
         """Write the state to a file atomically."""
@@ -195,14 +202,6 @@ class TrainingState:
             torch.cuda.set_rng_state(tensors["random.cuda"])
         for name in SAVED:
             setattr(self, name, fields[name])
-
-
-def saved_epoch(path: Path) -> int:
-    """The number of finished epochs in a file of unfinished training; 0 if the file is missing or unreadable."""
-    try:
-        return int(read_header(path, "unfinished training").fields["epoch"])
-    except DuplexError:
-        return 0
 
 
 def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -346,7 +345,7 @@ def prefetch(images: Batch, steps: Iterable[Tensor]) -> Iterator[tuple[Batch, Te
         yield images[rows], torch.arange(len(rows))
 
 
-Validate = Callable[[Method[Any]], float | Mapping[str, float]]  # AUC, or metrics of which the last chooses the epoch
+Validate = Callable[[Method[Any]], float | Validated]  # float: the AUC
 
 
 @dataclass(frozen=True)
@@ -364,10 +363,10 @@ class TrainingResult:
     """Result of training; the method itself then holds the tensors of the best epoch."""
 
     best_epoch: int
-    best_auc: float  # validation AUC of the best epoch
+    best_auc: float  # validation AUC of the best epoch; NaN without validation
     history: list[dict[str, float]]  # per epoch: losses and validation metrics
     timing: dict[str, float]  # seconds per epoch, peak memory in bytes, the method's sizes
-    selected_by: str = "auc"  # validation metric that chose the best epoch
+    selected_by: str = "auc"  # validation metric that chose the best epoch; `last`: it is the last one
 
 
 def train(
@@ -375,7 +374,7 @@ def train(
     examples: Examples,
     settings: TrainingOptions,
     seed: int,
-    validate: Validate,
+    validate: Validate | None,
     resume: ResumePoint = ResumePoint(),
     hooks: TrainingHooks = TrainingHooks(),
 ) -> TrainingResult:
@@ -383,7 +382,8 @@ def train(
 
     Epoch 0 is the untrained method; a method without parameters to train has no other epoch.
 
-    validate: called after epochs; returns the AUC, or metrics of which the last one chooses the best epoch.
+    validate: called after epochs; returns the AUC, or metrics and the name of the one that chooses the best epoch.
+        None: the last epoch is kept.
     """
     if not len(examples):
         raise DuplexError(
@@ -405,8 +405,9 @@ def train(
         with ProgressBar(f"{resume.label}, steps", epochs * steps) as bar:
 
             def show(step: int, losses: dict[str, float]) -> None:
-                auc = next(row["val_auc"] for row in reversed(state.history) if "val_auc" in row)
-                bar.show(state.epoch * steps + step, {**losses, "val AUC": auc})
+                auc = next((row["val_auc"] for row in reversed(state.history) if "val_auc" in row), None)
+                shown = losses if auc is None else {**losses, "val AUC": auc}
+                bar.show(state.epoch * steps + step, shown)
 
             show(0, {})
             while state.epoch < end and not _has_lost_patience(state, settings):
@@ -419,11 +420,16 @@ def train(
                 state.epoch += 1
                 method.eval().on_features_changed(images)
                 method.after_epoch(state.epoch)
-                is_due = state.epoch % settings.validate_every == 0 or state.epoch == epochs
-                _keep_best(state, _validated(state, validate, settings) if is_due else {}, losses, hooks)
+                validated = None
+                if state.epoch % settings.validate_every == 0 or state.epoch == epochs:
+                    _check_finite(state, settings)
+                    validated = _validated(state, validate, settings)
+                _end_epoch(state, validated, losses, hooks)
                 show(0, losses)
                 if resume.path is not None:
                     state.save(resume.path)
+        if validate is None:
+            state.keep()
         method.load_state_dict(state.best)
         method.eval()
         cuda = state.device.type == "cuda"
@@ -433,8 +439,8 @@ def train(
             **({"threads": state.threads} if epochs and not cuda else {}),
             **method.summary(),
         }
-        best = state.history[state.best_epoch]
-        return TrainingResult(state.best_epoch, best["val_auc"], state.history, timing, _selection_metric(best))
+        best_auc = state.history[state.best_epoch].get("val_auc", math.nan)
+        return TrainingResult(state.best_epoch, best_auc, state.history, timing, state.chosen_by)
 
 
 def _begin(
@@ -442,12 +448,13 @@ def _begin(
     images: Batch,
     settings: TrainingOptions,
     seed: int,
-    validate: Validate,
+    validate: Validate | None,
     resume: ResumePoint,
     hooks: TrainingHooks,
 ) -> TrainingState:
-    optimiser, order = make_optimiser(method, settings, hooks), torch.Generator().manual_seed(seed)
+    optimiser = make_optimiser(method, settings, hooks)
     schedule = make_schedule(optimiser, settings, hooks)
+    order = torch.Generator().manual_seed(seed)
     state = TrainingState(resume.key, method, optimiser, schedule, order, images.compositions.device)
     torch.manual_seed(seed)
     if resume.path is not None and resume.path.exists():
@@ -457,7 +464,7 @@ def _begin(
             return state
         except DuplexError as error:
             print(f"{resume.label}: {error}", file=sys.stderr)
-    _keep_best(state, _metrics(state, validate, settings), {}, hooks)
+    _end_epoch(state, _validated(state, validate, settings), {}, hooks)
     return state
 
 
@@ -483,32 +490,36 @@ def _set_threads(state: TrainingState, images: Batch, settings: TrainingOptions,
     torch.set_num_threads(state.threads)
 
 
-def _validated(state: TrainingState, validate: Validate, settings: TrainingOptions) -> dict[str, float]:
+def _check_finite(state: TrainingState, settings: TrainingOptions) -> None:
     for name, tensor in state.method.state_dict().items():
         if not torch.isfinite(tensor).all():
             raise DuplexError(
                 f"the tensor {name} diverged in the last step of epoch {state.epoch}; "
                 f"lower training.learning_rate (it is {settings.learning_rate:g})"
             )
-    return _metrics(state, validate, settings)
 
 
-def _metrics(state: TrainingState, validate: Validate, settings: TrainingOptions) -> dict[str, float]:
-    result = validate(state.method)
-    metrics = dict(result) if isinstance(result, Mapping) else {"auc": result}
-    is_last = settings.select == "last" and list(metrics) == ["auc"]  # no metric of the caller
-    return {**metrics, "last": float(state.epoch)} if is_last else metrics
+def _validated(state: TrainingState, validate: Validate | None, settings: TrainingOptions) -> Validated | None:
+    if validate is None:
+        return None
+    found = validate(state.method)
+    validated = found if isinstance(found, Validated) else Validated({"auc": found})
+    if settings.select == "last" and validated.chosen_by == "auc":  # no metric of the caller
+        return Validated({**validated.metrics, "last": float(state.epoch)}, "last")
+    return validated
 
 
-def _keep_best(state: TrainingState, metrics: dict[str, float], losses: dict[str, float], hooks: TrainingHooks) -> None:
-    row = {"epoch": state.epoch, **losses, **{f"val_{name}": value for name, value in metrics.items()}}
-    state.history.append(row)
-    name = _selection_metric(row)
-    value = (-1 if name == "loss" else 1) * metrics.get(name, -math.inf)  # without validation it is never the best
-    is_best = value > state.best_value
-    if is_best:
-        state.best_value, state.best_epoch = value, state.epoch
-        state.best = {name: tensor.detach().clone() for name, tensor in state.method.state_dict().items()}
+def _end_epoch(
+    state: TrainingState, validated: Validated | None, losses: dict[str, float], hooks: TrainingHooks
+) -> None:
+    """Add the epoch to the history, keep it if it is the best so far, and report it to the caller's hooks."""
+    metrics = {} if validated is None else validated.metrics
+    state.history.append({"epoch": state.epoch, **losses, **{f"val_{name}": value for name, value in metrics.items()}})
+    is_best = validated is not None and validated.value > state.best_value
+    if validated is not None and is_best:
+        state.best_value = validated.value
+        state.chosen_by = validated.chosen_by
+        state.keep()
     means = {name.removeprefix("loss_"): mean for name, mean in losses.items()}
     hooks.epoch(EpochReport(state.method, state.epoch, means, learning_rates(state.optimiser), metrics, is_best))
 
@@ -517,7 +528,3 @@ def _has_lost_patience(state: TrainingState, settings: TrainingOptions) -> bool:
     # asked after validations alone, so that every epoch before has been compared
     is_validated = "val_auc" in state.history[-1]
     return is_validated and state.epoch - state.best_epoch >= (settings.patience or math.inf)
-
-
-def _selection_metric(row: Mapping[str, float]) -> str:
-    return list(row)[-1].removeprefix("val_")

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from itertools import compress, count
+from itertools import compress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -52,7 +52,7 @@ from duplex.system.threads import Threads, in_initial_modes, threads
 from duplex.training.checkpoint import TrainingRecord, save_checkpoint
 from duplex.training.inputs import InputRequest, RunInputs
 from duplex.training.logs import TrainingHooks
-from duplex.training.loop import ResumePoint, TrainingResult, saved_epoch, train
+from duplex.training.loop import ResumePoint, TrainingResult, train
 from duplex.training.scoring import (
     FEWEST_PAIRS,
     Calibration,
@@ -290,10 +290,7 @@ def train_on_all_images(
     method = initialised_method(spec.kind, options, inputs.context(spec.trained_for), inputs, chosen.seed, device)
     images = inputs.examples["train"].to(device)
     if chosen.epoch:
-        done = saved_epoch(resume.path) if resume.path is not None else 0
-        numbers = count(done + 2 if done else 1)  # the untrained method is validated, too, unless training continues
-        last_is_best = lambda _: {"auc": chosen.val_auc, "epoch": float(next(numbers))}  # noqa: E731
-        result = train(method, images, training, chosen.seed, last_is_best, resume)
+        result = train(method, images, training, chosen.seed, None, resume)
     else:  # the untrained method was the best
         result = TrainingResult(0, chosen.val_auc, [], {})
     bias = next(iter((chosen.calibration or {}).values())).bias

@@ -201,6 +201,19 @@ def checked_auc(margins: Margins) -> float:
     return auc
 
 
+@dataclass(frozen=True)
+class Validated:
+    """Validation metrics after an epoch, as fractions, and the name of the one that chooses the best epoch."""
+
+    metrics: Mapping[str, float]
+    chosen_by: str = "auc"
+
+    @property
+    def value(self) -> float:
+        """The metric that chooses the epoch, with its sign changed if it is a loss: higher is better."""
+        return (-1 if self.chosen_by == "loss" else 1) * self.metrics[self.chosen_by]
+
+
 ChooseBy = Callable[[Mapping[str, float]], float]  # seen, unseen, hm and auc as fractions -> number to maximise
 
 
@@ -217,7 +230,7 @@ class Validation:
     name: str = "auc"
     choose_by: ChooseBy | None = None
 
-    def __call__(self, method: Method[Any]) -> dict[str, float]:
+    def __call__(self, method: Method[Any]) -> Validated:
         candidates = self.labels.candidates("closed", "val")
         task = SplitScorer.of(method, candidates)
         columns = torch.from_numpy(np.searchsorted(candidates, self.examples.compositions.cpu().numpy()))
@@ -231,9 +244,9 @@ class Validation:
         margins = Margins.of(score_split(task, self.examples, self.labels, reader=reader).accumulator.competitors())
         auc = checked_auc(margins)
         if self.name in ("auc", "last"):
-            return {"auc": auc}
+            return Validated({"auc": auc})
         if self.name == "loss":
-            return {"auc": auc, "loss": float(torch.cat(losses).mean())}
+            return Validated({"auc": auc, "loss": float(torch.cat(losses).mean())}, "loss")
         curve = Curve.of(margins)
         metrics = {
             "seen": float(curve.seen_accuracies[0]),  # S, at a bias of -inf
@@ -244,7 +257,7 @@ class Validation:
         value: Any = metrics[self.name] if self.choose_by is None else self.choose_by(metrics)
         if not isinstance(value, numbers.Real) or not math.isfinite(value):
             raise DuplexError(f"select: {self.name} returned {value!r} for {metrics}; expected a finite number")
-        return {"auc": auc, self.name: float(value)}
+        return Validated({"auc": auc, self.name: float(value)}, self.name)
 
 
 def metric_name(choose_by: ChooseBy) -> str:

@@ -85,8 +85,8 @@ def test_validation_needs_images_of_seen_and_unseen_pairs():
     labels, method = small_labels(), small_method(Options(width=5))
     seen = labels.pairs["val"][labels.seen[labels.pairs["val"]]]
     with pytest.raises(DuplexError, match="has no images of unseen pairs"):
-        Validation(eight("val", seen), labels)(method)["auc"]
-    assert 0 <= Validation(eight("val"), labels)(method)["auc"] <= 1
+        Validation(eight("val", seen), labels)(method).metrics["auc"]
+    assert 0 <= Validation(eight("val"), labels)(method).metrics["auc"] <= 1
 
 
 def test_the_validation_auc_is_of_the_closed_world():
@@ -95,7 +95,7 @@ def test_the_validation_auc_is_of_the_closed_world():
     target = np.searchsorted(columns, examples.compositions.numpy())
     scores = SplitScorer.of(method, columns).scorer(examples.inputs)
     competitors = ScoreAccumulator(target, labels.seen[columns]).add(scores).competitors()
-    assert Validation(examples, labels)(method)["auc"] == pytest.approx(measure(competitors, 1, rounds=0).auc)
+    assert Validation(examples, labels)(method).metrics["auc"] == pytest.approx(measure(competitors, 1, rounds=0).auc)
 
 
 def numbers(statistics: ScoreAccumulator) -> Metrics:
@@ -160,7 +160,7 @@ def test_scoring_sets_the_method_to_evaluation_mode():
         lambda: SplitScorer.of(method, columns),
         lambda: term_sum_statistics(method, columns, eight("test"), labels),
         lambda: tune(method, eight("val"), labels),
-        lambda: Validation(eight("val"), labels)(method)["auc"],
+        lambda: Validation(eight("val"), labels)(method).metrics["auc"],
     ):
         method.train()
         ask()
@@ -238,7 +238,7 @@ def test_one_pass_per_world_gives_what_passes_of_their_own_give(monkeypatch, cap
     spec = SimpleNamespace(name="m", worlds=("closed", "open"))
     settings = SimpleNamespace(feasibility="auto", thresholds=7)
     _, found = tune_and_score(spec, method, inputs, val, settings)  # type: ignore[arg-type]
-    assert found["val_auc"] == Validation(val, labels)(method)["auc"]
+    assert found["val_auc"] == Validation(val, labels)(method).metrics["auc"]
     everywhere = score_split(SplitScorer.of(method, labels.candidates("open", "val")), val, labels)
     assert found["val_auc_all"] == AucComponents.of(Margins.of(everywhere.accumulator.competitors())).auc
     assert found["confidence"] == fit_confidence(method, val, labels)
