@@ -43,9 +43,9 @@ from duplex.project.sweep import SweepResult, SweptRun, grid, sweep, workers_and
 from duplex.report.claims import CLIP, backbone_of, benchmark_of, comparisons_of, counts_of, read_package_yaml
 from duplex.training.inputs import Data, InputRequest, require_configured_inputs
 from duplex.training.loop import make_optimiser, optimiser_step
+from duplex.training.recipes import BlockCost, block_cost
 from duplex.training.run import MethodSpec, initialised_method, reproducible
 from duplex.training.scoring import Validation
-from duplex.training.trials import BlockCost, block_cost
 
 PROJECT = Path("ablations")  # folder of the project with the paper's rows
 PUBLISHED = ArtifactPaths.root / "published"  # folder of runs by published recipes

@@ -59,7 +59,8 @@ def train_stage(
             auto, work = params.finetune(method, dataset), out.root / "recipes.partial"
             place = log_folder(spec.training.log, dataset, method, seed)
             if isinstance(auto, AutoFinetune):
-                from duplex.training.trials import Trial, Trials, search_block_counts
+                from duplex.training.recipes import search_block_counts
+                from duplex.training.trials import Trial, Trials
 
                 def hooks(trial: Trial) -> TrainingHooks:
                     return TrainingHooks(log=open_log(spec.training.log, place / trial.slug))

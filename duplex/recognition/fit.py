@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from duplex.artifacts import RunPaths, log_folder
-from duplex.config.params import EncoderParams, EvaluationParams, MethodEntry, load_params, shipped_project
+from duplex.config.params import EncoderParams, EvaluationParams
 from duplex.data.check import DataIssue, alike_labels, check_labels_of
 from duplex.data.contents import join_copies, looks_from_texts, near_copies, read_digests
 from duplex.data.download import local_source
@@ -51,8 +51,8 @@ from duplex.evaluation.probabilities import AnsweredImages
 from duplex.features.extract import encode_shared, user_cache
 from duplex.features.tokens import Examples
 from duplex.labels import Ints, LabelSpace, World, prompt_name
-from duplex.methods.registry import method_entry_point, parse_options
-from duplex.options import SourceOptions, TrainingOptions
+from duplex.methods.registry import method_entry_point
+from duplex.options import SourceOptions
 from duplex.recognition.answers import answers_with_labels
 from duplex.recognition.export import (
     RunFacts,
@@ -72,23 +72,22 @@ from duplex.training.checkpoint import with_checksum
 from duplex.training.inputs import Data, RunInputs, long_prompts
 from duplex.training.logs import TrainingHooks, open_log
 from duplex.training.loop import ResumePoint
-from duplex.training.run import MethodSpec, Run, evaluate_world, reproducible, train_on_all_images
-from duplex.training.scoring import Calibration
-from duplex.training.trials import (
+from duplex.training.recipes import (
     BlockCost,
     BlockRoom,
     ImageCounts,
+    Lineup,
     RecipeChoice,
-    Schedule,
-    Trial,
-    Trials,
+    SearchSpace,
     block_cost,
-    choose_depths,
+    choose_lineup,
     finetunable_blocks,
-    finetuned_recipes,
     search_recipes,
-    stored_schedule,
+    stored_lineup,
 )
+from duplex.training.run import Run, evaluate_world, reproducible, train_on_all_images
+from duplex.training.scoring import Calibration
+from duplex.training.trials import Trial, Trials
 
 LONGEST = 1800.0  # seconds that encoding may take on a CPU
 
@@ -335,16 +334,8 @@ def describe(data: LabelledFolder, say: Callable[[str], None]) -> None:
         say(f"note: {note}")
 
 
-NOTHING_TRAINED, TRAINED = "closed_form", "dual"  # methods of the package's params.yaml
-WITHOUT_TEXT = {NOTHING_TRAINED: "closed_form_visual", TRAINED: "dual_visual"}  # for encoders without a text tower
-RIVAL = "linear"  # two logistic regressions, measured beside the model
 LARGEST_RIVAL = 10**9  # training images x features x words; above, regressions take many minutes
-FROZEN_RATES = (1e-3, 1e-4)  # learning rates of prompts or linear heads on frozen features
-FROZEN_EPOCHS = 8  # of these, along half a cosine
-BATCH = 64
-WIDE_TEXT = 512  # width of a text tower from which on several threads train its prompts faster than one
 LARGEST_OPEN = 1 << 15  # pairs of states and objects up to which all of them are candidates
-SEED = 0
 Say = Callable[[str], None]
 
 
@@ -378,11 +369,11 @@ class FolderRecipes:
         return load_encoder(self.encoder.name, self.encoder.weights, towers="image", device=str(self.device))
 
     @cached_property
-    def text_width(self) -> int:
-        """Width of the text tower's token embeddings; 0 if the encoder has no text tower."""
+    def space(self) -> SearchSpace:
+        """The recipes to try, which depend on the encoder's text tower."""
         entry = self.encoder
         text = load_encoder(entry.name, entry.weights, towers="text", device=str(self.device)).text
-        return 0 if text is None else int(text.embedding([text.start]).shape[1])
+        return SearchSpace(0 if text is None else int(text.embedding([text.start]).shape[1]))
 
     @property
     def world(self) -> World:
@@ -417,14 +408,13 @@ class FolderRecipes:
     @cached_property
     def trials(self) -> Trials:
         """Store of the trained recipes, in a folder named by a digest of labels, features, code and device."""
-        kinds = [self._entry(name).kind for name in (NOTHING_TRAINED, TRAINED, RIVAL)]
         is_gpu = self.device.type == "cuda"
         key = {
             "contents": self.data.digests,
             "rows": self.data.manifest[["state", "object", "split"]].to_numpy().tolist(),
             "features": self.encoded.identity,
             "torch": torch.__version__,
-            "code": code_hash("train", modules=[method_entry_point(kind).module for kind in kinds]),
+            "code": code_hash("train", modules=[method_entry_point(kind).module for kind in self.space.kinds]),
             "device": torch.cuda.get_device_name(self.device) if is_gpu else torch.get_num_threads(),
         }
         folder = self.cache / f"recipes-{json_digest(key)[:16]}"
@@ -438,47 +428,25 @@ class FolderRecipes:
     def _accuracy(self, run: Run, val: Examples) -> float | None:
         return answers_with_labels(run.method, val, self.data.labels, run.record.confidence, self.world).accuracy
 
-    def levels(self, began: float) -> Iterator[list[Trial]]:
-        """Yield lists of recipes of equal cost: nothing trained, prompts, then blocks as far as the time limit allows.
-
-        Without a text tower, linear heads take the place of prompts.
+    def search(self, began: float) -> RecipeChoice:
+        """Try the recipes of the search space, and choose one by validation.
 
         began: `time.monotonic()` at which the time for training began.
         """
-        yield [Trial("nothing trained", self._spec(NOTHING_TRAINED))]
-        trained = "prompts" if self.text_width else "heads"
-        frozen = [Trial(f"{trained}, rate {rate:g}", self._spec(TRAINED, rate)) for rate in FROZEN_RATES]
-        yield frozen
-        beside_blocks = frozen[0]  # with blocks that train, prompts may train fast
-        schedule = stored_schedule(self.trials.folder, self.minutes, lambda: self._schedule(beside_blocks, began))
-        self.say(f"fine-tuning: {schedule.reason}")
-        training = replace(beside_blocks.spec.training, threads=torch.get_num_threads())
-        spec = replace(beside_blocks.spec, training=training)
-        yield from finetuned_recipes(spec, schedule.depths, schedule.rates, schedule.epochs)
+        frozen = [[self.space.nothing_trained], self.space.prompts]
+        return search_recipes(frozen, self._finetuned(began), self.trials.result, self.say)
 
-    def _entry(self, name: str) -> MethodEntry:
-        name = name if self.text_width else WITHOUT_TEXT.get(name, name)
-        return load_params(shipped_project() / "params.yaml").methods[name]
+    def _finetuned(self, began: float) -> Iterator[list[Trial]]:
+        lineup = stored_lineup(self.trials.folder, self.minutes, lambda: self._lineup(began))
+        self.say(f"fine-tuning: {lineup.reason}")
+        yield from self.space.finetuned(lineup)
 
-    def _spec(self, name: str, rate: float = FROZEN_RATES[0]) -> MethodSpec:
-        entry = self._entry(name)
-        training = TrainingOptions(
-            learning_rate=rate,
-            batch_size=BATCH,
-            epochs=FROZEN_EPOCHS,
-            schedule="cosine",
-            patience=FROZEN_EPOCHS // 2,
-            threads=1 if self.text_width < WIDE_TEXT else torch.get_num_threads(),
-        )
-        options = parse_options(entry.kind, entry.options_for(None))
-        return MethodSpec(name, entry.kind, options, training, ("closed",), "closed")
-
-    def _schedule(self, beside_blocks: Trial, began: float) -> Schedule:
+    def _lineup(self, began: float) -> Lineup:
         splits = self.data.manifest["split"].value_counts()
         counts = ImageCounts(int(splits["train"]), int(splits["val"]), len(self.data.manifest))
         left = 60 * self.minutes - (time.monotonic() - began)
-        epoch = self.trials.result(beside_blocks).epoch_seconds
-        return choose_depths(self.encoded.block_inputs, self._block_cost, counts, left, epoch)
+        epoch = self.trials.result(self.space.prompts[0]).epoch_seconds
+        return choose_lineup(self.encoded.block_inputs, self._block_cost, counts, left, epoch)
 
     def _block_cost(self, blocks: int) -> BlockCost:
         cost = block_cost(self.tower, blocks, blocks)
@@ -586,7 +554,7 @@ def _fit(recipes: FolderRecipes, out: Path, force: bool) -> Path:
     recipes = recipes.with_readable_images()
     began = time.monotonic()
     rival = _rival(recipes)  # first, so that the time limit includes it
-    choice = search_recipes(recipes.levels(began), recipes.trials.result, say)
+    choice = recipes.search(began)
     say(f"chosen: {choice.recipe.name}")
     recipes.trials.delete_paused()
     measured, answers = _measure(recipes, choice.recipe)
@@ -644,9 +612,8 @@ def _rival(recipes: FolderRecipes) -> str:
         return "two logistic regressions, for comparison, are left out: these images would take many minutes"
     if not all(known.all() for known in labels.trained_words):
         return "two logistic regressions, for comparison, are left out: some words have no training images"
-    trial = Trial("two logistic regressions", recipes._spec(RIVAL))
-    recipes.trials.result(trial)  # trains it
-    rival, _ = _measure(recipes, trial)
+    recipes.trials.result(recipes.space.rival)  # trains it
+    rival, _ = _measure(recipes, recipes.space.rival)
     return (
         f"two logistic regressions, for comparison: accuracy {rival['accuracy']:.1f} % ({rival['accuracy_seen']:.1f} % "
         f"for pairs with training images, {rival['accuracy_unseen']:.1f} % for new pairs), "
