@@ -52,7 +52,8 @@ from duplex.recognition.export import (
     write_fit,
     write_statistics,
 )
-from duplex.recognition.fit import distinct_images, require_known_words
+from duplex.recognition.fit import require_known_words
+from duplex.recognition.labelled_folder import distinct_images
 from duplex.recognition.recognizer import Recognizer, encode_files
 from duplex.recognition.trained import MODEL, ExportedModel
 from duplex.system.files import named_path, replace_folder

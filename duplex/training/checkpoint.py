@@ -1,8 +1,9 @@
 """Write and read model files, such as checkpoints: a trained method's tensors and its `TrainingRecord`.
 
-A model file is a safetensors file with a JSON header under the metadata key `duplex`: `format` (the version), `holds`
-(the kind of file), `tensors` (sha256 of their names, types, shapes and values), the fields of its kind, and `checksum`
-(sha256 of all these). Nothing is pickled. Equal content gives equal bytes.
+A model file is a safetensors file with a JSON header under the metadata key `duplex`: `format`
+(the version), `holds` (the kind of file), `tensors` (sha256 of their names, types, shapes and
+values), the fields of its kind, and `checksum` (sha256 of all these). Nothing is pickled. Equal
+content gives equal bytes.
 """
 
 from __future__ import annotations
@@ -221,8 +222,9 @@ def check_inputs(place: object, record: TrainingRecord, labels: LabelSpace, enco
 def load_checkpoint(checkpoint: Path | ModelHeader, context: MethodContext, encoder: Mapping[str, str]) -> Method[Any]:
     """Load a trained method for evaluation; prints a line to stderr if a plug-in's code changed since training.
 
-    Raises `DuplexError` if the labels or the encoder differ from those of training, or if the tensors are damaged or do
-    not fit the method. `encoder`: the fields that identify the encoder in use.
+    Raises `DuplexError` if the labels or the encoder differ from those of training, or if the
+    tensors are damaged or do not fit the method. `encoder`: the fields that identify the encoder
+    in use.
     """
     checkpoint = read_checkpoint_header(checkpoint) if isinstance(checkpoint, Path) else checkpoint
     path, record = checkpoint.path, checkpoint.record

@@ -1,7 +1,7 @@
 """What a caller can pass to training besides options: functions called after each step and epoch, and training logs.
 
-A package registers a log as an entry point of the group `duplex.training_logs`: a function that gets a folder and
-returns a `TrainingLog`. A built-in log imports its package when it is opened.
+A package registers a log as an entry point of the group `duplex.training_logs`: a function that
+gets a folder and returns a `TrainingLog`. A built-in log imports its package when it is opened.
 """
 
 from __future__ import annotations
@@ -212,7 +212,8 @@ BUILT_IN: dict[str, Callable[[Path], TrainingLog]] = {
 def open_log(name: str, folder: Path) -> TrainingLog | None:
     """Open the training log `name` in a folder; None for the name `none`.
 
-    name: one of `BUILT_IN`, `none` or the name of a package's entry point in the group `duplex.training_logs`.
+    name: one of `BUILT_IN`, `none` or the name of a package's entry point in the group
+        `duplex.training_logs`.
     """
     registered = {point.name: point for point in entry_points(group=GROUP)}
     require(name, dict.fromkeys([*BUILT_IN, *registered, NONE]), "training.log")

@@ -74,8 +74,9 @@ def make_schedule(
 def rate_share(epoch: int, settings: TrainingOptions) -> float:
     """The factor by which the learning rate is multiplied in an epoch, counted from 0.
 
-    The factor rises to 1 in equal steps over `warm_up` epochs. Then the schedule `step` multiplies it by `decay` every
-    `decay_every` epochs, `cosine` lowers it along half a cosine to 0 at the end, and `constant` keeps it.
+    The factor rises to 1 in equal steps over `warm_up` epochs. Then the schedule `step` multiplies
+    it by `decay` every `decay_every` epochs, `cosine` lowers it along half a cosine to 0 at the
+    end, and `constant` keeps it.
     """
     if epoch < settings.warm_up:
         return (epoch + 1) / (settings.warm_up + 1)
@@ -96,7 +97,8 @@ MARGIN = 0.9  # all threads are taken where they need at most this share of one 
 def choose_threads(method: Method[Any], images: Batch, batch_size: int) -> tuple[int, dict[int, float]]:
     """Choose the number of CPU threads for training a method; also returns the seconds per step for each number tried.
 
-    Training steps of a copy of the method are timed; a method that cannot be copied gets all threads.
+    Training steps of a copy of the method are timed; a method that cannot be copied gets all
+    threads.
     """
     every = torch.get_num_threads()
     if every == 1 or images.compositions.device.type != "cpu":
@@ -123,8 +125,9 @@ def choose_threads(method: Method[Any], images: Batch, batch_size: int) -> tuple
 def time_threads(step: Callable[[], None], counts: tuple[int, ...], rounds: int = ROUNDS) -> dict[int, float]:
     """The median seconds of a step for each number of threads in `counts`.
 
-    In each of `rounds` rounds, every count is timed once, so that the load of other programs affects all equally. A
-    count that needs more than four times as long as the fastest is left out of further rounds.
+    In each of `rounds` rounds, every count is timed once, so that the load of other programs
+    affects all equally. A count that needs more than four times as long as the fastest is left out
+    of further rounds.
     """
     taken: dict[int, list[float]] = {count: [] for count in counts}
     torch.set_num_threads(min(counts))
@@ -247,7 +250,8 @@ def shuffled_rows(images: Batch, order: torch.Generator) -> Tensor:
 class EpochLosses:
     """Mean of each loss term over an epoch's images, for progress bars, logs and the training history.
 
-    Terms of several steps are read from the device at once, because each read waits until the device is idle.
+    Terms of several steps are read from the device at once, because each read waits until the
+    device is idle.
     """
 
     def __init__(self, epoch: int, settings: TrainingOptions) -> None:
@@ -290,8 +294,9 @@ def optimiser_step(
 ) -> dict[str, Tensor]:
     """Take one optimiser step on the images with the indices `rows`; returns the mean of each loss term.
 
-    A step consists of `accumulate` batches. Tensors that these share (`Method.shared`, such as encoded text) are
-    computed only once; their gradients are summed and propagated once. Nothing in a step waits for the device.
+    A step consists of `accumulate` batches. Tensors that these share (`Method.shared`, such as
+    encoded text) are computed only once; their gradients are summed and propagated once. Nothing
+    in a step waits for the device.
     """
     optimiser.zero_grad(set_to_none=True)
     method.before_step(images.compositions_np[rows.cpu().numpy()])
@@ -327,7 +332,8 @@ def learning_rates(optimiser: torch.optim.Optimizer) -> tuple[float, ...]:
 def prefetch(images: Batch, steps: Iterable[Tensor]) -> Iterator[tuple[Batch, Tensor]]:
     """For each step (`steps`: image indices), yield a batch and the positions in it of the images that the step uses.
 
-    With inputs in memory, the batch is always `images`; with inputs on disk, it is the step's images, read ahead.
+    With inputs in memory, the batch is always `images`; with inputs on disk, it is the step's
+    images, read ahead.
     """
     on_disk: list[Any] = [values for values in images.inputs.values() if not isinstance(values, Tensor)]
     if not on_disk:
@@ -382,8 +388,8 @@ def train(
 
     Epoch 0 is the untrained method; a method without parameters to train has no other epoch.
 
-    validate: called after epochs; returns the AUC, or metrics and the name of the one that chooses the best epoch.
-        None: the last epoch is kept.
+    validate: called after epochs; returns the AUC, or metrics and the name of the one that chooses
+        the best epoch. None: the last epoch is kept.
     """
     if not len(examples):
         raise DuplexError(

@@ -1,22 +1,27 @@
 """The search over training recipes, by which `finetune: auto` and `duplex fit` choose how much to train.
 
-A *recipe* is a trial of such a search: nothing trained, prompts, or prompts with one, two, four … fine-tuned blocks of
-the image tower. Recipes are tried in order of cost, the cheapest first. A recipe replaces the best one so far if its
-validation AUC is higher by more than the standard error of the difference,
+A *recipe* is a trial of such a search: nothing trained, prompts, or prompts with one, two, four …
+fine-tuned blocks of the image tower. Recipes are tried in order of cost, the cheapest first. A
+recipe replaces the best one so far if its validation AUC is higher by more than the standard error
+of the difference,
 
     AUC' - AUC > SE(AUC' - AUC),    by DeLong's formula over the same validation images.
 
-Of recipes with equal costs, such as two learning rates of prompts, the one with the highest AUC replaces it.
+Of recipes with equal costs, such as two learning rates of prompts, the one with the highest AUC
+replaces it.
 
-Recipes with fine-tuned blocks are first compared with each other, after the same two epochs of each. Any gain in AUC
-decides, as recipes recognise images equally fast once they are trained. Several learning rates are tried at the
-smallest number of blocks, and all larger numbers use the best of them. Two numbers of blocks in a row without a gain
-are the last. Only the best of these recipes is trained to its end and compared with those without blocks. If its last
-epoch was its best, it is trained again for twice as many epochs, as long as time is left and validation AUC rises.
+Recipes with fine-tuned blocks are first compared with each other, after the same two epochs of
+each. Any gain in AUC decides, as recipes recognise images equally fast once they are trained.
+Several learning rates are tried at the smallest number of blocks, and all larger numbers use the
+best of them. Two numbers of blocks in a row without a gain are the last. Only the best of these
+recipes is trained to its end and compared with those without blocks. If its last epoch was its
+best, it is trained again for twice as many epochs, as long as time is left and validation AUC
+rises.
 
-A *lineup* says which recipes with fine-tuned blocks fit into a time limit. `finetunable_blocks` finds how many blocks
-can be fine-tuned at all, `block_cost` times these on random inputs, and `choose_lineup` chooses. The lineup is stored:
-an interrupted search continues with the same recipes, even if the machine is faster or slower then.
+A *lineup* says which recipes with fine-tuned blocks fit into a time limit. `finetunable_blocks`
+finds how many blocks can be fine-tuned at all, `block_cost` times these on random inputs, and
+`choose_lineup` chooses. The lineup is stored: an interrupted search continues with the same
+recipes, even if the machine is faster or slower then.
 """
 
 from __future__ import annotations
@@ -76,7 +81,8 @@ def search_recipes(
     """Try recipes, the cheapest first, and choose one by validation AUC; the module's docstring has the rules.
 
     frozen: lists of recipes of equal cost, such as two learning rates, without fine-tuned blocks.
-    finetuned: lists of recipes with a number of fine-tuned blocks; read once those without blocks are trained.
+    finetuned: lists of recipes with a number of fine-tuned blocks; read once those without blocks
+        are trained.
     train: function that trains a recipe and returns its result.
     report: function that is called with a line of text per recipe.
     """
@@ -116,7 +122,8 @@ def best_frozen(levels: Iterable[Sequence[Trial]], attempt: Attempts) -> Attempt
 def best_depth(levels: Iterable[Sequence[Trial]], frozen: Attempt, attempt: Attempts) -> Attempt | None:
     """Try recipes with fine-tuned blocks up to their pause; returns the one with the highest AUC, or None without any.
 
-    Ends after `FAILURES` numbers of blocks without a gain. After the first number, only its best rate is tried.
+    Ends after `FAILURES` numbers of blocks without a gain. After the first number, only its best
+    rate is tried.
     """
     best: Attempt | None = None
     failures = 0
@@ -263,8 +270,9 @@ def finetuned_recipes(
 ) -> list[list[Trial]]:
     """Recipes that train a method together with the image tower's last blocks, each paused after two epochs.
 
-    Returns one list per number of blocks, with a recipe per learning rate of the blocks. The method keeps its own rate,
-    but trains along half a cosine, without warm-up, and stops if validation AUC has not risen for half of the epochs.
+    Returns one list per number of blocks, with a recipe per learning rate of the blocks. The
+    method keeps its own rate, but trains along half a cosine, without warm-up, and stops if
+    validation AUC has not risen for half of the epochs.
 
     epochs: numbers of epochs of a recipe's complete trainings (`Trial.longer`).
     """
@@ -295,8 +303,8 @@ class BlockRoom:
 def finetunable_blocks(encoder: Encoder, images: int, folder: Path, depths: Sequence[int] = DEPTHS) -> BlockRoom:
     """Find how many last blocks of the image tower can be fine-tuned at most, and what limits the number.
 
-    The tower must be of a kind that can be cut before these blocks, and their inputs, cached for all images, must fit
-    into half of the free space of the disk of `folder`, which need not exist.
+    The tower must be of a kind that can be cut before these blocks, and their inputs, cached for
+    all images, must fit into half of the free space of the disk of `folder`, which need not exist.
     """
     existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
     free = shutil.disk_usage(existing).free
@@ -329,7 +337,8 @@ def block_cost(encoder: Encoder, blocks: int, cached: int, images: int = TIMED_I
 
     Random numbers stand in for the blocks' inputs. The fastest of three passes counts.
 
-    cached: number of last blocks that a pass runs, at least `blocks`; all before the last `blocks` are frozen.
+    cached: number of last blocks that a pass runs, at least `blocks`; all before the last `blocks`
+        are frozen.
     """
     cut = last_blocks(encoder, cached)
     x = torch.randn(images, *block_input_shape(encoder, cached), device=encoder.device)
@@ -380,10 +389,11 @@ def choose_lineup(
 ) -> Lineup:
     """Choose the numbers of fine-tuned blocks and the learning rates that a search tries within `budget` seconds.
 
-    Of the numbers `DEPTHS` up to `depth`, the largest that fits the budget is always tried; if none fits, the lineup
-    is empty. If time remains, all smaller ones are tried as well or, if it is too short for all, only the smallest.
-    Time left then goes to more learning rates for the smallest, and then to more epochs of the best. Predicted times
-    include a final fit with the largest.
+    Of the numbers `DEPTHS` up to `depth`, the largest that fits the budget is always tried; if
+    none fits, the lineup is empty. If time remains, all smaller ones are tried as well or, if it
+    is too short for all, only the smallest. Time left then goes to more learning rates for the
+    smallest, and then to more epochs of the best. Predicted times include a final fit with the
+    largest.
 
     cost: number of blocks -> measured seconds per image.
     epoch_seconds: duration of an epoch without fine-tuned blocks.
@@ -444,7 +454,8 @@ def search_block_counts(
 ) -> Run:
     """Train with several numbers of fine-tuned blocks and return the run that validation chooses.
 
-    The run's metadata has a table of all recipes tried. Keep the files of `runs` until the run is saved.
+    The run's metadata has a table of all recipes tried. Keep the files of `runs` until the run is
+    saved.
     """
 
     def report(line: str) -> None:

@@ -1,7 +1,8 @@
 """Trials: trainings that are compared by validation, each in a folder named by a digest of settings, seed and data.
 
-`duplex tune` tries a grid of trials; `finetune: auto` and `duplex fit` search for a recipe (`training/recipes`). A
-trial whose files exist is not trained again, and an interrupted one continues.
+`duplex tune` tries a grid of trials; `finetune: auto` and `duplex fit` search for a recipe
+(`training/recipes`). A trial whose files exist is not trained again, and an interrupted one
+continues.
 """
 
 from __future__ import annotations
@@ -91,8 +92,8 @@ class TrialResult:
 class Trials:
     """Store of the trials on one data set, each with a folder of its own inside `folder`.
 
-    Results and tensors are always read from files, even those of a trial trained in this process, so that an
-    interrupted search makes the same choice.
+    Results and tensors are always read from files, even those of a trial trained in this process,
+    so that an interrupted search makes the same choice.
     """
 
     folder: Path

@@ -144,7 +144,7 @@ def test_corrected_labels_and_renamed_files_encode_nothing_again(fitted, drawn, 
     folder, out = shutil.copytree(drawn, tmp_path / "shop"), tmp_path / "model"
     (folder / "red" / "star" / "0003.png").rename(folder / "blue" / "heart" / "corrected.png")
     monkeypatch.setattr(extraction, "extract", None)
-    monkeypatch.setattr(fit.FolderRecipes, "search", only_the_first)
+    monkeypatch.setattr(fit.FolderFit, "search", only_the_first)
     fit.fit_folder(folder, out, encoder="tiny", say=lambda _: None)
     assert (out / "model.safetensors").read_bytes() != (model / "model.safetensors").read_bytes()
 
@@ -191,7 +191,7 @@ def test_an_unreadable_image_is_counted_nowhere(drawn, tmp_path, monkeypatch):
     folder, images = shutil.copytree(drawn, tmp_path / "shop"), 8 * (len(STATES) * len(OBJECTS) - len(LACKING))
     (folder / "blue" / "star").mkdir()
     (folder / "blue" / "star" / "0003.png").write_bytes(b"no image")  # the only one of its pair
-    monkeypatch.setattr(fit.FolderRecipes, "search", only_the_first)
+    monkeypatch.setattr(fit.FolderFit, "search", only_the_first)
     lines: list[str] = []
     model = fit.fit_folder(folder, tmp_path / "model", encoder="tiny", say=lines.append)
     record = read_fit(model)
@@ -213,7 +213,7 @@ def test_the_logistic_regressions_are_left_out_if_a_word_has_no_training_image(d
         (f"dotted/star/{path.name}", "dotted", "star", "test") for path in draw_pair(folder, "dotted", "star", range(4))
     ]
     pd.concat([table, pd.DataFrame(new, columns=list(table))]).to_csv(folder / "table.csv", index=False)
-    monkeypatch.setattr(fit.FolderRecipes, "search", only_the_first)
+    monkeypatch.setattr(fit.FolderFit, "search", only_the_first)
     lines: list[str] = []
     fit.fit_folder(folder / "table.csv", tmp_path / "model", encoder="tiny", say=lines.append)
     assert "two logistic regressions, for comparison, are left out: some words have no training images" in lines
