@@ -1,4 +1,4 @@
-"""The search over training recipes, by which `finetune: auto` and `duplex fit` choose how much to train.
+"""The search over recipes, by which `finetune: auto` and `duplex fit` choose how much to train.
 
 A *recipe* is a trial of such a search: nothing trained, prompts, or prompts with one, two, four …
 fine-tuned blocks of the image tower. Recipes are tried in order of cost, the cheapest first. A
@@ -31,6 +31,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,7 @@ class Attempt:
     result: TrialResult
 
 
-Attempts = Callable[[Trial, Attempt | None], Attempt]  # tries a recipe and compares it with another attempt
+TryRecipe = Callable[[Trial, Attempt | None], Attempt]  # also compares it with an earlier attempt
 AUC = attrgetter("result.auc")
 
 
@@ -78,7 +79,7 @@ def search_recipes(
     train: Callable[[Trial], TrialResult],
     report: Callable[[str], None],
 ) -> RecipeChoice:
-    """Try recipes, the cheapest first, and choose one by validation AUC; the module's docstring has the rules.
+    """Try recipes, the cheapest first, and choose one by validation AUC and the rules above.
 
     frozen: lists of recipes of equal cost, such as two learning rates, without fine-tuned blocks.
     finetuned: lists of recipes with a number of fine-tuned blocks; read once those without blocks
@@ -104,26 +105,28 @@ def search_recipes(
     return RecipeChoice(best.recipe, tuple(table))
 
 
-def best_frozen(levels: Iterable[Sequence[Trial]], attempt: Attempts) -> Attempt:
-    """Try all recipes without fine-tuned blocks; returns the last one whose gain over cheaper ones exceeds its error.
+def best_frozen(levels: Iterable[Sequence[Trial]], attempt: TryRecipe) -> Attempt:
+    """Try all recipes; returns the last whose gain over cheaper ones exceeds the gain's error.
 
     Of several recipes of equal cost with such a gain, the one with the highest AUC counts.
     """
     best: Attempt | None = None
     for level in levels:
-        tried = [attempt(recipe, best) for recipe in level]
-        gaining = [each for each in tried if best is None or gain_exceeds_error(each.result, best.result)]
+        gaining = [attempt(recipe, best) for recipe in level]
+        if best is not None:
+            cheaper = best.result
+            gaining = [each for each in gaining if gain_exceeds_error(each.result, cheaper)]
         best = max(gaining, key=AUC, default=best)
     if best is None:
         raise DuplexError("there is no recipe to try; give at least one")
     return best
 
 
-def best_depth(levels: Iterable[Sequence[Trial]], frozen: Attempt, attempt: Attempts) -> Attempt | None:
-    """Try recipes with fine-tuned blocks up to their pause; returns the one with the highest AUC, or None without any.
+def best_depth(levels: Iterable[Sequence[Trial]], frozen: Attempt, attempt: TryRecipe) -> Attempt | None:
+    """Try recipes with fine-tuned blocks up to their pause; returns the best, None without any.
 
-    Ends after `FAILURES` numbers of blocks without a gain. After the first number, only its best
-    rate is tried.
+    Ends after `FAILURES` numbers of blocks in a row without a gain in AUC. After the first number
+    of blocks, only its best rate is tried.
     """
     best: Attempt | None = None
     failures = 0
@@ -140,10 +143,10 @@ def best_depth(levels: Iterable[Sequence[Trial]], frozen: Attempt, attempt: Atte
     return best
 
 
-def extend(paused: Attempt, frozen: Attempt, attempt: Attempts) -> Attempt:
-    """Train a paused recipe to its end, then with more epochs while that pays; returns the best of these and `frozen`.
+def extend(paused: Attempt, frozen: Attempt, attempt: TryRecipe) -> Attempt:
+    """Train a paused recipe to its end, then longer as long as AUC rises; returns the best.
 
-    The first must gain more than the error over `frozen`; any gain is enough for the others.
+    If it gains no more over `frozen` than the error of the gain, `frozen` is the best.
     """
     best = frozen
     for recipe in paused.recipe.longer:
@@ -161,17 +164,19 @@ def extend(paused: Attempt, frozen: Attempt, attempt: Attempts) -> Attempt:
 
 
 def gain_exceeds_error(dearer: TrialResult, cheaper: TrialResult) -> bool:
-    """Whether the costlier trial's validation AUC is higher by more than the standard error of the difference."""
+    """Whether the costlier trial's AUC is higher by more than the difference's standard error."""
     difference = dearer.components.minus(cheaper.components)
     gain, error = difference.auc, difference.standard_error
     return gain is not None and gain > (error or 0.0)
 
 
 def recipe_row(recipe: Trial, result: TrialResult, best: TrialResult | None) -> dict[str, Any]:
-    """A recipe's row in the table: validation AUC in percent, gain over the best so far, standard errors of both."""
+    """A recipe's row in the table: validation AUC in percent, gain over `best`, their errors."""
     own = result.components
     row: dict[str, Any] = {"recipe": recipe.name, "blocks": recipe.blocks}
-    row |= {"rate": recipe.rate, "epochs": recipe.pause or recipe.spec.training.epochs} if recipe.blocks else {}
+    if recipe.blocks:
+        row["rate"] = recipe.rate
+        row["epochs"] = recipe.pause or recipe.spec.training.epochs
     row |= {"auc": result.auc, "error": _percent(own.standard_error)}
     if best is not None:
         difference = own.minus(best.components)
@@ -180,7 +185,7 @@ def recipe_row(recipe: Trial, result: TrialResult, best: TrialResult | None) -> 
 
 
 def recipe_line(row: Mapping[str, Any], result: TrialResult) -> str:
-    """One line of text about a recipe that was tried: validation AUC, accuracy, gain over the best so far, seconds."""
+    """One line of text about a recipe that was tried: validation AUC, accuracy, gain, seconds."""
     parts = [f"{row['recipe']:<31} validation AUC {row['auc']:5.1f}"]
     if row["accuracy"] is not None:
         parts.append(f"accuracy {row['accuracy']:5.1f} %")
@@ -197,16 +202,17 @@ def _percent(value: float | None) -> float | None:
 NOTHING_TRAINED = "closed_form"  # methods of the package's params.yaml
 TRAINED = "dual"
 RIVAL = "linear"  # two logistic regressions, measured beside the model
-WITHOUT_TEXT = {NOTHING_TRAINED: "closed_form_visual", TRAINED: "dual_visual"}  # for encoders without a text tower
+# For encoders without a text tower
+WITHOUT_TEXT = {NOTHING_TRAINED: "closed_form_visual", TRAINED: "dual_visual"}
 FROZEN_RATES = (1e-3, 1e-4)  # learning rates of prompts or linear heads on frozen features
 FROZEN_EPOCHS = 8  # of these, along half a cosine
 BATCH = 64
-WIDE_TEXT = 512  # width of a text tower from which on several threads train its prompts faster than one
+WIDE_TEXT = 512  # width of a text tower from which several threads train prompts faster
 
 
 @dataclass(frozen=True)
 class SearchSpace:
-    """The recipes that `duplex fit` tries; without a text tower, linear heads take the place of prompts."""
+    """The recipes that `duplex fit` tries; linear heads replace prompts without a text tower."""
 
     text_width: int  # of the text tower's token embeddings; 0: the encoder has no text tower
 
@@ -225,12 +231,13 @@ class SearchSpace:
 
     @property
     def prompts(self) -> list[Trial]:
-        """Recipes that train prompts or heads, one per learning rate; blocks are fine-tuned beside the first."""
-        trained = "prompts" if self.text_width else "heads"
-        return [Trial(f"{trained}, rate {rate:g}", self._spec(TRAINED, rate)) for rate in FROZEN_RATES]
+        """Recipes that train prompts or heads on frozen features, one per learning rate."""
+        name = "prompts" if self.text_width else "heads"
+        specs = {rate: self._spec(TRAINED, rate) for rate in FROZEN_RATES}
+        return [Trial(f"{name}, rate {rate:g}", spec) for rate, spec in specs.items()]
 
     def finetuned(self, lineup: Lineup) -> list[list[Trial]]:
-        """Recipes with fine-tuned blocks beside prompts, which may train fast then: `finetuned_recipes`."""
+        """Recipes with fine-tuned blocks beside prompts, which then train at their higher rate."""
         spec = self.prompts[0].spec
         spec = replace(spec, training=replace(spec.training, threads=torch.get_num_threads()))
         return finetuned_recipes(spec, lineup.depths, lineup.rates, lineup.epochs)
@@ -255,7 +262,7 @@ class SearchSpace:
 
 DEPTHS = (1, 2, 4, 8)  # numbers of fine-tuned blocks, the cheapest first
 RATES = (3e-4, 1e-3)  # learning rates of fine-tuned blocks
-EPOCHS = (6, 12, 24)  # of a recipe with fine-tuned blocks, along half a cosine: the first, or more if it is the best
+EPOCHS = (6, 12, 24)  # of a recipe with fine-tuned blocks; more than the first only of the best
 PAUSE = 2  # epochs after which recipes with fine-tuned blocks are compared
 DISK_SHARE = 0.5  # of the free space that block inputs may take
 TIMED_IMAGES = 64
@@ -268,7 +275,7 @@ def finetuned_recipes(
     epochs: Sequence[int] = EPOCHS[:1],
     seed: int = 0,
 ) -> list[list[Trial]]:
-    """Recipes that train a method together with the image tower's last blocks, each paused after two epochs.
+    """Recipes that train a method with the image tower's last blocks, paused after two epochs.
 
     Returns one list per number of blocks, with a recipe per learning rate of the blocks. The
     method keeps its own rate, but trains along half a cosine, without warm-up, and stops if
@@ -283,9 +290,15 @@ def finetuned_recipes(
         whole = []
         for number in epochs:
             training = replace(
-                spec.training, epochs=number, schedule="cosine", warm_up=0, patience=number // 2, validate_every=1
+                spec.training,
+                epochs=number,
+                schedule="cosine",
+                warm_up=0,
+                patience=number // 2,
+                validate_every=1,
             )
-            whole.append(Trial(f"{name}, {number} epochs", replace(spec, training=training, finetune=options), seed))
+            tuned = replace(spec, training=training, finetune=options)
+            whole.append(Trial(f"{name}, {number} epochs", tuned, seed))
         return Trial(f"{name}, epoch {PAUSE}", whole[0].spec, seed, PAUSE, tuple(whole))
 
     return [[recipe(blocks, rate) for rate in rates] for blocks in depths]
@@ -293,7 +306,7 @@ def finetuned_recipes(
 
 @dataclass(frozen=True)
 class BlockRoom:
-    """How many of the last blocks of an image encoder can be fine-tuned at most, and the reason for this limit."""
+    """How many of an image tower's last blocks can be fine-tuned, and what limits the number."""
 
     depth: int  # the largest number of blocks of `DEPTHS`; 0: none
     image_bytes: int  # bytes per image that the inputs of `depth` blocks take in the cache
@@ -301,7 +314,7 @@ class BlockRoom:
 
 
 def finetunable_blocks(encoder: Encoder, images: int, folder: Path, depths: Sequence[int] = DEPTHS) -> BlockRoom:
-    """Find how many last blocks of the image tower can be fine-tuned at most, and what limits the number.
+    """Find how many last blocks of the image tower can be fine-tuned at most.
 
     The tower must be of a kind that can be cut before these blocks, and their inputs, cached for
     all images, must fit into half of the free space of the disk of `folder`, which need not exist.
@@ -317,23 +330,25 @@ def finetunable_blocks(encoder: Encoder, images: int, folder: Path, depths: Sequ
         shapes = WantedOutputs(block_inputs=depth).row_shapes(encoder)
         size = sum(row_bytes(name, shape) for name, shape in shapes.items())
         if images * size > DISK_SHARE * free:
-            reason = f"inputs of {depth} block{'s' * (depth > 1)} take {images * size / 1e9:.1f} of {free / 1e9:.1f}"
-            return replace(room, reason=f"{reason} GB free")
-        room = BlockRoom(depth, size, f"their inputs take {images * size / 1e6:,.0f} MB of {free / 1e9:,.1f} GB free")
+            blocks = "1 block" if depth == 1 else f"{depth} blocks"
+            taken = f"inputs of {blocks} take {images * size / 1e9:.1f} of {free / 1e9:.1f} GB free"
+            return replace(room, reason=taken)
+        taken = f"their inputs take {images * size / 1e6:,.0f} MB of {free / 1e9:,.1f} GB free"
+        room = BlockRoom(depth, size, taken)
     return room
 
 
 @dataclass(frozen=True)
 class BlockCost:
-    """Measured seconds per image: to train an image tower's last blocks, to run them, and to compute their inputs."""
+    """Measured seconds per image of an image tower's last blocks."""
 
     train: float  # forward and backward
     forward: float
-    inputs: float = 0.0  # to compute the blocks' inputs from cached inputs of more blocks, once before the first epoch
+    inputs: float = 0.0  # to compute their inputs from those of more blocks, before the first epoch
 
 
 def block_cost(encoder: Encoder, blocks: int, cached: int, images: int = TIMED_IMAGES) -> BlockCost:
-    """Measure how many seconds per image it takes to train the last blocks, and to run them without training.
+    """Measure how many seconds per image it takes to train the last blocks, and to run them only.
 
     Random numbers stand in for the blocks' inputs. The fastest of three passes counts.
 
@@ -342,7 +357,9 @@ def block_cost(encoder: Encoder, blocks: int, cached: int, images: int = TIMED_I
     """
     cut = last_blocks(encoder, cached)
     x = torch.randn(images, *block_input_shape(encoder, cached), device=encoder.device)
-    parameters = [parameter for block in cut.blocks[cached - blocks :] for parameter in block.parameters()]
+    parameters: list[torch.nn.Parameter] = []
+    for block in cut.blocks[cached - blocks :]:
+        parameters += block.parameters()
     before = [parameter.requires_grad for parameter in parameters]
 
     def seconds(train: bool) -> float:
@@ -366,7 +383,7 @@ def block_cost(encoder: Encoder, blocks: int, cached: int, images: int = TIMED_I
 
 @dataclass(frozen=True)
 class Lineup:
-    """Which numbers of fine-tuned blocks and which learning rates a search tries, and how long this should take."""
+    """Numbers of fine-tuned blocks and learning rates that a search tries, and the time."""
 
     depths: tuple[int, ...]  # numbers of blocks to fine-tune, one after another
     rates: tuple[float, ...]  # learning rates to try at the first depth
@@ -377,7 +394,7 @@ class Lineup:
 
 @dataclass(frozen=True)
 class ImageCounts:
-    """Numbers of images for training, validation and the final fit, to predict how long a search takes."""
+    """Numbers of images, from which the time that a search takes is predicted."""
 
     train: int
     val: int
@@ -387,7 +404,7 @@ class ImageCounts:
 def choose_lineup(
     depth: int, cost: Callable[[int], BlockCost], sizes: ImageCounts, budget: float, epoch_seconds: float
 ) -> Lineup:
-    """Choose the numbers of fine-tuned blocks and the learning rates that a search tries within `budget` seconds.
+    """Choose the numbers of fine-tuned blocks and learning rates to try in `budget` seconds.
 
     Of the numbers `DEPTHS` up to `depth`, the largest that fits the budget is always tried; if
     none fits, the lineup is empty. If time remains, all smaller ones are tried as well or, if it
@@ -404,26 +421,32 @@ def choose_lineup(
         total = 0.0
         for place, blocks in enumerate(depths):
             each = costs[blocks]
-            epoch = epoch_seconds + sizes.train * (each.train + each.forward) + sizes.val * each.forward
-            total += PAUSE * epoch * (tried if place == 0 else 1) + sizes.final * each.inputs
+            training = sizes.train * (each.train + each.forward)
+            epoch = epoch_seconds + training + sizes.val * each.forward
+            rates = tried if place == 0 else 1
+            total += PAUSE * epoch * rates + sizes.final * each.inputs
         total += (sum(EPOCHS[:longest]) - PAUSE) * epoch  # of the largest
-        last, share = costs[depths[-1]], sizes.final / max(1, sizes.train)
-        return total + EPOCHS[longest - 1] * (share * epoch_seconds + sizes.final * (last.train + last.forward))
+        share = sizes.final / max(1, sizes.train)
+        final_epoch = share * epoch_seconds + sizes.final * (each.train + each.forward)
+        return total + EPOCHS[longest - 1] * final_epoch
 
     possible = tuple(costs)
     for end in range(len(possible), 0, -1):
         for depths, tried in _depth_choices(possible[:end], len(RATES)):
-            fitting = [n for n in range(1, len(EPOCHS) + 1) if predicted(depths, tried, n) <= budget]
+            times = [predicted(depths, tried, number + 1) for number in range(len(EPOCHS))]
+            fitting = [each for each in times if each <= budget]  # more epochs take longer
             if fitting:
-                epochs, seconds = EPOCHS[: fitting[-1]], predicted(depths, tried, fitting[-1])
+                epochs = EPOCHS[: len(fitting)]
                 listed = ", ".join(map(str, depths))
-                reason = f"blocks {listed}, up to {epochs[-1]} epochs: at most {_duration(seconds)}"
-                return Lineup(depths, RATES[:tried], epochs, seconds, reason)
+                limit = _duration(fitting[-1])
+                reason = f"blocks {listed}, up to {epochs[-1]} epochs: at most {limit}"
+                return Lineup(depths, RATES[:tried], epochs, fitting[-1], reason)
     if not possible:
         return Lineup((), (), (), 0.0, "no block of the encoder can be fine-tuned")
     least = min(predicted((blocks,), 1) for blocks in possible)
     left = _duration(max(budget, 0.0))
-    return Lineup((), (), (), 0.0, f"fine-tuning takes at least {_duration(least)}, and {left} are left")
+    reason = f"fine-tuning takes at least {_duration(least)}, and {left} are left"
+    return Lineup((), (), (), 0.0, reason)
 
 
 def _duration(seconds: float) -> str:
@@ -431,15 +454,16 @@ def _duration(seconds: float) -> str:
 
 
 def _depth_choices(depths: tuple[int, ...], rates: int) -> list[tuple[tuple[int, ...], int]]:
-    """Pairs (numbers of blocks, number of rates to try at the smallest of them), the most thorough first."""
+    """Numbers of blocks, and how many rates to try at the smallest; most thorough first."""
+    ends = (depths[0], depths[-1])
     choices = [(depths, rates), (depths, 1)]
     if len(depths) > 2:
-        choices += [((depths[0], depths[-1]), rates), ((depths[0], depths[-1]), 1)]
+        choices += [(ends, rates), (ends, 1)]
     return [*choices, (depths[-1:], 1)]
 
 
 def stored_lineup(folder: Path, minutes: float, make: Callable[[], Lineup]) -> Lineup:
-    """Read a search's lineup for the limit `minutes` from `folder`; if it is not there, store that of `make()`."""
+    """Read a search's lineup for the limit `minutes`; without one, store that of `make()`."""
     path = folder / f"lineup-{minutes:g}.json"
     if not path.is_file():
         write_text(path, json.dumps(asdict(make())) + "\n")
@@ -450,41 +474,44 @@ def stored_lineup(folder: Path, minutes: float, make: Callable[[], Lineup]) -> L
 
 
 def search_block_counts(
-    spec: MethodSpec, options: AutoFinetune, seed: int, runs: Trials, say: Callable[[str], None]
+    spec: MethodSpec, options: AutoFinetune, seed: int, trials: Trials, say: Callable[[str], None]
 ) -> Run:
     """Train with several numbers of fine-tuned blocks and return the run that validation chooses.
 
-    The run's metadata has a table of all recipes tried. Keep the files of `runs` until the run is
-    saved.
+    The run's metadata has a table of all recipes tried. Keep the files of `trials` until it is saved.
     """
 
     def report(line: str) -> None:
-        say(f"{runs.label}: {line}")
+        say(f"{trials.label}: {line}")
 
     first = Trial("0 blocks", spec, seed)
-    lineup = stored_lineup(runs.folder, options.minutes, lambda: _lineup(first, options, runs))
+    lineup = stored_lineup(trials.folder, options.minutes, lambda: _lineup(first, options, trials))
     report(f"fine-tuning: {lineup.reason}")
     levels = [[first], *finetuned_recipes(spec, lineup.depths, lineup.rates, lineup.epochs, seed)]
-    choice = search_recipes(levels, runs.result, report)
+    choice = search_recipes(levels, trials.result, report)
     report(f"chosen: {choice.recipe.name}")
-    run = runs.run(choice.recipe)
-    numbers = [
-        {name: float(value) for name, value in row.items() if isinstance(value, (int, float))} for row in choice.table
-    ]
-    return replace(run, record=replace(run.record, recipes=tuple(numbers)))
+    run = trials.run(choice.recipe)
+    rows = []
+    for row in choice.table:
+        numbers = {key: float(value) for key, value in row.items() if isinstance(value, int | float)}
+        rows.append(numbers)
+    return replace(run, record=replace(run.record, recipes=tuple(rows)))
 
 
-def _lineup(first: Trial, options: AutoFinetune, runs: Trials) -> Lineup:
-    inputs = runs.read(first.spec.request)
+def _lineup(first: Trial, options: AutoFinetune, trials: Trials) -> Lineup:
+    inputs = trials.read(first.spec.request)
     depth = int(inputs.identity.get("block_inputs", 0))
     if not depth:
         raise UsageError(
-            f"{first.spec.name} has `finetune: auto`, but the feature cache holds no block inputs; set the data set's "
-            "encoder.block_inputs to the largest number of blocks to fine-tune, and run `duplex extract`"
+            f"{first.spec.name} has `finetune: auto`, but the feature cache holds no block inputs; "
+            "set the data set's encoder.block_inputs to the largest number of blocks to fine-tune, "
+            "and run `duplex extract`"
         )
-    name, tag = inputs.encoder["name"], inputs.encoder["tag"] or None
-    tower = load_encoder(name, tag, towers="image", device=str(runs.device))
+    encoder = inputs.encoder
+    device = str(trials.device)
+    tower = load_encoder(encoder["name"], encoder["tag"] or None, towers="image", device=device)
     last_blocks(tower, depth)  # raises for an encoder that cannot be cut
     counts = ImageCounts(len(inputs.examples["train"]), len(inputs.examples["val"]), 0)
-    epoch = runs.result(first).epoch_seconds
-    return choose_lineup(depth, lambda blocks: block_cost(tower, blocks, depth), counts, 60 * options.minutes, epoch)
+    epoch = trials.result(first).epoch_seconds
+    cost = partial(block_cost, tower, cached=depth)
+    return choose_lineup(depth, cost, counts, 60 * options.minutes, epoch)

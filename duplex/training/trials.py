@@ -1,4 +1,4 @@
-"""Trials: trainings that are compared by validation, each in a folder named by a digest of settings, seed and data.
+"""Trials: trainings that validation compares, each in a folder named by a digest.
 
 `duplex tune` tries a grid of trials; `finetune: auto` and `duplex fit` search for a recipe
 (`training/recipes`). A trial whose files exist is not trained again, and an interrupted one
@@ -28,7 +28,12 @@ from duplex.evaluation.intervals import AucComponents
 from duplex.features.tokens import Examples
 from duplex.methods.base import Method
 from duplex.system.files import json_digest, write_text
-from duplex.training.checkpoint import TrainingRecord, load_checkpoint, read_checkpoint_header, read_novelty
+from duplex.training.checkpoint import (
+    TrainingRecord,
+    load_checkpoint,
+    read_checkpoint_header,
+    read_novelty,
+)
 from duplex.training.inputs import InputRequest, RunInputs
 from duplex.training.logs import TrainingHooks
 from duplex.training.loop import ResumePoint, TrainingResult
@@ -43,7 +48,7 @@ class Trial:
     spec: MethodSpec
     seed: int = 0
     pause: int | None = None  # epoch after which training pauses; None: it is trained to its end
-    longer: tuple[Trial, ...] = ()  # this recipe to its end, then with more epochs; tried if it is the best at `pause`
+    longer: tuple[Trial, ...] = ()  # of a paused trial: the same to its end, then with more epochs
 
     @property
     def blocks(self) -> int:
@@ -57,7 +62,7 @@ class Trial:
 
     @property
     def rate(self) -> float | None:
-        """Learning rate of the fine-tuned blocks; None if there are none, or if they have the method's rate."""
+        """Learning rate of the fine-tuned blocks; None without any, or if it is the method's."""
         return None if self.spec.finetune is None else self.spec.finetune.learning_rate
 
 
@@ -68,7 +73,7 @@ class TrialResult:
     name: str
     margins: Margins  # of the validation images, closed world
     epoch: int  # the best one
-    auc_all: float | None = None  # percent, with every pair a candidate; None: not for the open world
+    auc_all: float | None = None  # percent, all pairs are candidates; None: not for the open world
     accuracy: float | None = None  # percent, of the most probable answers
     seconds: float = 0.0  # of training and validation
     seconds_per_epoch: float = 0.0
@@ -102,31 +107,40 @@ class Trials:
     settings: EvaluationParams
     label: str = ""  # name of what is trained, for the progress
     key: str = ""  # hash of what the trials depend on besides their methods and seeds
-    accuracy: Callable[[Run, Examples], float | None] | None = None  # percent, of a run on validation images
+    accuracy: Callable[[Run, Examples], float | None] | None = None  # percent, on validation images
     hooks: Callable[[Trial], TrainingHooks] = lambda trial: TrainingHooks()
 
     def files(self, trial: Trial) -> RunPaths:
-        """Paths of a trial's checkpoint and results. A longer trial that continues a short one has the same paths."""
+        """Paths of a trial's checkpoint and results, which a paused and a whole training share."""
         spec = trial.spec
-        tuned = None if spec.finetune is None else spec.finetune.to_dict()
-        key = [self.key, spec.kind, spec.options.to_dict(), spec.training.to_dict(), tuned, trial.seed]
+        options = spec.options.to_dict()
+        finetune = None if spec.finetune is None else spec.finetune.to_dict()
+        key = [self.key, spec.kind, options, spec.training.to_dict(), finetune, trial.seed]
         return RunPaths(self.folder / json_digest(key)[:12])
 
     def result(self, trial: Trial) -> TrialResult:
-        """A trial's result, after training it if its files are missing; raises `DuplexError` for damaged files."""
-        files, part = self.files(trial), "" if trial.pause is None else f"-epoch{trial.pause}"
-        result, margins = files.root / f"result{part}.json", files.root / f"margins{part}.npz"
+        """A trial's result; trains it if files are missing, raises `DuplexError` for damaged ones."""
+        files = self.files(trial)
+        part = "" if trial.pause is None else f"-epoch{trial.pause}"
+        result = files.root / f"result{part}.json"
+        margins = files.root / f"margins{part}.npz"
         if not result.is_file():
             self._train(trial, files, result, margins)
         with errors_as_damage(files.root), np.load(margins) as arrays:
-            return TrialResult(trial.name, Margins(**arrays), **json.loads(result.read_text(encoding="utf-8")))
+            record = json.loads(result.read_text(encoding="utf-8"))
+            return TrialResult(trial.name, Margins(**arrays), **record)
 
     def _train(self, trial: Trial, files: RunPaths, result: Path, margins: Path) -> None:
-        start, inputs = time.monotonic(), self.read(trial.spec.request)
-        label = ", ".join(filter(None, (self.label, trial.name)))
+        start = time.monotonic()
+        spec = trial.spec
+        inputs = self.read(spec.request)
+        label = f"{self.label}, {trial.name}" if self.label else trial.name
         resume = ResumePoint(label, files.unfinished_training, files.root.name, trial.pause)
-        run = train_run(trial.spec, inputs, trial.seed, self.device, self.settings, resume, self.hooks(trial))
-        accuracy = None if self.accuracy is None else self.accuracy(run, inputs.examples["val"].to(self.device))
+        hooks = self.hooks(trial)
+        run = train_run(spec, inputs, trial.seed, self.device, self.settings, resume, hooks)
+        accuracy = None
+        if self.accuracy is not None:
+            accuracy = self.accuracy(run, inputs.examples["val"].to(self.device))
         if trial.pause is None:
             run.write(files)
         files.root.mkdir(parents=True, exist_ok=True)
@@ -144,13 +158,14 @@ class Trials:
             files.unfinished_training.unlink(missing_ok=True)
 
     def delete_paused(self) -> None:
-        """At the end of a search, delete the files from which paused trials could have been continued."""
+        """Delete the files from which paused trials could be continued, at the end of a search."""
         for file in self.folder.glob(f"*/{RunPaths(self.folder).unfinished_training.name}"):
             file.unlink()
 
     def load(self, trial: Trial) -> tuple[TrainingRecord, Method[Any], RunInputs]:
-        """Load a finished trial: its metadata, the trained method, and the inputs that it was trained on."""
-        files, inputs = self.files(trial), self.read(trial.spec.request)
+        """Load a finished trial: its metadata, the trained method and the inputs of its training."""
+        files = self.files(trial)
+        inputs = self.read(trial.spec.request)
         with errors_as_damage(files.root):
             header = read_checkpoint_header(files.checkpoint)
             method = load_checkpoint(header, inputs.context(), inputs.encoder).to(self.device)
@@ -162,11 +177,10 @@ class Trials:
         record, method, _ = self.load(trial)
         files = self.files(trial)
         with errors_as_damage(files.root):
-            rows = pd.read_csv(files.history).to_dict("records")
-            history = [
-                {str(name): int(value) if name == "epoch" else float(value) for name, value in row.items()}
-                for row in rows
-            ]
+            history: list[dict[str, float]] = []
+            for row in pd.read_csv(files.history).to_dict("records"):
+                history.append({str(name): float(value) for name, value in row.items()})
+                history[-1]["epoch"] = int(row["epoch"])
             timing = json.loads(files.timing.read_text(encoding="utf-8"))
         result = TrainingResult(record.epoch, record.val_auc, history, timing, record.selected_by)
         return Run(trial.spec.name, method, record, trial.spec.training, result)
@@ -174,7 +188,7 @@ class Trials:
 
 @contextmanager
 def errors_as_damage(folder: Path) -> Iterator[None]:
-    """Context manager for reading a trial's files: any error inside becomes a `DuplexError` that names `folder`."""
+    """Context manager for reading a trial's files: errors become a `DuplexError` naming `folder`."""
     try:
         yield
     except Exception as error:
