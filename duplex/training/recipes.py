@@ -31,7 +31,6 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -487,8 +486,8 @@ def search_block_counts(
     first = Trial("0 blocks", spec, seed)
     lineup = stored_lineup(trials.folder, options.minutes, lambda: _lineup(first, options, trials))
     report(f"fine-tuning: {lineup.reason}")
-    levels = [[first], *finetuned_recipes(spec, lineup.depths, lineup.rates, lineup.epochs, seed)]
-    choice = search_recipes(levels, trials.result, report)
+    finetuned = finetuned_recipes(spec, lineup.depths, lineup.rates, lineup.epochs, seed)
+    choice = search_recipes([[first]], finetuned, trials.result, report)
     report(f"chosen: {choice.recipe.name}")
     run = trials.run(choice.recipe)
     rows = []
@@ -513,5 +512,8 @@ def _lineup(first: Trial, options: AutoFinetune, trials: Trials) -> Lineup:
     last_blocks(tower, depth)  # raises for an encoder that cannot be cut
     counts = ImageCounts(len(inputs.examples["train"]), len(inputs.examples["val"]), 0)
     epoch = trials.result(first).epoch_seconds
-    cost = partial(block_cost, tower, cached=depth)
+
+    def cost(blocks: int) -> BlockCost:
+        return block_cost(tower, blocks, depth)
+
     return choose_lineup(depth, cost, counts, 60 * options.minutes, epoch)
