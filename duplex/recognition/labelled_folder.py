@@ -1,4 +1,4 @@
-"""Labelled images to fit a model to: a folder, a table or a benchmark, with copies found and images split.
+"""Labelled images to fit a model to, from a folder, a table or a benchmark; copies are left out.
 
 Images are identified by their pixels. `MODEL.cache` stores a digest of these for each image file,
 so that a further fit decodes no image again.
@@ -25,9 +25,10 @@ from duplex.options import SourceOptions
 from duplex.system.files import write_json
 from duplex.training.checkpoint import with_checksum
 
-MOST_CONTRADICTED = 0.01  # share of images with copies of another label that are left out; more is an error
-PIXELS = "pixels.json"  # in MODEL.cache: digest of the pixels of each image, by the sha256 of its file
-DECODER = {"format": "duplex-pixels-3", "decoder": f"Pillow {PIL.__version__}"}  # others may decode other pixels
+MOST_CONTRADICTED = 0.01  # share of images whose copies have another label; more is an error
+PIXELS = "pixels.json"  # in MODEL.cache: digest of the pixels of each image, by its file's sha256
+# Another decoder may decode other pixels
+DECODER = {"format": "duplex-pixels-3", "decoder": f"Pillow {PIL.__version__}"}
 
 
 @dataclass(frozen=True)
@@ -38,12 +39,12 @@ class LabelledFolder:
     manifest: pd.DataFrame  # image, state, object, split
     labels: LabelSpace
     digests: list[str]  # sha256 of each row's file
-    pixels: Mapping[str, str]  # digests of pixels, also of copies left out, by the sha256 of the file (`read_digests`)
+    pixels: Mapping[str, str]  # digests of pixels, also of copies left out, by the file's sha256
     notes: tuple[str, ...] = ()  # what was left out
 
     @property
     def contents(self) -> dict[str, str]:
-        """Sorted dict from the sha256 of each image file to a digest of its pixels; it identifies the images."""
+        """From the sha256 of each image file to a digest of its pixels, sorted; identifies the images."""
         return {digest: self.pixels[digest].partition(" ")[0] for digest in sorted(self.digests)}
 
 
@@ -54,14 +55,16 @@ class DistinctImages:
     rows: pd.DataFrame  # image, state, object and further columns
     digests: list[str]  # sha256 of each row's file
     notes: list[str]  # images that are missing or have the content of another
-    pixels: dict[str, str]  # digests of pixels, also of copies left out, by the sha256 of the file (`read_digests`)
+    pixels: dict[str, str]  # as of a `LabelledFolder`
 
 
 @as_usage_error()
 def read_labelled_folder(
-    source: Path, images: Path | None = None, known_pixels: Mapping[str, str] = MappingProxyType({})
+    source: Path,
+    images: Path | None = None,
+    known_pixels: Mapping[str, str] = MappingProxyType({}),
 ) -> LabelledFolder:
-    """Read labelled images from a folder `state/object/*.jpg`, a table, or a benchmark's folder, and split them.
+    """Read and split the labelled images of a folder `state/object/*.jpg`, a table or a benchmark.
 
     Copies of an image with the same label are used once; images with two labels are left out.
     Raises `UsageError` if more than one image in a hundred has two labels, and for data that
@@ -74,7 +77,8 @@ def read_labelled_folder(
     notes: list[str] = []
     if description.kind == "standard":
         data = load_source(description)
-        digests, pixels = read_digests(description.root, data.manifest["image"].tolist(), known_pixels)
+        listed = data.manifest["image"].tolist()
+        digests, pixels = read_digests(description.root, listed, known_pixels)
     else:
         distinct = distinct_images(description, source, known_pixels)
         digests = distinct.digests
@@ -83,15 +87,21 @@ def read_labelled_folder(
         for kind in ("state", "object"):
             names = distinct.rows[kind].unique()
             if len(names) < 2:
-                raise UsageError(f"{source} has only one {kind}, {names[0]!r}; add images of at least one other {kind}")
+                problem = f"{source} has only one {kind}, {names[0]!r}"
+                raise UsageError(f"{problem}; add images of at least one other {kind}")
         listed = distinct.rows["image"].tolist()
         copies = near_copies(looks_from_texts(pixels[file] for file in digests))
         keys = dict(zip(listed, join_copies(digests, copies), strict=True))
         data = from_rows(distinct.rows, description.split, source, lambda images: [keys[image] for image in images])
         notes += near_copy_notes(data, listed, copies)
-    if missing := [text for issue in check_labels_of(data) if issue.fatal for text in issue.examples]:
-        own = "give both val and test images of train's pairs and of others, or leave out the column split"
-        remedy = "add images of each pair, or add pairs" if data.made_split else own
+    missing: list[str] = []
+    for issue in check_labels_of(data):
+        if issue.fatal:
+            missing += issue.examples
+    if missing:
+        remedy = "add images of each pair, or add pairs"
+        if not data.made_split:
+            remedy = "give both val and test images of train's pairs and of others, or leave out the column split"
         raise UsageError(f"{source} cannot be fitted, as {' and '.join(missing)}; {remedy}")
     notes += [f"{text}: {count:,}" for text, count in data.notes.items()] + alike_labels(data)
     manifest = data.manifest.reset_index(drop=True)
@@ -99,17 +109,21 @@ def read_labelled_folder(
 
 
 def near_copy_notes(data: LabelledImages, images: Sequence[str], copies: Ints) -> list[str]:
-    """A list with one note that counts near-copies (`copies`: pairs of rows), in all and in two splits; [] if none."""
+    """A list with one note that counts near-copies (`copies`: pairs of rows); empty if there are none."""
+    pairs = tuple(f"{images[a]} = {images[b]}" for a, b in copies)
+    if not pairs:
+        return []
     split = data.manifest.set_index("image")["split"]
     across = sum(split[images[a]] != split[images[b]] for a, b in copies)
-    where = f"{across:,} in two splits, which flatter the measured numbers" if across else "each in one split"
-    pairs = tuple(f"{images[a]} = {images[b]}" for a, b in copies)
-    issue = DataIssue(f"pairs of images are near-copies, saved or scaled again, {where}", len(pairs), pairs, True)
-    return [str(issue)] if pairs else []
+    where = "each in one split"
+    if across:
+        where = f"{across:,} in two splits, which flatter the measured numbers"
+    text = f"pairs of images are near-copies, saved or scaled again, {where}"
+    return [str(DataIssue(text, len(pairs), pairs, True))]
 
 
 def load_pixel_digests(cache: Path) -> dict[str, str]:
-    """Read cached digests of pixels, by the image file's sha256; empty if damaged or from another version of Pillow."""
+    """Read cached digests of pixels, by the file's sha256; empty if damaged or by another Pillow."""
     try:
         record = json.loads((cache / PIXELS).read_text(encoding="utf-8"))
         pixels: dict[str, str] = record["pixels"]
@@ -125,26 +139,32 @@ def save_pixel_digests(cache: Path, pixels: Mapping[str, str]) -> None:
 
 
 def distinct_images(
-    description: SourceOptions, source: Path, known_pixels: Mapping[str, str] = MappingProxyType({})
+    description: SourceOptions,
+    source: Path,
+    known_pixels: Mapping[str, str] = MappingProxyType({}),
 ) -> DistinctImages:
-    """Read the labelled images of a folder or table, each only once; also returns notes on copies left out.
+    """Read the labelled images of a folder or table, each only once; also notes on copies left out.
 
     Files with equal bytes or pixels are copies (`known_pixels`: known digests of pixels, by sha256
     of the file). Copies with different labels are all left out; if they are more than 1 % of all
     images, this raises `UsageError`.
     """
     root = description.root
+    skipped: dict[str, int] = {}
     if description.kind == "standard":
-        frame, skipped = load_source(description).manifest, dict[str, int]()
+        frame = load_source(description).manifest
     elif description.table is None:
         frame, skipped = read_folder(root)
     elif root.is_dir():
-        frame, skipped = read_table(description.table).drop_duplicates(ignore_index=True), {}
+        frame = read_table(description.table).drop_duplicates(ignore_index=True)
     else:
         problem = "is not a folder" if root.exists() else "does not exist"
-        raise UsageError(f"--images: {root} {problem}; give the folder that the table's image paths start from")
-    if partial := len(frame) - len(complete_rows(frame)):
-        raise UsageError(f"some rows of {source} ({partial:,}) have only a state or an object; complete or remove them")
+        advice = "give the folder that the table's image paths start from"
+        raise UsageError(f"--images: {root} {problem}; {advice}")
+    partial = len(frame) - len(complete_rows(frame))
+    if partial:
+        problem = f"some rows of {source} ({partial:,}) have only a state or an object"
+        raise UsageError(f"{problem}; complete or remove them")
     images = frame["image"]
     files, pixels = read_digests(root, images.tolist(), known_pixels)
     digests = pd.Series(files, index=frame.index, dtype=object)
@@ -154,22 +174,26 @@ def distinct_images(
             f"{source}: none of its {len(frame):,} images, such as {images.iloc[0]!r}, exists below {root}; "
             "correct the paths or give --images FOLDER"
         )
-    frame, digests = frame[~missing], digests[~missing]
+    frame = frame[~missing]
+    digests = digests[~missing]
     contents = digests.map(pixels)
     contradicted = _contradicted(frame, contents, source)
-    frame, digests = frame[~contradicted], digests[~contradicted]
+    frame = frame[~contradicted]
+    digests = digests[~contradicted]
     repeated = contents[~contradicted].duplicated()
-    notes = [
-        str(DataIssue(text, int(mask.sum()), tuple(images[mask.index[mask]]), True))
-        for text, mask in (
-            ("images left out because they are missing", missing),
-            ("images left out because copies have another label", contradicted),
-            ("images left out because another has the same content", repeated),
-        )
-        if mask.any()
-    ]
+    notes = []
+    for reason, mask in (
+        ("they are missing", missing),
+        ("copies have another label", contradicted),
+        ("another has the same content", repeated),
+    ):
+        if mask.any():
+            listed = tuple(images[mask.index[mask]])
+            issue = DataIssue(f"images left out because {reason}", len(listed), listed, True)
+            notes.append(str(issue))
     notes += [f"{text}: {count:,}" for text, count in skipped.items()]
-    return DistinctImages(frame[~repeated].reset_index(drop=True), digests[~repeated].tolist(), notes, pixels)
+    rows = frame[~repeated].reset_index(drop=True)
+    return DistinctImages(rows, digests[~repeated].tolist(), notes, pixels)
 
 
 def _contradicted(frame: pd.DataFrame, contents: pd.Series, source: Path) -> pd.Series:
@@ -180,8 +204,8 @@ def _contradicted(frame: pd.DataFrame, contents: pd.Series, source: Path) -> pd.
         copies = kinds[kinds["content"] == twice.iloc[0]].head(2).itertuples()
         named = " and ".join(f"{row.image} ({row.state} {row.object})" for row in copies)
         raise UsageError(
-            f"{source}: some images ({twice.nunique():,}) occur with two labels; for example, {named} "
-            "have equal pixels; keep only the correctly labelled copy of each image"
+            f"{source}: some images ({twice.nunique():,}) occur with two labels; for example, "
+            f"{named} have equal pixels; keep only the correctly labelled copy of each image"
         )
     return mask
 
@@ -192,8 +216,9 @@ def describe(data: LabelledFolder, say: Callable[[str], None]) -> None:
     pairs = data.manifest[["state", "object"]].drop_duplicates()
     counts = data.manifest["split"].value_counts()
     say(
-        f"{len(data.manifest):,} images, {len(labels.states)} states, {len(labels.objects)} objects, "
-        f"{len(pairs)} pairs; train {counts['train']:,}, validation {counts['val']:,}, test {counts['test']:,}"
+        f"{len(data.manifest):,} images, {len(labels.states)} states, "
+        f"{len(labels.objects)} objects, {len(pairs)} pairs; train {counts['train']:,}, "
+        f"validation {counts['val']:,}, test {counts['test']:,}"
     )
     for note in data.notes:
         say(f"note: {note}")
