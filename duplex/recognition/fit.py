@@ -70,7 +70,7 @@ from duplex.recognition.trained import TrainedRun
 from duplex.report.own import OwnData, write_page
 from duplex.system.code import code_hash
 from duplex.system.files import expanded_path, json_digest, named_path, refuse_existing, sole_writer, write_json
-from duplex.training.inputs import Data, RunInputs, long_prompts
+from duplex.training.inputs import Data, long_prompts
 from duplex.training.logs import TrainingHooks, open_log
 from duplex.training.loop import ResumePoint
 from duplex.training.recipes import (
@@ -223,9 +223,7 @@ class FolderFit:
         images = data.manifest["image"].tolist()
         features, bad = encode_shared(user_cache(), self.tower, data.root, images, data.digests, block_inputs=depth)
         if bad:
-            listed = [f"{each.image} ({each.reason})" for each in bad[:3]]
-            if len(bad) > 3:
-                listed.append("...")
+            listed = [f"{each.image} ({each.reason})" for each in bad[:3]] + ["..."] * (len(bad) > 3)
             self.say(f"images that cannot be used are left out ({len(bad):,}): {', '.join(listed)}")
         device = str(self.device)
         inputs = Data(data.manifest, data.labels, features, self.encoder, device, skip_frozen_blocks=True)
@@ -255,14 +253,9 @@ class FolderFit:
             "device": torch.cuda.get_device_name(self.device) if is_gpu else torch.get_num_threads(),
         }
         folder = self.cache / f"recipes-{json_digest(key)[:16]}"
-        return Trials(
-            folder,
-            self.encoded.data.read,
-            self.device,
-            EvaluationParams(),
-            accuracy=self._accuracy,
-            hooks=self._hooks,
-        )
+        read = self.encoded.data.read
+        settings = EvaluationParams()
+        return Trials(folder, read, self.device, settings, accuracy=self._accuracy, hooks=self._hooks)
 
     def _hooks(self, trial: Trial) -> TrainingHooks:
         place = log_folder(self.log, self.cache.stem, trial.slug, trial.seed)
@@ -301,12 +294,6 @@ class FolderFit:
         """Paths of the files of the final training, which repeats `recipe` on all labelled images."""
         return RunPaths(self.trials.files(recipe).root / "all")
 
-    def all_images(self, recipe: Trial) -> RunInputs:
-        """The data of the final training, in which every image is a training image."""
-        manifest = self.data.manifest.assign(split="train")
-        data = replace(self.encoded.data, manifest=manifest, labels=labels_of(manifest))
-        return data.read(recipe.spec.request)
-
 
 def fit_on_all_images(fit: FolderFit, recipe: Trial) -> Run:
     """Train the final model: repeat the chosen recipe on all labelled images, with what validation chose.
@@ -317,7 +304,9 @@ def fit_on_all_images(fit: FolderFit, recipe: Trial) -> Run:
     record, method, _ = fit.trials.load(recipe)
     files = fit.final_files(recipe)
     resume = ResumePoint("all images", files.unfinished_training, fit.trials.files(recipe).root.name)
-    inputs = fit.all_images(recipe)
+    manifest = fit.data.manifest.assign(split="train")
+    data = replace(fit.encoded.data, manifest=manifest, labels=labels_of(manifest))
+    inputs = data.read(recipe.spec.request)
     options = method.chosen_options()
     run = train_on_all_images(recipe.spec, record, options, inputs, fit.device, resume)
     run.write(files)

@@ -60,9 +60,7 @@ class DistinctImages:
 
 @as_usage_error()
 def read_labelled_folder(
-    source: Path,
-    images: Path | None = None,
-    known_pixels: Mapping[str, str] = MappingProxyType({}),
+    source: Path, images: Path | None = None, known_pixels: Mapping[str, str] = MappingProxyType({})
 ) -> LabelledFolder:
     """Read and split the labelled images of a folder `state/object/*.jpg`, a table or a benchmark.
 
@@ -139,9 +137,7 @@ def save_pixel_digests(cache: Path, pixels: Mapping[str, str]) -> None:
 
 
 def distinct_images(
-    description: SourceOptions,
-    source: Path,
-    known_pixels: Mapping[str, str] = MappingProxyType({}),
+    description: SourceOptions, source: Path, known_pixels: Mapping[str, str] = MappingProxyType({})
 ) -> DistinctImages:
     """Read the labelled images of a folder or table, each only once; also notes on copies left out.
 

@@ -26,12 +26,7 @@ from duplex.errors import DuplexError
 from duplex.evaluation.probabilities import UNFITTED, Confidence
 from duplex.labels import LabelSpace, World
 from duplex.methods.base import Method, MethodContext
-from duplex.methods.registry import (
-    make_method,
-    method_entry_point,
-    parse_options,
-    plugin_code_hash,
-)
+from duplex.methods.registry import make_method, method_entry_point, parse_options, plugin_code_hash
 from duplex.options import CombinedRunsOptions, FinetuneOptions, Options
 from duplex.system.code import UNKNOWN_CODE, plugin_hash
 from duplex.system.files import json_digest, write_tensors
@@ -92,8 +87,7 @@ def read_header(path: Path, kind: Kind) -> ModelHeader:
         raise DuplexError(f"{problem}; {remedy}")
     holds = fields.get("holds")
     if holds != kind:
-        problem = f"{path} is of kind {holds!r}, not {kind!r}"
-        raise DuplexError(f"{problem}; give its folder {path.parent}, or another file")
+        raise DuplexError(f"{path} is of kind {holds!r}, not {kind!r}; give its folder {path.parent}, or another file")
     fingerprint = fields.pop("checksum", None)
     if fingerprint != json_digest(fields):
         raise DuplexError(f"{path} is damaged: its header was changed; {remedy}")
@@ -132,10 +126,7 @@ def with_checksum(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 # Fields of an encoder's identity that change features or prompts
-COMPARED = (
-    *("encoder", "architecture", "weights", "code", "preprocessing"),
-    *("precision", "text_precision"),
-)
+COMPARED = ("encoder", "architecture", "weights", "code", "preprocessing", "precision", "text_precision")
 WORD_VECTORS = "words"  # field of `TrainingRecord.encoder`: sha256 of the word vectors' file, if any
 
 
@@ -159,10 +150,8 @@ class TrainingRecord:
     selected_by: str = "auc"  # validation metric that chose the epoch
     val_auc_all: float | None = None  # with every composition a candidate; None: not for the open world
     recipes: tuple[Mapping[str, float], ...] = ()  # rows of the recipes that `finetune: auto` tried
-    # Training options, and digests of manifest and features
-    training: Mapping[str, Any] = field(default_factory=dict)
-    # Stored among the tensors
-    novelty: NoveltyDetector | None = field(default=None, compare=False, repr=False)
+    training: Mapping[str, Any] = field(default_factory=dict)  # options, digests of manifest and features
+    novelty: NoveltyDetector | None = field(default=None, compare=False, repr=False)  # among the tensors
 
     def to_dict(self) -> dict[str, Any]:
         stored = {name: value for name, value in vars(self).items() if name != "novelty"}
@@ -236,8 +225,7 @@ def check_inputs(place: object, record: TrainingRecord, labels: LabelSpace, enco
             "(in Python: `word_vectors`) as in training, or train again"
         )
     if record.labels != labels:
-        problem = "was trained with other states, objects or pairs than the data set has"
-        raise DuplexError(f"{place} {problem}; train again")
+        raise DuplexError(f"{place} was trained with other states, objects or pairs than the data set has; train again")
 
 
 def load_checkpoint(checkpoint: Path | ModelHeader, context: MethodContext, encoder: Mapping[str, str]) -> Method[Any]:
@@ -259,20 +247,17 @@ def load_checkpoint(checkpoint: Path | ModelHeader, context: MethodContext, enco
             is_unknown = UNKNOWN_CODE in (plugin, current)
             reason = "may have changed (it cannot be read)" if is_unknown else "has changed"
             problem = f"the code of {record.kind!r} {reason} since {path} was written"
-            advice = "predictions may be wrong until you train it again"
-            print(f"duplex: {problem}; {advice}", file=sys.stderr)
+            print(f"duplex: {problem}; predictions may be wrong until you train it again", file=sys.stderr)
     stored = read_tensors(checkpoint)
     tensors = {name: stored[name] for name in stored if not name.startswith(PREFIX)}
     if isinstance(record.options, CombinedRunsOptions):
-        members = load_members(record.options, path.parent, context, encoder)
-        context = replace(context, members=members)
+        context = replace(context, members=load_members(record.options, path.parent, context, encoder))
     method = make_method(record.kind, record.options, replace(context, world=record.world))
     try:
         method.load_state_dict(tensors)
     except RuntimeError as error:  # tensors are missing, unknown or of another shape
         reason = " ".join(str(error).split())
-        problem = f"{path} does not fit this version of its method, so train again ({reason})"
-        raise DuplexError(problem) from error
+        raise DuplexError(f"{path} does not fit this version of its method, so train again ({reason})") from error
     return method.eval()
 
 

@@ -129,8 +129,7 @@ class DvcliveLog(NumberLog):
         try:
             self._live: Any = live(str(folder), save_dvc_exp=False, dvcyaml=None)
         except import_module("scmrepo.exceptions").SCMError as error:
-            problem = f"training.log is dvclive, which needs a commit ({error})"
-            raise DuplexError(f"{problem}; run `git commit`") from None
+            raise DuplexError(f"training.log is dvclive, which needs a commit ({error}); run `git commit`") from None
         write_text(folder / "dvc.yaml", DVC_FILE)  # beside the files, not the pipeline's dvc.yaml
 
     def write(self, group: str, place: int, values: Mapping[str, float]) -> None:
@@ -170,8 +169,7 @@ class WandbLog(NumberLog):
         folder.mkdir(parents=True, exist_ok=True)
         project = os.environ.get("WANDB_PROJECT", "duplex")
         name = "/".join(folder.parts[-3:])
-        silent = wandb.Settings(silent=True)
-        self._run = wandb.init(project=project, name=name, dir=str(folder), settings=silent)
+        self._run = wandb.init(project=project, name=name, dir=str(folder), settings=wandb.Settings(silent=True))
         for group in ("train", "epoch"):
             self._run.define_metric(f"{group}/*", step_metric=f"{group}/number")
 
@@ -229,9 +227,6 @@ def open_log(name: str, folder: Path) -> TrainingLog | None:
         create = BUILT_IN[name] if name in BUILT_IN else registered[name].load()
         log: TrainingLog = create(folder)
     except ImportError as error:
-        remedy = "reinstall it, or set training.log to none"
-        if name in BUILT_IN:
-            remedy = f"run `{install_command(name)}`"
-        problem = f"training.log is {name}, which cannot be imported ({error})"
-        raise DuplexError(f"{problem}; {remedy}") from None
+        remedy = f"run `{install_command(name)}`" if name in BUILT_IN else "reinstall it, or set training.log to none"
+        raise DuplexError(f"training.log is {name}, which cannot be imported ({error}); {remedy}") from None
     return log

@@ -61,9 +61,7 @@ def make_optimiser(
 
 
 def make_schedule(
-    optimiser: torch.optim.Optimizer,
-    settings: TrainingOptions,
-    hooks: TrainingHooks = TrainingHooks(),
+    optimiser: torch.optim.Optimizer, settings: TrainingOptions, hooks: TrainingHooks = TrainingHooks()
 ) -> LRScheduler:
     """The learning rates' factor for each epoch, by `hooks.schedule` or else by `settings`."""
 
@@ -118,14 +116,6 @@ class TrainingState:
         self.best_epoch = self.epoch
         tensors = self.method.state_dict()
         self.best = {name: tensor.detach().clone() for name, tensor in tensors.items()}
-
-    @property
-    def last_auc(self) -> dict[str, float]:
-        """The latest validation AUC by its name in the progress; empty without validation."""
-        for row in reversed(self.history):
-            if "val_auc" in row:
-                return {"val AUC": row["val_auc"]}
-        return {}
 
     def save(self, path: Path) -> None:
         """Write the state to a file atomically."""
@@ -240,12 +230,12 @@ class EpochLosses:
             for name in names:
                 value = next(values)
                 if not math.isfinite(value):
-                    problem = f"the loss {name!r} became {value} in epoch {self._epoch}, step {step}"
-                    advice = f"lower training.learning_rate (it is {self._settings.learning_rate:g})"
-                    precision = self._settings.precision
-                    if precision != "fp32":
-                        advice += f" or set training.precision to fp32 (it is {precision})"
-                    raise DuplexError(f"{problem}; {advice}")
+                    settings = self._settings
+                    advice = f"lower training.learning_rate (it is {settings.learning_rate:g})"
+                    if settings.precision != "fp32":
+                        advice += f" or set training.precision to fp32 (it is {settings.precision})"
+                    place = f"epoch {self._epoch}, step {step}"
+                    raise DuplexError(f"the loss {name!r} became {value} in {place}; {advice}")
                 self.last[name] = value
                 self._sums[name] = self._sums.get(name, 0.0) + value * images
                 self.means[f"loss_{name}"] = self._sums[name] / self._images
@@ -253,11 +243,7 @@ class EpochLosses:
 
 
 def optimiser_step(
-    method: Method[Any],
-    images: Batch,
-    rows: Tensor,
-    settings: TrainingOptions,
-    optimiser: torch.optim.Optimizer,
+    method: Method[Any], images: Batch, rows: Tensor, settings: TrainingOptions, optimiser: torch.optim.Optimizer
 ) -> dict[str, Tensor]:
     """Take one optimiser step on the images of indices `rows`; returns each loss term's mean.
 
@@ -268,7 +254,9 @@ def optimiser_step(
     optimiser.zero_grad(set_to_none=True)
     method.before_step(images.compositions_np[rows.cpu().numpy()])
     shared = method.shared()
-    leaves = [_leaf(value) for value in shared]
+    leaves = [
+        value.detach().requires_grad_(value.requires_grad) if isinstance(value, Tensor) else value for value in shared
+    ]
     inputs = type(shared)(*leaves) if hasattr(shared, "_fields") else tuple(leaves)  # named tuple
     terms: dict[str, Tensor] = {}
     for batch_rows in rows.split(settings.batch_size):
@@ -290,12 +278,6 @@ def optimiser_step(
     optimiser.step()
     method.after_step()
     return terms
-
-
-def _leaf(value: Any) -> Any:
-    if not isinstance(value, Tensor):
-        return value
-    return value.detach().requires_grad_(value.requires_grad)
 
 
 def learning_rates(optimiser: torch.optim.Optimizer) -> tuple[float, ...]:
@@ -384,7 +366,8 @@ def train(
         with ProgressBar(f"{resume.label}, steps", epochs * steps) as bar:
 
             def show(step: int, losses: dict[str, float]) -> None:
-                bar.show(state.epoch * steps + step, {**losses, **state.last_auc})
+                aucs = [row["val_auc"] for row in state.history if "val_auc" in row]
+                bar.show(state.epoch * steps + step, {**losses, "val AUC": aucs[-1]} if aucs else losses)
 
             show(0, {})
             while state.epoch < end and not _has_lost_patience(state, settings):
@@ -450,9 +433,8 @@ def _drop_words(method: Method[Any], rate: float) -> None:
     prompts = [part for part in method.modules() if isinstance(part, Prompts)]
     learned = [part for part in prompts if part.vocabulary == "learned"]
     if rate and not learned:
-        raise UsageError(
-            f"word_dropout is {rate:g}, but {method.class_name} has no learned word vectors; leave out word_dropout"
-        )
+        problem = f"word_dropout is {rate:g}, but {method.class_name} has no learned word vectors"
+        raise UsageError(f"{problem}; leave out word_dropout")
     for part in learned:
         part.word_dropout = rate
 

@@ -7,16 +7,14 @@ of the difference,
 
     AUC' - AUC > SE(AUC' - AUC),    by DeLong's formula over the same validation images.
 
-Of recipes with equal costs, such as two learning rates of prompts, the one with the highest AUC
-replaces it.
+Of recipes with equal costs, such as two learning rates, the one with the highest AUC replaces it.
 
 Recipes with fine-tuned blocks are first compared with each other, after the same two epochs of
 each. Any gain in AUC decides, as recipes recognise images equally fast once they are trained.
 Several learning rates are tried at the smallest number of blocks, and all larger numbers use the
 best of them. Two numbers of blocks in a row without a gain are the last. Only the best of these
 recipes is trained to its end and compared with those without blocks. If its last epoch was its
-best, it is trained again for twice as many epochs, as long as time is left and validation AUC
-rises.
+best, it is trained for twice as many epochs, as long as time is left and validation AUC rises.
 
 A *lineup* says which recipes with fine-tuned blocks fit into a time limit. `finetunable_blocks`
 finds how many blocks can be fine-tuned at all, `block_cost` times these on random inputs, and
@@ -81,8 +79,7 @@ def search_recipes(
     """Try recipes, the cheapest first, and choose one by validation AUC and the rules above.
 
     frozen: lists of recipes of equal cost, such as two learning rates, without fine-tuned blocks.
-    finetuned: lists of recipes with a number of fine-tuned blocks; read once those without blocks
-        are trained.
+    finetuned: lists of recipes with a number of fine-tuned blocks; read after `frozen` is tried.
     train: function that trains a recipe and returns its result.
     report: function that is called with a line of text per recipe.
     """
@@ -132,13 +129,12 @@ def best_depth(levels: Iterable[Sequence[Trial]], frozen: Attempt, attempt: TryR
     for level in levels:
         recipes = [recipe for recipe in level if best is None or recipe.rate == best.recipe.rate]
         top = max((attempt(recipe, best or frozen) for recipe in recipes), key=AUC)
+        failures += 1
         if best is None or top.result.auc > best.result.auc:
             best = top
             failures = 0
-        else:
-            failures += 1
-            if failures == FAILURES:
-                break
+        if failures == FAILURES:
+            break
     return best
 
 
@@ -150,10 +146,9 @@ def extend(paused: Attempt, frozen: Attempt, attempt: TryRecipe) -> Attempt:
     best = frozen
     for recipe in paused.recipe.longer:
         longer = attempt(recipe, best)
+        gains = longer.result.auc > best.result.auc
         if best is frozen:
             gains = gain_exceeds_error(longer.result, best.result)
-        else:
-            gains = longer.result.auc > best.result.auc
         if not gains:
             break
         best = longer
@@ -232,8 +227,7 @@ class SearchSpace:
     def prompts(self) -> list[Trial]:
         """Recipes that train prompts or heads on frozen features, one per learning rate."""
         name = "prompts" if self.text_width else "heads"
-        specs = {rate: self._spec(TRAINED, rate) for rate in FROZEN_RATES}
-        return [Trial(f"{name}, rate {rate:g}", spec) for rate, spec in specs.items()]
+        return [Trial(f"{name}, rate {rate:g}", self._spec(TRAINED, rate)) for rate in FROZEN_RATES]
 
     def finetuned(self, lineup: Lineup) -> list[list[Trial]]:
         """Recipes with fine-tuned blocks beside prompts, which then train at their higher rate."""
@@ -289,12 +283,7 @@ def finetuned_recipes(
         whole = []
         for number in epochs:
             training = replace(
-                spec.training,
-                epochs=number,
-                schedule="cosine",
-                warm_up=0,
-                patience=number // 2,
-                validate_every=1,
+                spec.training, epochs=number, schedule="cosine", warm_up=0, patience=number // 2, validate_every=1
             )
             tuned = replace(spec, training=training, finetune=options)
             whole.append(Trial(f"{name}, {number} epochs", tuned, seed))
@@ -312,7 +301,7 @@ class BlockRoom:
     reason: str
 
 
-def finetunable_blocks(encoder: Encoder, images: int, folder: Path, depths: Sequence[int] = DEPTHS) -> BlockRoom:
+def finetunable_blocks(encoder: Encoder, images: int, folder: Path) -> BlockRoom:
     """Find how many last blocks of the image tower can be fine-tuned at most.
 
     The tower must be of a kind that can be cut before these blocks, and their inputs, cached for
@@ -321,7 +310,7 @@ def finetunable_blocks(encoder: Encoder, images: int, folder: Path, depths: Sequ
     existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
     free = shutil.disk_usage(existing).free
     room = BlockRoom(0, 0, "")
-    for depth in depths:
+    for depth in DEPTHS:
         try:
             last_blocks(encoder, depth)
         except UsageError as error:
@@ -351,14 +340,11 @@ def block_cost(encoder: Encoder, blocks: int, cached: int, images: int = TIMED_I
 
     Random numbers stand in for the blocks' inputs. The fastest of three passes counts.
 
-    cached: number of last blocks that a pass runs, at least `blocks`; all before the last `blocks`
-        are frozen.
+    cached: number of last blocks that a pass runs; all before the last `blocks` are frozen.
     """
     cut = last_blocks(encoder, cached)
     x = torch.randn(images, *block_input_shape(encoder, cached), device=encoder.device)
-    parameters: list[torch.nn.Parameter] = []
-    for block in cut.blocks[cached - blocks :]:
-        parameters += block.parameters()
+    parameters = list(torch.nn.ModuleList(cut.blocks[cached - blocks :]).parameters())
     before = [parameter.requires_grad for parameter in parameters]
 
     def seconds(train: bool) -> float:
@@ -408,8 +394,7 @@ def choose_lineup(
     Of the numbers `DEPTHS` up to `depth`, the largest that fits the budget is always tried; if
     none fits, the lineup is empty. If time remains, all smaller ones are tried as well or, if it
     is too short for all, only the smallest. Time left then goes to more learning rates for the
-    smallest, and then to more epochs of the best. Predicted times include a final fit with the
-    largest.
+    smallest, and then to more epochs of the best. Times include a final fit with the largest.
 
     cost: number of blocks -> measured seconds per image.
     epoch_seconds: duration of an epoch without fine-tuned blocks.
@@ -437,15 +422,13 @@ def choose_lineup(
             if fitting:
                 epochs = EPOCHS[: len(fitting)]
                 listed = ", ".join(map(str, depths))
-                limit = _duration(fitting[-1])
-                reason = f"blocks {listed}, up to {epochs[-1]} epochs: at most {limit}"
+                reason = f"blocks {listed}, up to {epochs[-1]} epochs: at most {_duration(fitting[-1])}"
                 return Lineup(depths, RATES[:tried], epochs, fitting[-1], reason)
     if not possible:
         return Lineup((), (), (), 0.0, "no block of the encoder can be fine-tuned")
     least = min(predicted((blocks,), 1) for blocks in possible)
     left = _duration(max(budget, 0.0))
-    reason = f"fine-tuning takes at least {_duration(least)}, and {left} are left"
-    return Lineup((), (), (), 0.0, reason)
+    return Lineup((), (), (), 0.0, f"fine-tuning takes at least {_duration(least)}, and {left} are left")
 
 
 def _duration(seconds: float) -> str:
@@ -490,11 +473,10 @@ def search_block_counts(
     choice = search_recipes([[first]], finetuned, trials.result, report)
     report(f"chosen: {choice.recipe.name}")
     run = trials.run(choice.recipe)
-    rows = []
-    for row in choice.table:
-        numbers = {key: float(value) for key, value in row.items() if isinstance(value, int | float)}
-        rows.append(numbers)
-    return replace(run, record=replace(run.record, recipes=tuple(rows)))
+    rows = tuple(
+        {key: float(value) for key, value in row.items() if isinstance(value, int | float)} for row in choice.table
+    )
+    return replace(run, record=replace(run.record, recipes=rows))
 
 
 def _lineup(first: Trial, options: AutoFinetune, trials: Trials) -> Lineup:
@@ -512,8 +494,4 @@ def _lineup(first: Trial, options: AutoFinetune, trials: Trials) -> Lineup:
     last_blocks(tower, depth)  # raises for an encoder that cannot be cut
     counts = ImageCounts(len(inputs.examples["train"]), len(inputs.examples["val"]), 0)
     epoch = trials.result(first).epoch_seconds
-
-    def cost(blocks: int) -> BlockCost:
-        return block_cost(tower, blocks, depth)
-
-    return choose_lineup(depth, cost, counts, 60 * options.minutes, epoch)
+    return choose_lineup(depth, lambda blocks: block_cost(tower, blocks, depth), counts, 60 * options.minutes, epoch)

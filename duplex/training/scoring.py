@@ -29,13 +29,7 @@ from duplex.evaluation.accumulate import Floats, ScoreAccumulator
 from duplex.evaluation.curve import Curve, Margins
 from duplex.evaluation.feasibility import BucketNumbers, buckets, choose_threshold, thresholds
 from duplex.evaluation.intervals import AucComponents
-from duplex.evaluation.probabilities import (
-    NEW_SHARE,
-    Confidence,
-    fit_probabilities,
-    image_weights,
-    log_probabilities,
-)
+from duplex.evaluation.probabilities import NEW_SHARE, Confidence, fit_probabilities, image_weights, log_probabilities
 from duplex.features.tokens import Examples
 from duplex.labels import Bools, CandidateSet, Ints, LabelSpace, World
 from duplex.methods.base import Batch, Inputs, Method, PrimitiveVectors, Scorer
@@ -62,8 +56,7 @@ class SplitScorer:
         size = method.labels.size
         if not isinstance(candidates, CandidateSet):
             candidates = CandidateSet(size, None if len(candidates) == size else candidates)
-        own = candidates.compositions.copy()  # the method may write into it
-        return cls(candidates, method.scorer(own), name)
+        return cls(candidates, method.scorer(candidates.compositions.copy()), name)  # which it may overwrite
 
     def blocks(self, inputs: Inputs) -> Iterator[tuple[slice, Tensor]]:
         """Yield blocks of scores that fit into memory: a slice of images, their scores."""
@@ -138,8 +131,7 @@ def score_split(
         raise UsageError(f"evaluation.k is {k}; expected at most {len(candidates)}, the number of candidates")
     compositions = examples.compositions.cpu().numpy()
     if not candidates.contains(compositions).all():
-        problem = "labels.json does not list an image's pair for its split"
-        raise DuplexError(f"{problem}; run `duplex prepare -d NAME` again")
+        raise DuplexError("labels.json does not list an image's pair for its split; run `duplex prepare -d NAME` again")
     seen = labels.seen if candidates.listed is None else labels.is_seen(candidates.listed)
     target = candidates.positions(compositions)
     device = examples.compositions.device
@@ -212,8 +204,7 @@ def checked_auc(margins: Margins) -> float:
     auc = AucComponents.of(margins).auc
     if auc is None:
         group = "unseen" if margins.is_seen.any() else "seen"
-        problem = f"the val split has no images of {group} pairs, so AUC is undefined"
-        raise DuplexError(f"{problem}; add some to val")
+        raise DuplexError(f"the val split has no images of {group} pairs, so AUC is undefined; add some to val")
     return auc
 
 
@@ -277,8 +268,7 @@ class Validation:
         }
         value: Any = metrics[self.name] if self.choose_by is None else self.choose_by(metrics)
         if not isinstance(value, numbers.Real) or not math.isfinite(value):
-            problem = f"select: {self.name} returned {value!r} for {metrics}"
-            raise DuplexError(f"{problem}; expected a finite number")
+            raise DuplexError(f"select: {self.name} returned {value!r} for {metrics}; expected a finite number")
         return Validated({"auc": auc, self.name: float(value)}, self.name)
 
 
@@ -309,8 +299,7 @@ class Calibration:
 
     def to_dict(self) -> dict[str, Any]:
         """The calibration as a dict for JSON, without fields at their defaults."""
-        adapter = TypeAdapter(Calibration)
-        values: dict[str, Any] = adapter.dump_python(self, mode="json", exclude_defaults=True)
+        values: dict[str, Any] = TypeAdapter(Calibration).dump_python(self, mode="json", exclude_defaults=True)
         return values
 
 

@@ -28,12 +28,7 @@ from duplex.evaluation.intervals import AucComponents
 from duplex.features.tokens import Examples
 from duplex.methods.base import Method
 from duplex.system.files import json_digest, write_text
-from duplex.training.checkpoint import (
-    TrainingRecord,
-    load_checkpoint,
-    read_checkpoint_header,
-    read_novelty,
-)
+from duplex.training.checkpoint import TrainingRecord, load_checkpoint, read_checkpoint_header, read_novelty
 from duplex.training.inputs import InputRequest, RunInputs
 from duplex.training.logs import TrainingHooks
 from duplex.training.loop import ResumePoint, TrainingResult
@@ -127,8 +122,7 @@ class Trials:
         if not result.is_file():
             self._train(trial, files, result, margins)
         with errors_as_damage(files.root), np.load(margins) as arrays:
-            record = json.loads(result.read_text(encoding="utf-8"))
-            return TrialResult(trial.name, Margins(**arrays), **record)
+            return TrialResult(trial.name, Margins(**arrays), **json.loads(result.read_text("utf-8")))
 
     def _train(self, trial: Trial, files: RunPaths, result: Path, margins: Path) -> None:
         start = time.monotonic()
@@ -138,9 +132,7 @@ class Trials:
         resume = ResumePoint(label, files.unfinished_training, files.root.name, trial.pause)
         hooks = self.hooks(trial)
         run = train_run(spec, inputs, trial.seed, self.device, self.settings, resume, hooks)
-        accuracy = None
-        if self.accuracy is not None:
-            accuracy = self.accuracy(run, inputs.examples["val"].to(self.device))
+        accuracy = None if self.accuracy is None else self.accuracy(run, inputs.examples["val"].to(self.device))
         if trial.pause is None:
             run.write(files)
         files.root.mkdir(parents=True, exist_ok=True)
