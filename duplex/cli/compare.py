@@ -117,9 +117,9 @@ def _read_runs(params: Params, dataset: str, methods: tuple[str, str], seed: int
             first = first or (path, run, table)
             differing = [name for name in SHARED_COLUMNS if not first[2][name].equals(table[name])]
             if differing:
-                data = f"different data: they differ in the column {differing[0]!r}"
+                where = f"different data: they differ in the column {differing[0]!r}"
                 fix = f"run `duplex evaluate {first[1]}` and then `duplex evaluate {run}`"
-                raise UsageError(f"{first[0]} and {path} come from {data}; {fix}")
+                raise UsageError(f"{first[0]} and {path} come from {where}; {fix}")
             is_seen = table["seen"].to_numpy(dtype=bool)
             margin = table["margin"].to_numpy(dtype=float)
             margins_by_seed.append(Margins(margin[is_seen], margin[~is_seen], is_seen))

@@ -44,9 +44,9 @@ from duplex.project.sweep import SweepResult, grid, sweep, workers_and_gpus
 from duplex.report.claims import CLIP, backbone_of, benchmark_of, comparisons_of, counts_of, read_package_yaml
 from duplex.training.inputs import Data, InputRequest, require_configured_inputs
 from duplex.training.loop import make_optimiser, optimiser_step
+from duplex.training.recipes import BlockCost, block_cost
 from duplex.training.run import MethodSpec, initialised_method, reproducible
 from duplex.training.scoring import Validation
-from duplex.training.trials import BlockCost, block_cost
 
 PROJECT = Path("ablations")  # folder of the project with the paper's rows
 PUBLISHED = ArtifactPaths.root / "published"  # folder of runs by published recipes
@@ -282,7 +282,7 @@ def _step_seconds(spec: MethodSpec, data: Data, tower: Encoder) -> tuple[float, 
     work = partial(optimiser_step, method, batch, rows, spec.training, make_optimiser(method, spec.training))
     step = _seconds(lambda: next(iter(work().values()))) if method.groups() else 0.0
     validate = Validation(examples["val"], data.labels)
-    return step, _seconds(lambda: torch.tensor(validate(method)["auc"]))
+    return step, _seconds(lambda: torch.tensor(validate(method).value))
 
 
 def _block_cost(spec: MethodSpec, tower: Encoder) -> BlockCost:

@@ -25,7 +25,6 @@ from duplex.training.inputs import InputRequest, RunInputs, require_configured_i
 from duplex.training.logs import TrainingHooks, open_log
 from duplex.training.loop import ResumePoint, TrainingResult
 from duplex.training.run import MethodSpec, TrainedMethod, reproducible, train_run
-from duplex.training.trials import Trial, Trials, search_block_counts
 
 
 def train_stage(run: ProjectRun, out: RunPaths | None = None, load: LoadInputs = load_inputs) -> TrainingResult:
@@ -76,6 +75,8 @@ def _search(
     device: torch.device,
 ) -> TrainedMethod:
     """Train with several numbers of fine-tuned blocks (`finetune: auto`); `read`: checksums that the stamp has."""
+    from duplex.training.recipes import search_block_counts
+    from duplex.training.trials import Trial, Trials
 
     def hooks(trial: Trial) -> TrainingHooks:
         return TrainingHooks(log=open_log(spec.training.log, _log_folder(run) / trial.slug))

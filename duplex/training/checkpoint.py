@@ -1,8 +1,9 @@
-"""Write and read model files, such as checkpoints: a trained method's tensors and its `TrainingRecord`.
+"""Model files, such as checkpoints: a trained method's tensors and its `TrainingRecord`.
 
-A model file is a safetensors file with a JSON header under the metadata key `duplex`: `format` (the version), `holds`
-(the kind of file), `tensors` (sha256 of their names, types, shapes and values), the fields of its kind, and `checksum`
-(sha256 of all these). Nothing is pickled. Equal content gives equal bytes.
+A model file is a safetensors file with a JSON header under the metadata key `duplex`: `format`
+(the version), `holds` (the kind of file), `tensors` (sha256 of their names, types, shapes and
+values), the fields of its kind, and `checksum` (sha256 of all these). Nothing is pickled. Equal
+content gives equal bytes.
 """
 
 from __future__ import annotations
@@ -60,47 +61,51 @@ class ModelHeader:
 
 
 def write_model(path: Path, kind: Kind, fields: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """Write tensors and header `fields` to a model file atomically: a failure leaves no partial file."""
-    stored = {
-        name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()
-    }
+    """Write tensors and header `fields` to a model file; a failure leaves no partial file."""
+    stored = {}
+    for name, tensor in tensors.items():
+        stored[name] = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
     header = {"format": FORMAT, "holds": kind, "tensors": tensor_digest(stored), **fields}
-    write_tensors(path, stored, {KEY: json.dumps({**header, "checksum": json_digest(header)}, ensure_ascii=False)})
+    text = json.dumps({**header, "checksum": json_digest(header)}, ensure_ascii=False)
+    write_tensors(path, stored, {KEY: text})
 
 
 def read_header(path: Path, kind: Kind) -> ModelHeader:
-    """Read a model file's header; raises `DuplexError` if the file is missing, damaged or of another kind or format."""
+    """Read a model file's header; `DuplexError` if the file is missing, damaged or of another kind."""
+    remedy = REMEDIES[kind]
     try:
         with safe_open(path, "pt") as file:
             fields = dict(json.loads((file.metadata() or {})[KEY]))
     except FileNotFoundError as error:
-        raise DuplexError(f"{path} does not exist; {REMEDIES[kind]}") from error
+        raise DuplexError(f"{path} does not exist; {remedy}") from error
     except (SafetensorError, OSError, LookupError, ValueError, TypeError, RecursionError) as error:
         reason = "it has no header" if isinstance(error, KeyError) else error
-        raise DuplexError(f"{path} cannot be read as a model file ({reason}); {REMEDIES[kind]}") from error
-    version, holds = fields.get("format"), fields.get("holds")
+        raise DuplexError(f"{path} cannot be read as a model file ({reason}); {remedy}") from error
+    version = fields.get("format")
     if version != FORMAT:
-        raise DuplexError(
-            f"{path} has the format {version}, but this version of duplex reads only format {FORMAT}; {REMEDIES[kind]}"
-        )
+        problem = f"{path} has the format {version}, but this version of duplex reads only format {FORMAT}"
+        raise DuplexError(f"{problem}; {remedy}")
+    holds = fields.get("holds")
     if holds != kind:
         raise DuplexError(f"{path} is of kind {holds!r}, not {kind!r}; give its folder {path.parent}, or another file")
     fingerprint = fields.pop("checksum", None)
     if fingerprint != json_digest(fields):
-        raise DuplexError(f"{path} is damaged: its header was changed; {REMEDIES[kind]}")
-    own = {name: value for name, value in fields.items() if name not in ("format", "holds", "tensors")}
+        raise DuplexError(f"{path} is damaged: its header was changed; {remedy}")
+    common = ("format", "holds", "tensors")
+    own = {name: value for name, value in fields.items() if name not in common}
     return ModelHeader(path, kind, own, fields["tensors"], fingerprint)
 
 
 def read_tensors(header: ModelHeader) -> dict[str, Tensor]:
-    """Read the tensors of a model file; raises `DuplexError` if they do not match the digest in the header."""
+    """Read a model file's tensors; `DuplexError` if they do not match the digest in the header."""
+    remedy = REMEDIES[header.kind]
     try:
         with safe_open(header.path, "pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
-        raise DuplexError(f"{header.path} cannot be read ({error}); {REMEDIES[header.kind]}") from error
+        raise DuplexError(f"{header.path} cannot be read ({error}); {remedy}") from error
     if tensor_digest(tensors) != header.digest:
-        raise DuplexError(f"{header.path} is damaged: its tensors were changed; {REMEDIES[header.kind]}")
+        raise DuplexError(f"{header.path} is damaged: its tensors were changed; {remedy}")
     return tensors
 
 
@@ -122,18 +127,18 @@ def with_checksum(record: Mapping[str, Any]) -> dict[str, Any]:
 
 # Fields of an encoder's identity that change features or prompts
 COMPARED = ("encoder", "architecture", "weights", "code", "preprocessing", "precision", "text_precision")
-WORD_VECTORS = "words"  # field of `Record.encoder`: sha256 of the file of word vectors, if one was used
+WORD_VECTORS = "words"  # field of `TrainingRecord.encoder`: sha256 of the word vectors' file, if any
 
 
 @dataclass(frozen=True)
 class TrainingRecord:
-    """Metadata of a checkpoint: how its method was trained, and what was chosen on validation images."""
+    """Metadata of a checkpoint: how its method was trained, and what validation chose."""
 
     kind: str  # of the method
     provider: str  # distribution and version that define the kind
     options: Options
     labels: LabelSpace
-    encoder: dict[str, str]  # identity of the encoder whose features it was trained on, and its name and tag
+    encoder: dict[str, str]  # identity, name and tag of the encoder whose features it was trained on
     seed: int
     epoch: int  # the chosen one; 0: the untrained method
     val_auc: float  # validation AUC of this epoch, a fraction
@@ -143,18 +148,19 @@ class TrainingRecord:
     finetune: FinetuneOptions | None = None  # of the image tower's last blocks
     confidence: Confidence = UNFITTED
     selected_by: str = "auc"  # validation metric that chose the epoch
-    val_auc_all: float | None = None  # validation AUC with every composition a candidate; None: not for the open world
+    val_auc_all: float | None = None  # with every composition a candidate; None: not for the open world
     recipes: tuple[Mapping[str, float], ...] = ()  # rows of the recipes that `finetune: auto` tried
-    training: Mapping[str, Any] = field(default_factory=dict)  # training options, and digests of manifest and features
-    novelty: NoveltyDetector | None = field(default=None, compare=False, repr=False)  # stored among the tensors
+    training: Mapping[str, Any] = field(default_factory=dict)  # options, digests of manifest and features
+    novelty: NoveltyDetector | None = field(default=None, compare=False, repr=False)  # among the tensors
 
     def to_dict(self) -> dict[str, Any]:
         stored = {name: value for name, value in vars(self).items() if name != "novelty"}
+        calibration = self.calibration or {}
         return {
             **stored,
             "options": self.options.to_dict(),
             "labels": self.labels.to_dict(),
-            "calibration": {world: choices.to_dict() for world, choices in (self.calibration or {}).items()},
+            "calibration": {world: chosen.to_dict() for world, chosen in calibration.items()},
             "finetune": None if self.finetune is None else self.finetune.to_dict(),
             "confidence": self.confidence.to_dict(),
         }
@@ -162,14 +168,16 @@ class TrainingRecord:
     @classmethod
     def from_dict(cls, header: Mapping[str, Any]) -> TrainingRecord:
         stored = {field.name: header[field.name] for field in fields(cls) if field.name in header}
+        finetune = stored["finetune"]
+        calibration = stored["calibration"]
         return cls(
             **{
                 **stored,
                 "options": parse_options(stored["kind"], stored["options"]),
                 "labels": LabelSpace.from_dict(stored["labels"]),
-                "calibration": {world: Calibration(**each) for world, each in stored["calibration"].items()},
+                "calibration": {world: Calibration(**each) for world, each in calibration.items()},
                 "inspectable": tuple(stored["inspectable"]),
-                "finetune": FinetuneOptions.from_dict(stored["finetune"]) if stored["finetune"] else None,
+                "finetune": FinetuneOptions.from_dict(finetune) if finetune else None,
                 "confidence": Confidence(**stored["confidence"]),
                 "recipes": tuple(stored["recipes"]),
             }
@@ -183,7 +191,7 @@ def save_checkpoint(path: Path, method: Method[Any], record: TrainingRecord) -> 
 
 
 def read_checkpoint_header(path: Path) -> ModelHeader:
-    """Read a checkpoint's header; raises `DuplexError` if the file is missing or is no checkpoint."""
+    """Read a checkpoint's header; `DuplexError` if the file is missing or is no checkpoint."""
     return read_header(path, "checkpoint")
 
 
@@ -193,49 +201,55 @@ def read_record(path: Path) -> TrainingRecord:
 
 
 def read_novelty(checkpoint: ModelHeader, device: torch.device) -> NoveltyDetector | None:
-    """Read a checkpoint's detector of images that are unlike the training images; None if it has none."""
+    """Read a checkpoint's detector of images unlike the training images; None if it has none."""
     with safe_open(checkpoint.path, "pt") as file:
         names = [name for name in file.keys() if name.startswith(PREFIX)]  # noqa: SIM118
-        return NoveltyDetector.from_tensors({name: file.get_tensor(name) for name in names}, device)
+        tensors = {name: file.get_tensor(name) for name in names}
+    return NoveltyDetector.from_tensors(tensors, device)
 
 
 def check_inputs(place: object, record: TrainingRecord, labels: LabelSpace, encoder: Mapping[str, str]) -> None:
-    """Raise `DuplexError`, naming the run `place`, unless its `record` has these labels, encoder and word vectors."""
+    """Raise `DuplexError` unless the run `place` has these labels, encoder and word vectors."""
     for key in COMPARED:
-        trained_on, here = record.encoder.get(key), encoder.get(key)
+        trained_on = record.encoder.get(key)
+        here = encoder.get(key)
         if trained_on != here:
             what = "encoder" if key == "encoder" else f"encoder's {key.replace('_', ' ')}"
             raise DuplexError(
-                f"{place} was trained with the {what} {trained_on!r}, but {here!r} is in use now; train again, or set "
-                "the encoder in params.yaml to the one used in training"
+                f"{place} was trained with the {what} {trained_on!r}, but {here!r} is in use now; "
+                "train again, or set the encoder in params.yaml to the one used in training"
             )
     if record.encoder.get(WORD_VECTORS) != encoder.get(WORD_VECTORS):
         raise DuplexError(
-            f"{place} was trained with other word vectors; set evaluation.word_vectors in params.yaml (in Python: "
-            "`word_vectors`) as in training, or train again"
+            f"{place} was trained with other word vectors; set evaluation.word_vectors in params.yaml "
+            "(in Python: `word_vectors`) as in training, or train again"
         )
     if record.labels != labels:
         raise DuplexError(f"{place} was trained with other states, objects or pairs than the data set has; train again")
 
 
 def load_checkpoint(checkpoint: Path | ModelHeader, context: MethodContext, encoder: Mapping[str, str]) -> Method[Any]:
-    """Load a trained method for evaluation; prints a line to stderr if a plug-in's code changed since training.
+    """Load a trained method for evaluation; prints a warning if a plug-in's code has changed since.
 
-    Raises `DuplexError` if the labels or the encoder differ from those of training, or if the tensors are damaged or do
-    not fit the method. `encoder`: the fields that identify the encoder in use.
+    Raises `DuplexError` if the labels or the encoder differ from those of training, or if the
+    tensors are damaged or do not fit the method. `encoder`: the fields that identify the encoder
+    in use.
     """
     checkpoint = read_checkpoint_header(checkpoint) if isinstance(checkpoint, Path) else checkpoint
-    path, record = checkpoint.path, checkpoint.record
+    path = checkpoint.path
+    record = checkpoint.record
     check_inputs(path, record, context.labels, encoder)
     plugin = record.training.get("plugin")
     if plugin is not None:
         current = plugin_hash(module_of(method_entry_point(record.kind)))
         current = plugin_code_hash(record.kind) if current == UNKNOWN_CODE else current
         if plugin != current:
-            reason = "may have changed (it cannot be read)" if UNKNOWN_CODE in f"{plugin} {current}" else "has changed"
+            is_unknown = UNKNOWN_CODE in (plugin, current)
+            reason = "may have changed (it cannot be read)" if is_unknown else "has changed"
             problem = f"the code of {record.kind!r} {reason} since {path} was written"
             print(f"duplex: {problem}; predictions may be wrong until you train it again", file=sys.stderr)
-    tensors = {name: t for name, t in read_tensors(checkpoint).items() if not name.startswith(PREFIX)}
+    stored = read_tensors(checkpoint)
+    tensors = {name: stored[name] for name in stored if not name.startswith(PREFIX)}
     if isinstance(record.options, CombinedRunsOptions):
         context = replace(context, members=load_members(record.options, path.parent, context, encoder))
     method = make_method(record.kind, record.options, replace(context, world=record.world))
@@ -250,7 +264,7 @@ def load_checkpoint(checkpoint: Path | ModelHeader, context: MethodContext, enco
 def load_members(
     options: CombinedRunsOptions, folder: Path, context: MethodContext, encoder: Mapping[str, str]
 ) -> tuple[Method[Any], ...]:
-    """Load the runs that the product in `folder` combined; `DuplexError` if one has been trained again since."""
+    """Load the runs that the product in `folder` combines; `DuplexError` if one was trained again since."""
     loaded = []
     for member in options.members:
         checkpoint = read_checkpoint_header(Path(os.path.normpath(folder / member["checkpoint"])))
@@ -258,12 +272,14 @@ def load_members(
             raise DuplexError(
                 f"{checkpoint.path} has changed since {folder} was combined from it; train {folder} again"
             )
-        finetune, blocks = checkpoint.record.finetune, None
+        finetune = checkpoint.record.finetune
+        blocks = None
         if finetune is not None:
             if context.member_blocks is None:
                 raise DuplexError(
-                    f"{checkpoint.path} has {finetune.blocks} fine-tuned blocks, but the feature cache lacks their "
-                    f"inputs; set encoder.block_inputs in params.yaml to {finetune.blocks} and run `duplex extract`"
+                    f"{checkpoint.path} has {finetune.blocks} fine-tuned blocks, but the feature cache "
+                    "lacks their inputs; set encoder.block_inputs in params.yaml to "
+                    f"{finetune.blocks} and run `duplex extract`"
                 )
             blocks = partial(context.member_blocks, finetune)
         own = replace(context, finetuned_blocks=blocks, members=(), member_blocks=None)

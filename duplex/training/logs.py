@@ -1,7 +1,7 @@
-"""What a caller can pass to training besides options: functions called after each step and epoch, and training logs.
+"""What callers can pass to training besides options: functions called after steps and epochs, and logs.
 
-A package registers a log as an entry point of the group `duplex.training_logs`: a function that gets a folder and
-returns a `TrainingLog`. A built-in log imports its package when it is opened.
+A package registers a log as an entry point of the group `duplex.training_logs`: a function that
+gets a folder and returns a `TrainingLog`. A built-in log imports its package when it is opened.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class StepReport:
 
 @dataclass(frozen=True)
 class EpochReport:
-    """What the hook `on_epoch` receives after an epoch's validation: losses, learning rates and metrics."""
+    """What the hook `on_epoch` receives after an epoch's validation: losses, rates and metrics."""
 
     method: Method[Any]
     epoch: int  # 0: before training
@@ -46,7 +46,7 @@ class EpochReport:
 
 
 class TrainingLog(Protocol):
-    """The interface of training logs, which receive losses, learning rates and validation metrics during training."""
+    """The interface of training logs, which receive losses, learning rates and validation metrics."""
 
     def step(self, report: StepReport) -> None:
         """Write an optimiser step's `report`: its losses and learning rates."""
@@ -64,19 +64,20 @@ class TrainingHooks:
 
     on_step: Callable[[StepReport], object] | None = None
     on_epoch: Callable[[EpochReport], object] | None = None
-    optimiser: Callable[[list[dict[str, Any]]], torch.optim.Optimizer] | None = None  # called with parameter groups
-    schedule: Callable[[int], float] | None = None  # epoch (from 0) -> factor of the learning rates
+    # Called with parameter groups
+    optimiser: Callable[[list[dict[str, Any]]], torch.optim.Optimizer] | None = None
+    schedule: Callable[[int], float] | None = None  # epoch, from 0 -> factor of the learning rates
     log: TrainingLog | None = None
 
     @property
     def reads_steps(self) -> bool:
-        """Whether a hook or log reads each step's losses; the CPU then waits for the GPU once per step."""
+        """Whether a hook or log reads each step's losses; the CPU then waits for the GPU at each."""
         return self.on_step is not None or self.log is not None
 
     def step(self, report: StepReport) -> None:
         """Pass the report of an optimiser step to the function `on_step` and to the log."""
         if self.on_step is not None:
-            with torch.random.fork_rng([]):  # random numbers that the caller draws do not change training
+            with torch.random.fork_rng([]):  # the caller's random numbers do not change training
                 self.on_step(report)
         if self.log is not None:
             self.log.step(report)
@@ -92,7 +93,8 @@ class TrainingHooks:
 
 GROUP = "duplex.training_logs"
 NONE = "none"
-DVC_FILE = "metrics:\n- metrics.json\nplots:\n- plots/metrics:\n    x: step\n"  # shows DVCLive's files to DVC
+# Shows DVCLive's files to DVC
+DVC_FILE = "metrics:\n- metrics.json\nplots:\n- plots/metrics:\n    x: step\n"
 
 
 class NumberLog(ABC):
@@ -100,7 +102,7 @@ class NumberLog(ABC):
 
     @abstractmethod
     def write(self, group: str, place: int, values: Mapping[str, float]) -> None:
-        """Write `values` by name: of step number `place` for the group `train`, of epoch number `place` for `epoch`."""
+        """Write `values` by name, of step (group `train`) or epoch (group `epoch`) number `place`."""
 
     def step(self, report: StepReport) -> None:
         rates = {f"learning_rate_{n}": rate for n, rate in enumerate(report.rates)}
@@ -118,7 +120,7 @@ def _loss_values(report: StepReport | EpochReport) -> dict[str, float]:
 
 
 class DvcliveLog(NumberLog):
-    """Training log in DVCLive's files: tables for `dvc plots`, and the latest values for `dvc exp show`."""
+    """Training log in DVCLive's files: tables for `dvc plots`, latest values for `dvc exp show`."""
 
     def __init__(self, folder: Path) -> None:
         """Start a log in `folder`; an earlier log there is replaced."""
@@ -128,7 +130,7 @@ class DvcliveLog(NumberLog):
             self._live: Any = live(str(folder), save_dvc_exp=False, dvcyaml=None)
         except import_module("scmrepo.exceptions").SCMError as error:
             raise DuplexError(f"training.log is dvclive, which needs a commit ({error}); run `git commit`") from None
-        write_text(folder / "dvc.yaml", DVC_FILE)  # beside the files: the pipeline's dvc.yaml stays as it is
+        write_text(folder / "dvc.yaml", DVC_FILE)  # beside the files, not the pipeline's dvc.yaml
 
     def write(self, group: str, place: int, values: Mapping[str, float]) -> None:
         self._live.step = place
@@ -159,26 +161,28 @@ class TensorboardLog(NumberLog):
 
 
 class WandbLog(NumberLog):
-    """Training log as a run of Weights & Biases, in the project that WANDB_PROJECT names, by default `duplex`."""
+    """Training log as a run of Weights & Biases, in the project WANDB_PROJECT, by default `duplex`."""
 
     def __init__(self, folder: Path) -> None:
-        """Start a run with files in `folder`, whose last three parts name it; WANDB_MODE=offline sends nothing."""
+        """Start a run named by the last three parts of `folder`; WANDB_MODE=offline sends nothing."""
         wandb: Any = import_module("wandb")
         folder.mkdir(parents=True, exist_ok=True)
-        project, name = os.environ.get("WANDB_PROJECT", "duplex"), "/".join(folder.parts[-3:])
+        project = os.environ.get("WANDB_PROJECT", "duplex")
+        name = "/".join(folder.parts[-3:])
         self._run = wandb.init(project=project, name=name, dir=str(folder), settings=wandb.Settings(silent=True))
         for group in ("train", "epoch"):
             self._run.define_metric(f"{group}/*", step_metric=f"{group}/number")
 
     def write(self, group: str, place: int, values: Mapping[str, float]) -> None:
-        self._run.log({f"{group}/number": place, **{f"{group}/{name}": value for name, value in values.items()}})
+        named = {f"{group}/{name}": value for name, value in values.items()}
+        self._run.log({f"{group}/number": place, **named})
 
     def close(self) -> None:
         self._run.finish()
 
 
 class MlflowLog(NumberLog):
-    """Training log as a run of MLflow, on the server or in the folder that MLFLOW_TRACKING_URI gives."""
+    """Training log as a run of MLflow, on the server or in the folder MLFLOW_TRACKING_URI."""
 
     def __init__(self, folder: Path) -> None:
         """Start a run in the data set's experiment; `folder` ends in data set, method and seed."""
@@ -212,7 +216,8 @@ BUILT_IN: dict[str, Callable[[Path], TrainingLog]] = {
 def open_log(name: str, folder: Path) -> TrainingLog | None:
     """Open the training log `name` in a folder; None for the name `none`.
 
-    name: one of `BUILT_IN`, `none` or the name of a package's entry point in the group `duplex.training_logs`.
+    name: one of `BUILT_IN`, `none` or the name of a package's entry point in the group
+        `duplex.training_logs`.
     """
     registered = {point.name: point for point in entry_points(group=GROUP)}
     require(name, dict.fromkeys([*BUILT_IN, *registered, NONE]), "training.log")

@@ -1,14 +1,12 @@
-"""The training loop: it keeps the tensors of the best epoch and can save its state to continue a killed run."""
+"""The training loop: it keeps the best epoch and saves its state to continue a killed run."""
 
 from __future__ import annotations
 
-import copy
 import math
-import statistics
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,7 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from duplex.errors import DuplexError, UsageError
 from duplex.features.tokens import Examples
@@ -28,18 +26,21 @@ from duplex.system.processes import ProgressBar
 from duplex.system.threads import float32_arithmetic, peak_resident, reset_peak_memory, threads
 from duplex.training.checkpoint import read_header, read_tensors, write_model
 from duplex.training.logs import EpochReport, StepReport, TrainingHooks
+from duplex.training.scoring import Validated
+from duplex.training.thread_choice import choose_threads
 
 
 def make_optimiser(
     method: Method[Any], settings: TrainingOptions, hooks: TrainingHooks = TrainingHooks()
 ) -> torch.optim.Optimizer:
-    """The optimiser of a method's parameters (a dummy if it has none), chosen by `hooks` or else by `settings`."""
+    """The optimiser of a method's parameters (a dummy if it has none), by `hooks` or `settings`."""
     groups = [{**group, "params": list(group["params"])} for group in method.groups()]
     groups = groups or [{"params": [torch.nn.Parameter(torch.zeros(1))]}]
+    decay = settings.weight_decay
     kinds: dict[str, Callable[..., torch.optim.Optimizer]] = {
-        "adam": partial(torch.optim.Adam, eps=settings.eps, weight_decay=settings.weight_decay),
-        "adamw": partial(torch.optim.AdamW, eps=settings.eps, weight_decay=settings.weight_decay),
-        "sgd": partial(torch.optim.SGD, momentum=settings.sgd_momentum, weight_decay=settings.weight_decay),
+        "adam": partial(torch.optim.Adam, eps=settings.eps, weight_decay=decay),
+        "adamw": partial(torch.optim.AdamW, eps=settings.eps, weight_decay=decay),
+        "sgd": partial(torch.optim.SGD, momentum=settings.sgd_momentum, weight_decay=decay),
     }
     make = hooks.optimiser or kinds[settings.optimiser]
     optimiser = make([{"lr": settings.learning_rate, **group} for group in groups])
@@ -61,20 +62,23 @@ def make_optimiser(
 
 def make_schedule(
     optimiser: torch.optim.Optimizer, settings: TrainingOptions, hooks: TrainingHooks = TrainingHooks()
-) -> torch.optim.lr_scheduler.LRScheduler:
-    """Learning-rate schedule with a factor for each epoch, from `hooks.schedule` if set, else from `settings`."""
+) -> LRScheduler:
+    """The learning rates' factor for each epoch, by `hooks.schedule` or else by `settings`."""
 
     def share(epoch: int) -> float:
-        return rate_share(epoch, settings) if hooks.schedule is None else float(hooks.schedule(epoch))
+        if hooks.schedule is not None:
+            return float(hooks.schedule(epoch))
+        return rate_share(epoch, settings)
 
-    return torch.optim.lr_scheduler.LambdaLR(optimiser, share)
+    return LambdaLR(optimiser, share)
 
 
 def rate_share(epoch: int, settings: TrainingOptions) -> float:
     """The factor by which the learning rate is multiplied in an epoch, counted from 0.
 
-    The factor rises to 1 in equal steps over `warm_up` epochs. Then the schedule `step` multiplies it by `decay` every
-    `decay_every` epochs, `cosine` lowers it along half a cosine to 0 at the end, and `constant` keeps it.
+    The factor rises to 1 in equal steps over `warm_up` epochs. Then the schedule `step` multiplies
+    it by `decay` every `decay_every` epochs, `cosine` lowers it along half a cosine to 0 at the
+    end, and `constant` keeps it.
     """
     if epoch < settings.warm_up:
         return (epoch + 1) / (settings.warm_up + 1)
@@ -86,68 +90,14 @@ def rate_share(epoch: int, settings: TrainingOptions) -> float:
     return 1.0
 
 
-# Steps on a small encoder's features are so short that threads wait for each other longer than they work.
-ROUNDS = 5  # timed steps per number of threads, taken in turn; their median counts
-FAR_SLOWER = 4.0  # a number of threads that needs this many times the fastest's time is not tried again
-MARGIN = 0.9  # all threads are taken where they need at most this share of one thread's time
-
-
-def choose_threads(method: Method[Any], images: Batch, batch_size: int) -> tuple[int, dict[int, float]]:
-    """Choose the number of CPU threads for training a method; also returns the seconds per step for each number tried.
-
-    Training steps of a copy of the method are timed; a method that cannot be copied gets all threads.
-    """
-    every = torch.get_num_threads()
-    if every == 1 or images.compositions.device.type != "cpu":
-        return every, {}
-    try:
-        trial = copy.deepcopy(method, {id(method.context): method.context}).train()
-    except (TypeError, RuntimeError):  # it holds an open file, a lock or a tensor with a gradient
-        return every, {}
-    random = torch.get_rng_state()
-    rows = torch.arange(min(batch_size, len(images)))
-
-    def step() -> None:
-        trial.before_step(images.compositions_np[: len(rows)])
-        torch.stack(list(trial.losses(images[rows], trial.shared()).values())).sum().backward()
-
-    try:
-        seconds = time_threads(step, (1, every))
-    finally:
-        torch.set_num_threads(every)
-        torch.set_rng_state(random)
-    return every if seconds[every] <= MARGIN * seconds[1] else 1, seconds
-
-
-def time_threads(step: Callable[[], None], counts: tuple[int, ...], rounds: int = ROUNDS) -> dict[int, float]:
-    """The median seconds of a step for each number of threads in `counts`.
-
-    In each of `rounds` rounds, every count is timed once, so that the load of other programs affects all equally. A
-    count that needs more than four times as long as the fastest is left out of further rounds.
-    """
-    taken: dict[int, list[float]] = {count: [] for count in counts}
-    torch.set_num_threads(min(counts))
-    step()  # the first one allocates
-    remaining = list(counts)
-    for _ in range(rounds):
-        for count in remaining:
-            torch.set_num_threads(count)
-            start = time.perf_counter()
-            step()
-            taken[count].append(time.perf_counter() - start)
-        fastest = min(min(values) for values in taken.values())
-        remaining = [count for count in remaining if min(taken[count]) <= FAR_SLOWER * fastest]
-    return {count: statistics.median(values) for count, values in taken.items()}
-
-
-SAVED = ("key", "threads", "epoch", "best_epoch", "best_value", "history")
+SAVED = ("key", "threads", "epoch", "best_epoch", "best_value", "chosen_by", "history")
 
 
 @dataclass
 class TrainingState:
-    """Everything that the next epoch depends on, in a form that can be saved; `key`: hash of options, data and seed."""
+    """Everything that the next epoch depends on, in a form that can be saved."""
 
-    key: str
+    key: str  # hash of options, data and seed
     method: Method[Any]
     optimiser: torch.optim.Optimizer
     schedule: LRScheduler
@@ -157,8 +107,15 @@ class TrainingState:
     epoch: int = 0
     best_epoch: int = 0
     best_value: float = -math.inf  # of the validation metric that chooses the epoch
+    chosen_by: str = "last"  # name of this metric; without validation, the last epoch is kept
     history: list[dict[str, float]] = field(default_factory=list)
     best: dict[str, Tensor] = field(default_factory=dict)  # tensors of the best epoch
+
+    def keep(self) -> None:
+        """Make the current epoch the best one."""
+        self.best_epoch = self.epoch
+        tensors = self.method.state_dict()
+        self.best = {name: tensor.detach().clone() for name, tensor in tensors.items()}
 
     def save(self, path: Path) -> None:
         """Write the state to a file atomically."""
@@ -175,7 +132,7 @@ class TrainingState:
         write_model(path, "unfinished training", fields, tensors)
 
     def load(self, path: Path) -> None:
-        """Restore the state from a file; if it belongs to another run, raises `DuplexError` and changes nothing."""
+        """Restore the state from a file; for that of another run, only raises `DuplexError`."""
         header = read_header(path, "unfinished training")
         fields = header.fields
         if fields["key"] != self.key:
@@ -188,7 +145,8 @@ class TrainingState:
             moments.setdefault(int(row), {})[key] = tensor
         self.optimiser.load_state_dict({"state": moments, "param_groups": fields["groups"]})
         self.schedule.load_state_dict(fields["schedule"])
-        self.best = {name: tensor.to(self.device) for name, tensor in _under("best.", tensors).items()}
+        best = _under("best.", tensors)
+        self.best = {name: tensor.to(self.device) for name, tensor in best.items()}
         self.order.set_state(tensors["random.order"])
         torch.set_rng_state(tensors["random.cpu"])
         if "random.cuda" in tensors and self.device.type == "cuda":
@@ -197,16 +155,8 @@ class TrainingState:
             setattr(self, name, fields[name])
 
 
-def saved_epoch(path: Path) -> int:
-    """The number of finished epochs in a file of unfinished training; 0 if the file is missing or unreadable."""
-    try:
-        return int(read_header(path, "unfinished training").fields["epoch"])
-    except DuplexError:
-        return 0
-
-
 def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 
 READ_EVERY = 8  # steps between reads of the losses from the device
@@ -220,25 +170,29 @@ def train_epoch(
     show: Callable[[int, dict[str, float]], None],
     hooks: TrainingHooks = TrainingHooks(),
 ) -> dict[str, float]:
-    """Train one epoch and return the mean of each loss term; `show` gets each step's number and the means so far."""
-    state.method.train()
+    """Train one epoch; returns each loss term's mean, and calls `show` with those so far after a step."""
+    method = state.method
+    method.train()
+    epoch = state.epoch + 1
     size = settings.batch_size * settings.accumulate
-    losses = EpochLosses(state.epoch + 1, settings)
+    losses = EpochLosses(epoch, settings)
     earlier_steps = state.epoch * math.ceil(len(images) / size)
-    for step, (batch, rows) in enumerate(prefetch(images, shuffled_rows(images, state.order).split(size)), start=1):
-        losses.add(step, len(rows), optimiser_step(state.method, batch, rows, settings, state.optimiser))
+    steps = prefetch(images, shuffled_rows(images, state.order).split(size))
+    for step, (batch, rows) in enumerate(steps, start=1):
+        terms = optimiser_step(method, batch, rows, settings, state.optimiser)
+        losses.add(step, len(rows), terms)
         if hooks.reads_steps or step % READ_EVERY == 0:
             losses.flush()
         if hooks.reads_steps:
             rates = learning_rates(state.optimiser)
-            hooks.step(StepReport(state.method, state.epoch + 1, earlier_steps + step, losses.last, rates))
+            hooks.step(StepReport(method, epoch, earlier_steps + step, losses.last, rates))
         show(step, losses.means)
     losses.flush()
     return losses.means
 
 
 def shuffled_rows(images: Batch, order: torch.Generator) -> Tensor:
-    """All images' indices, shuffled by `order`; for inputs on disk, neighbouring rows stay close together."""
+    """All images' indices, shuffled by `order`; on disk, neighbours stay close together."""
     for values in images.inputs.values():
         if not isinstance(values, Tensor):
             return values.shuffled_rows(order)
@@ -246,25 +200,27 @@ def shuffled_rows(images: Batch, order: torch.Generator) -> Tensor:
 
 
 class EpochLosses:
-    """Mean of each loss term over an epoch's images, for progress bars, logs and the training history.
+    """Mean of each loss term over an epoch's images, for progress bars, logs and the history.
 
-    Terms of several steps are read from the device at once, because each read waits until the device is idle.
+    Terms of several steps are read from the device at once, as each read waits until it is idle.
     """
 
     def __init__(self, epoch: int, settings: TrainingOptions) -> None:
         self.means: dict[str, float] = {}
         self.last: dict[str, float] = {}  # of the last step that was read
-        self._epoch, self._settings = epoch, settings
+        self._epoch = epoch
+        self._settings = settings
         self._sums: dict[str, float] = {}
         self._images = 0
-        self._waiting: list[tuple[int, int, tuple[str, ...], Tensor]] = []  # step, images, names, values
+        # step, images, names of terms, values
+        self._waiting: list[tuple[int, int, tuple[str, ...], Tensor]] = []
 
     def add(self, step: int, images: int, terms: dict[str, Tensor]) -> None:
-        """Queue a step's loss terms, which are means over `images` images; `flush` copies them from the device."""
+        """Queue a step's loss terms, which are means over `images` images, until `flush`."""
         self._waiting.append((step, images, tuple(terms), torch.stack(list(terms.values()))))
 
     def flush(self) -> None:
-        """Copy the queued loss terms from the device and update `means`; raises `DuplexError` for NaN or infinity."""
+        """Read queued loss terms and update `means`; raises `DuplexError` for NaN or infinity."""
         if not self._waiting:
             return
         values = iter(torch.cat([values for *_, values in self._waiting]).tolist())
@@ -274,12 +230,12 @@ class EpochLosses:
             for name in names:
                 value = next(values)
                 if not math.isfinite(value):
-                    rate, precision = self._settings.learning_rate, self._settings.precision
-                    hint = "" if precision == "fp32" else f" or set training.precision to fp32 (it is {precision})"
-                    raise DuplexError(
-                        f"the loss {name!r} became {value} in epoch {self._epoch}, step {step}; "
-                        f"lower training.learning_rate (it is {rate:g}){hint}"
-                    )
+                    settings = self._settings
+                    advice = f"lower training.learning_rate (it is {settings.learning_rate:g})"
+                    if settings.precision != "fp32":
+                        advice += f" or set training.precision to fp32 (it is {settings.precision})"
+                    place = f"epoch {self._epoch}, step {step}"
+                    raise DuplexError(f"the loss {name!r} became {value} in {place}; {advice}")
                 self.last[name] = value
                 self._sums[name] = self._sums.get(name, 0.0) + value * images
                 self.means[f"loss_{name}"] = self._sums[name] / self._images
@@ -289,10 +245,11 @@ class EpochLosses:
 def optimiser_step(
     method: Method[Any], images: Batch, rows: Tensor, settings: TrainingOptions, optimiser: torch.optim.Optimizer
 ) -> dict[str, Tensor]:
-    """Take one optimiser step on the images with the indices `rows`; returns the mean of each loss term.
+    """Take one optimiser step on the images of indices `rows`; returns each loss term's mean.
 
-    A step consists of `accumulate` batches. Tensors that these share (`Method.shared`, such as encoded text) are
-    computed only once; their gradients are summed and propagated once. Nothing in a step waits for the device.
+    A step consists of `accumulate` batches. Tensors that these share (`Method.shared`, such as
+    encoded text) are computed only once; their gradients are summed and propagated once. Nothing
+    in a step waits for the device.
     """
     optimiser.zero_grad(set_to_none=True)
     method.before_step(images.compositions_np[rows.cpu().numpy()])
@@ -300,7 +257,7 @@ def optimiser_step(
     leaves = [
         value.detach().requires_grad_(value.requires_grad) if isinstance(value, Tensor) else value for value in shared
     ]
-    inputs = type(shared)(*leaves) if hasattr(shared, "_fields") else tuple(leaves)  # may be a named tuple
+    inputs = type(shared)(*leaves) if hasattr(shared, "_fields") else tuple(leaves)  # named tuple
     terms: dict[str, Tensor] = {}
     for batch_rows in rows.split(settings.batch_size):
         share = len(batch_rows) / len(rows)
@@ -314,7 +271,9 @@ def optimiser_step(
     reached = [value for value, grad in zip(shared, grads, strict=True) if grad is not None]
     torch.autograd.backward(reached, [grad for grad in grads if grad is not None])
     if settings.clip is not None:
-        parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
+        parameters: list[Tensor] = []
+        for group in optimiser.param_groups:
+            parameters += group["params"]
         torch.nn.utils.clip_grad_norm_(parameters, settings.clip)
     optimiser.step()
     method.after_step()
@@ -326,11 +285,11 @@ def learning_rates(optimiser: torch.optim.Optimizer) -> tuple[float, ...]:
 
 
 def prefetch(images: Batch, steps: Iterable[Tensor]) -> Iterator[tuple[Batch, Tensor]]:
-    """For each step (`steps`: image indices), yield a batch and the positions in it of the images that the step uses.
+    """For each step (`steps`: image indices), yield a batch and the positions of its images in it.
 
-    With inputs in memory, the batch is always `images`; with inputs on disk, it is the step's images, read ahead.
+    The batch is `images` for inputs in memory, and the step's images, read ahead, for those on disk.
     """
-    on_disk: list[Any] = [values for values in images.inputs.values() if not isinstance(values, Tensor)]
+    on_disk: list[Any] = [each for each in images.inputs.values() if not isinstance(each, Tensor)]
     if not on_disk:
         for rows in steps:
             yield images, rows
@@ -346,7 +305,7 @@ def prefetch(images: Batch, steps: Iterable[Tensor]) -> Iterator[tuple[Batch, Te
         yield images[rows], torch.arange(len(rows))
 
 
-Validate = Callable[[Method[Any]], float | Mapping[str, float]]  # AUC, or metrics of which the last chooses the epoch
+Validate = Callable[[Method[Any]], float | Validated]  # float: the AUC
 
 
 @dataclass(frozen=True)
@@ -354,7 +313,7 @@ class ResumePoint:
     """Where unfinished training is saved, so that a killed run can continue."""
 
     label: str = "training"  # for progress and messages
-    path: Path | None = None  # written after each epoch; a killed run continues from it bit-identically
+    path: Path | None = None  # written after each epoch; a killed run continues from it bit by bit
     key: str = ""  # hash of everything that the run depends on
     pause: int | None = None  # epoch after which training ends for now; None: at its last
 
@@ -364,10 +323,10 @@ class TrainingResult:
     """Result of training; the method itself then holds the tensors of the best epoch."""
 
     best_epoch: int
-    best_auc: float  # validation AUC of the best epoch
+    best_auc: float  # validation AUC of the best epoch; NaN without validation
     history: list[dict[str, float]]  # per epoch: losses and validation metrics
     timing: dict[str, float]  # seconds per epoch, peak memory in bytes, the method's sizes
-    selected_by: str = "auc"  # validation metric that chose the best epoch
+    selected_by: str = "auc"  # validation metric that chose the best epoch; `last`: it is the last
 
 
 def train(
@@ -375,15 +334,16 @@ def train(
     examples: Examples,
     settings: TrainingOptions,
     seed: int,
-    validate: Validate,
+    validate: Validate | None,
     resume: ResumePoint = ResumePoint(),
     hooks: TrainingHooks = TrainingHooks(),
 ) -> TrainingResult:
-    """Train a method in place on the images `examples`; it then holds the tensors of its best epoch.
+    """Train a method in place on images; it then holds the tensors of its best epoch.
 
     Epoch 0 is the untrained method; a method without parameters to train has no other epoch.
 
-    validate: called after epochs; returns the AUC, or metrics of which the last one chooses the best epoch.
+    validate: called after epochs; returns the AUC, or metrics and the name of the one that chooses
+        the best epoch. None: the last epoch is kept.
     """
     if not len(examples):
         raise DuplexError(
@@ -399,14 +359,15 @@ def train(
         if epochs:
             _drop_words(method, settings.word_dropout)
             _set_threads(state, images, settings, resume.label)
-        seconds, trained = 0.0, 0
+        seconds = 0.0
+        trained = 0
         steps = math.ceil(len(images) / (settings.batch_size * settings.accumulate))
         end = min(epochs, resume.pause or epochs)
         with ProgressBar(f"{resume.label}, steps", epochs * steps) as bar:
 
             def show(step: int, losses: dict[str, float]) -> None:
-                auc = next(row["val_auc"] for row in reversed(state.history) if "val_auc" in row)
-                bar.show(state.epoch * steps + step, {**losses, "val AUC": auc})
+                aucs = [row["val_auc"] for row in state.history if "val_auc" in row]
+                bar.show(state.epoch * steps + step, {**losses, "val AUC": aucs[-1]} if aucs else losses)
 
             show(0, {})
             while state.epoch < end and not _has_lost_patience(state, settings):
@@ -419,11 +380,16 @@ def train(
                 state.epoch += 1
                 method.eval().on_features_changed(images)
                 method.after_epoch(state.epoch)
-                is_due = state.epoch % settings.validate_every == 0 or state.epoch == epochs
-                _keep_best(state, _validated(state, validate, settings) if is_due else {}, losses, hooks)
+                validated = None
+                if state.epoch % settings.validate_every == 0 or state.epoch == epochs:
+                    _check_finite(state, settings)
+                    validated = _validated(state, validate, settings)
+                _end_epoch(state, validated, losses, hooks)
                 show(0, losses)
                 if resume.path is not None:
                     state.save(resume.path)
+        if validate is None:
+            state.keep()
         method.load_state_dict(state.best)
         method.eval()
         cuda = state.device.type == "cuda"
@@ -433,8 +399,8 @@ def train(
             **({"threads": state.threads} if epochs and not cuda else {}),
             **method.summary(),
         }
-        best = state.history[state.best_epoch]
-        return TrainingResult(state.best_epoch, best["val_auc"], state.history, timing, _selection_metric(best))
+        best_auc = state.history[state.best_epoch].get("val_auc", math.nan)
+        return TrainingResult(state.best_epoch, best_auc, state.history, timing, state.chosen_by)
 
 
 def _begin(
@@ -442,13 +408,15 @@ def _begin(
     images: Batch,
     settings: TrainingOptions,
     seed: int,
-    validate: Validate,
+    validate: Validate | None,
     resume: ResumePoint,
     hooks: TrainingHooks,
 ) -> TrainingState:
-    optimiser, order = make_optimiser(method, settings, hooks), torch.Generator().manual_seed(seed)
+    optimiser = make_optimiser(method, settings, hooks)
     schedule = make_schedule(optimiser, settings, hooks)
-    state = TrainingState(resume.key, method, optimiser, schedule, order, images.compositions.device)
+    order = torch.Generator().manual_seed(seed)
+    device = images.compositions.device
+    state = TrainingState(resume.key, method, optimiser, schedule, order, device)
     torch.manual_seed(seed)
     if resume.path is not None and resume.path.exists():
         try:
@@ -457,17 +425,17 @@ def _begin(
             return state
         except DuplexError as error:
             print(f"{resume.label}: {error}", file=sys.stderr)
-    _keep_best(state, _metrics(state, validate, settings), {}, hooks)
+    _end_epoch(state, _validated(state, validate, settings), {}, hooks)
     return state
 
 
 def _drop_words(method: Method[Any], rate: float) -> None:
-    prompts = [part for part in method.modules() if isinstance(part, Prompts) and part.vocabulary == "learned"]
-    if rate and not prompts:
-        raise UsageError(
-            f"word_dropout is {rate:g}, but {method.class_name} has no learned word vectors; leave out word_dropout"
-        )
-    for part in prompts:
+    prompts = [part for part in method.modules() if isinstance(part, Prompts)]
+    learned = [part for part in prompts if part.vocabulary == "learned"]
+    if rate and not learned:
+        problem = f"word_dropout is {rate:g}, but {method.class_name} has no learned word vectors"
+        raise UsageError(f"{problem}; leave out word_dropout")
+    for part in learned:
         part.word_dropout = rate
 
 
@@ -478,46 +446,49 @@ def _set_threads(state: TrainingState, images: Batch, settings: TrainingOptions,
         if settings.threads == "auto":
             state.threads, seconds = choose_threads(state.method, images, settings.batch_size)
         if seconds:
-            tried = ", ".join(f"{1000 * value:.0f} ms with {count}" for count, value in seconds.items())
-            print(f"{label}: CPU threads: {state.threads} (time per step: {tried})", file=sys.stderr)
+            tried = [f"{1000 * value:.0f} ms with {count}" for count, value in seconds.items()]
+            times = f"time per step: {', '.join(tried)}"
+            print(f"{label}: CPU threads: {state.threads} ({times})", file=sys.stderr)
     torch.set_num_threads(state.threads)
 
 
-def _validated(state: TrainingState, validate: Validate, settings: TrainingOptions) -> dict[str, float]:
+def _check_finite(state: TrainingState, settings: TrainingOptions) -> None:
     for name, tensor in state.method.state_dict().items():
         if not torch.isfinite(tensor).all():
             raise DuplexError(
                 f"the tensor {name} diverged in the last step of epoch {state.epoch}; "
                 f"lower training.learning_rate (it is {settings.learning_rate:g})"
             )
-    return _metrics(state, validate, settings)
 
 
-def _metrics(state: TrainingState, validate: Validate, settings: TrainingOptions) -> dict[str, float]:
-    result = validate(state.method)
-    metrics = dict(result) if isinstance(result, Mapping) else {"auc": result}
-    is_last = settings.select == "last" and list(metrics) == ["auc"]  # no metric of the caller
-    return {**metrics, "last": float(state.epoch)} if is_last else metrics
+def _validated(state: TrainingState, validate: Validate | None, settings: TrainingOptions) -> Validated | None:
+    if validate is None:
+        return None
+    found = validate(state.method)
+    validated = found if isinstance(found, Validated) else Validated({"auc": found})
+    if settings.select == "last" and validated.chosen_by == "auc":  # no metric of the caller
+        return Validated({**validated.metrics, "last": float(state.epoch)}, "last")
+    return validated
 
 
-def _keep_best(state: TrainingState, metrics: dict[str, float], losses: dict[str, float], hooks: TrainingHooks) -> None:
-    row = {"epoch": state.epoch, **losses, **{f"val_{name}": value for name, value in metrics.items()}}
-    state.history.append(row)
-    name = _selection_metric(row)
-    value = (-1 if name == "loss" else 1) * metrics.get(name, -math.inf)  # without validation it is never the best
-    is_best = value > state.best_value
-    if is_best:
-        state.best_value, state.best_epoch = value, state.epoch
-        state.best = {name: tensor.detach().clone() for name, tensor in state.method.state_dict().items()}
+def _end_epoch(
+    state: TrainingState, validated: Validated | None, losses: dict[str, float], hooks: TrainingHooks
+) -> None:
+    # adds the epoch to the history, keeps it if it is the best so far, and reports it
+    metrics = {} if validated is None else validated.metrics
+    row = {f"val_{name}": value for name, value in metrics.items()}
+    state.history.append({"epoch": state.epoch, **losses, **row})
+    is_best = validated is not None and validated.value > state.best_value
+    if validated is not None and is_best:
+        state.best_value = validated.value
+        state.chosen_by = validated.chosen_by
+        state.keep()
     means = {name.removeprefix("loss_"): mean for name, mean in losses.items()}
-    hooks.epoch(EpochReport(state.method, state.epoch, means, learning_rates(state.optimiser), metrics, is_best))
+    rates = learning_rates(state.optimiser)
+    hooks.epoch(EpochReport(state.method, state.epoch, means, rates, metrics, is_best))
 
 
 def _has_lost_patience(state: TrainingState, settings: TrainingOptions) -> bool:
     # asked after validations alone, so that every epoch before has been compared
     is_validated = "val_auc" in state.history[-1]
     return is_validated and state.epoch - state.best_epoch >= (settings.patience or math.inf)
-
-
-def _selection_metric(row: Mapping[str, float]) -> str:
-    return list(row)[-1].removeprefix("val_")

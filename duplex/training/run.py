@@ -17,7 +17,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
-from itertools import compress, count
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -40,7 +40,7 @@ from duplex.system.threads import Threads, in_initial_modes, threads
 from duplex.training.checkpoint import TrainingRecord, save_checkpoint
 from duplex.training.inputs import InputRequest, RunInputs
 from duplex.training.logs import TrainingHooks
-from duplex.training.loop import ResumePoint, TrainingResult, saved_epoch, train
+from duplex.training.loop import ResumePoint, TrainingResult, train
 from duplex.training.scoring import (
     FEWEST_PAIRS,
     Calibration,
@@ -49,10 +49,10 @@ from duplex.training.scoring import (
     Validation,
     calibrate,
     checked_auc,
+    choose_options,
     count_unseen_pairs,
     fit_confidence,
     metric_name,
-    tune,
 )
 
 _one_thread = threading.RLock()  # PyTorch's settings and its random generators are those of the process
@@ -229,10 +229,7 @@ def train_on_all_images(
     method = initialised_method(spec.kind, options, inputs.context(spec.trained_for), inputs, chosen.seed, device)
     images = inputs.examples["train"].to(device)
     if chosen.epoch:
-        done = saved_epoch(resume.path) if resume.path is not None else 0
-        numbers = count(done + 2 if done else 1)  # the untrained method is validated, too, unless training continues
-        last_is_best = lambda _: {"auc": chosen.val_auc, "epoch": float(next(numbers))}  # noqa: E731
-        result = train(method, images, training, chosen.seed, last_is_best, resume)
+        result = train(method, images, training, chosen.seed, None, resume)
     else:  # the untrained method was the best
         result = TrainingResult(0, chosen.val_auc, [], {})
     bias = next(iter((chosen.calibration or {}).values())).bias
@@ -287,7 +284,7 @@ def tune_and_score(
     Returns the images' closed-world margins, and the fields of `TrainingRecord` that follow from the scores.
     """
     labels, rule = inputs.labels, settings.feasibility
-    tune(method, val, labels)
+    choose_options(method, val, labels)
     kept: list[Tensor] = []
 
     def keep(scores: Tensor, rows: slice) -> None:

@@ -1,11 +1,12 @@
-"""Score images with a method in blocks that fit into memory, and choose settings on validation images.
+"""Score images with a method in blocks that fit into memory; choose settings on validation images.
 
-An image's *margin* is the bias on the scores of unseen compositions at which it becomes right or wrong; all curves are
-computed from margins.
+An image's *margin* is the bias on the scores of unseen compositions at which it becomes right or
+wrong; all curves are computed from margins.
 
-Validation chooses the epoch (`Validation`) and, after training, a *calibration* per world (`calibrate`): the bias and,
-in the open world, a threshold of *feasibility*, which is how plausible an unseen composition is by word vectors
-(`duplex.methods.word_feasibility`). Less feasible compositions are excluded. Test images have no part in any choice.
+Validation chooses the epoch (`Validation`) and, after training, a *calibration* per world
+(`calibrate`): the bias and, in the open world, a threshold of *feasibility*, which is how
+plausible an unseen composition is by word vectors (`duplex.methods.word_feasibility`). Less
+feasible compositions are excluded. Test images have no part in any choice.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ BLOCK_SCORES = 2**24  # scores in memory at once: 64 MiB of float32
 
 @dataclass(frozen=True)
 class SplitScorer:
-    """The candidates of a split and the function that scores its images for them, built once per split."""
+    """The candidates of a split and the function that scores its images for them."""
 
     candidates: CandidateSet
     scorer: Scorer
@@ -49,32 +50,36 @@ class SplitScorer:
 
     @classmethod
     def of(cls, method: Method[Any], candidates: Ints | CandidateSet) -> SplitScorer:
-        """Prepare scoring with a method for sorted `candidates`; puts the method into evaluation mode."""
+        """Prepare scoring with a method, in evaluation mode, for sorted `candidates`."""
         method.eval()
         name = method.class_name
         size = method.labels.size
         if not isinstance(candidates, CandidateSet):
             candidates = CandidateSet(size, None if len(candidates) == size else candidates)
-        return cls(candidates, method.scorer(candidates.compositions.copy()), name)  # the method may write into it
+        return cls(candidates, method.scorer(candidates.compositions.copy()), name)  # which it may overwrite
 
     def blocks(self, inputs: Inputs) -> Iterator[tuple[slice, Tensor]]:
-        """Yield blocks of scores that fit into memory: a slice of b images and their float32 scores [b, candidates]."""
-        for rows, part in _cut(inputs, BLOCK_SCORES // len(self.candidates)):
-            yield rows, checked_scores(self.name, self.scorer(part), rows.stop - rows.start, len(self.candidates))
+        """Yield blocks of scores that fit into memory: a slice of images, their scores."""
+        columns = len(self.candidates)
+        for rows, part in _cut(inputs, BLOCK_SCORES // columns):
+            images = rows.stop - rows.start
+            yield rows, checked_scores(self.name, self.scorer(part), images, columns)
 
 
 def checked_scores(method: str, scores: Tensor, images: int, columns: int) -> Tensor:
-    """Return a method's scores without gradients; raises `DuplexError` unless they are floats [images, columns]."""
+    """A method's scores, detached; raises `DuplexError` unless they are floats [images, columns]."""
     if scores.shape != (images, columns) or scores.dtype not in (torch.float32, torch.float64):
-        found = f"{list(scores.shape)} and type {scores.dtype}; expected shape {[images, columns]}"
-        raise DuplexError(f"{method} returned scores of shape {found} (images, candidates) and type torch.float32")
+        found = f"{list(scores.shape)} and type {scores.dtype}"
+        expected = f"{[images, columns]} (images, candidates) and type torch.float32"
+        raise DuplexError(f"{method} returned scores of shape {found}; expected shape {expected}")
     return scores.detach()
 
 
 def _cut(inputs: Inputs, limit: int) -> Iterator[tuple[slice, Inputs]]:
     images = len(next(iter(inputs.values())))
-    on_disk = [math.prod(values.shape[1:]) for values in inputs.values() if not isinstance(values, Tensor)]
-    step = max(1, min(limit, BLOCK_SCORES // sum(on_disk) if on_disk else BLOCK_SCORES))
+    read = [values for values in inputs.values() if not isinstance(values, Tensor)]
+    numbers = sum(math.prod(values.shape[1:]) for values in read)  # of one image, from disk
+    step = max(1, min(limit, BLOCK_SCORES // max(1, numbers)))
     for start in range(0, images, step):
         rows = slice(start, min(start + step, images))
         yield rows, {name: values[rows] for name, values in inputs.items()}
@@ -109,11 +114,12 @@ def score_split(
     """Score a split in one pass; return statistics of the scores and best candidates.
 
     k: an image counts as right if its label is among the k best candidates.
-    bucket: [C] number of the interval between feasibility thresholds in which each unseen candidate lies; with it, one
-        pass measures all thresholds.
+    bucket: [C] number of the interval between feasibility thresholds in which each unseen
+        candidate lies; with it, one pass measures all thresholds.
     feasible_mask: [C] whether a candidate is feasible; others score -inf.
     top: number of best compositions to keep per image, after adding `bias` to unseen ones.
-    further: other bucket numbers [C], for each of which top-1 statistics are accumulated from the same scores.
+    further: other bucket numbers [C], for each of which top-1 statistics are accumulated from the
+        same scores.
     reader: called with each block of scores and its images.
     """
     candidates = task.candidates
@@ -127,10 +133,12 @@ def score_split(
     if not candidates.contains(compositions).all():
         raise DuplexError("labels.json does not list an image's pair for its split; run `duplex prepare -d NAME` again")
     seen = labels.seen if candidates.listed is None else labels.is_seen(candidates.listed)
-    target, device = candidates.positions(compositions), examples.compositions.device
+    target = candidates.positions(compositions)
+    device = examples.compositions.device
     accumulator = ScoreAccumulator(target, seen, k=k, bucket=bucket, feasible_mask=feasible_mask)
     others = tuple(ScoreAccumulator(target, seen, bucket=numbers) for numbers in further)
-    best = torch.empty((len(examples), min(top, len(candidates))), dtype=torch.int64, device=device)
+    kept = min(top, len(candidates))
+    best = torch.empty((len(examples), kept), dtype=torch.int64, device=device)
     shifts = np.where(seen, 0.0, bias).astype(np.float32)
     if feasible_mask is not None:
         shifts[~feasible_mask] = -np.inf
@@ -141,14 +149,14 @@ def score_split(
         if reader is not None:
             reader(scores, rows)
         if top:
-            best[rows] = (scores + added).topk(best.shape[1], dim=1).indices
+            best[rows] = (scores + added).topk(kept, dim=1).indices
     return ScoringResult(candidates, accumulator, candidates.at(best.cpu().numpy()), others)
 
 
 def term_sum_statistics(
     method: Method[Any], candidates: Ints, examples: Examples, labels: LabelSpace
 ) -> dict[tuple[str, ...], ScoreAccumulator]:
-    """Statistics of each score term and each sum of some terms, by the terms' names; empty if the score is no sum."""
+    """Statistics of each score term and sum of terms, by name; empty if the score is no sum."""
     method.eval()
     score_terms = method.score_terms(candidates.copy())
     statistics: dict[tuple[str, ...], ScoreAccumulator] = {}
@@ -156,7 +164,8 @@ def term_sum_statistics(
         return statistics
     target = np.searchsorted(candidates, examples.compositions.cpu().numpy())
     seen = labels.is_seen(candidates)
-    for rows, part in _cut(examples.inputs, BLOCK_SCORES // (8 * len(candidates))):  # room for all terms and a sum
+    limit = BLOCK_SCORES // (8 * len(candidates))  # leaves room for all terms and a sum
+    for rows, part in _cut(examples.inputs, limit):
         images = rows.stop - rows.start
         terms = {
             name: checked_scores(method.class_name, scores, images, len(candidates))
@@ -167,23 +176,21 @@ def term_sum_statistics(
             break
         for size in range(1, len(terms)):
             for names in combinations(terms, size):
-                scores = torch.stack([terms[name] for name in names]).sum(0)
-                statistics.setdefault(names, ScoreAccumulator(target, seen)).add(scores, rows)
+                total = torch.stack([terms[name] for name in names]).sum(0)
+                statistics.setdefault(names, ScoreAccumulator(target, seen)).add(total, rows)
     return statistics
 
 
-def tune(method: Method[Any], examples: Examples, labels: LabelSpace) -> None:
-    """Let a trained method choose its own settings, such as score weights, by validation AUC (`Method.tune`)."""
+def choose_options(method: Method[Any], examples: Examples, labels: LabelSpace) -> None:
+    """Let a trained method choose options, such as score weights, by validation AUC."""
     candidates = labels.candidates("closed", "val")
     target = np.searchsorted(candidates, examples.compositions.cpu().numpy())
     seen = labels.is_seen(candidates)
 
     def auc(scores: Tensor) -> float:
         if not isinstance(scores, Tensor):
-            found = type(scores).__name__
-            raise DuplexError(
-                f"{method.class_name}: tune() called auc with a {found}; pass a tensor of scores [images, candidates]"
-            )
+            problem = f"{method.class_name}: tune() called auc with a {type(scores).__name__}"
+            raise DuplexError(f"{problem}; pass a tensor of scores [images, candidates]")
         margins = Margins.of(ScoreAccumulator(target, seen).add(scores).competitors())
         if scores[:, torch.from_numpy(~seen)].isneginf().all():
             return float(margins.right()[margins.is_seen].mean())
@@ -193,7 +200,7 @@ def tune(method: Method[Any], examples: Examples, labels: LabelSpace) -> None:
 
 
 def checked_auc(margins: Margins) -> float:
-    """The validation AUC, a fraction; raises `DuplexError` unless there are images of both seen and unseen pairs."""
+    """The validation AUC, a fraction; `DuplexError` without images of seen or unseen pairs."""
     auc = AucComponents.of(margins).auc
     if auc is None:
         group = "unseen" if margins.is_seen.any() else "seen"
@@ -201,15 +208,31 @@ def checked_auc(margins: Margins) -> float:
     return auc
 
 
-ChooseBy = Callable[[Mapping[str, float]], float]  # seen, unseen, hm and auc as fractions -> number to maximise
+@dataclass(frozen=True)
+class Validated:
+    """Validation metrics after an epoch, as fractions, and the one that chooses the best epoch."""
+
+    metrics: Mapping[str, float]
+    chosen_by: str = "auc"
+
+    @property
+    def value(self) -> float:
+        """The metric that chooses the epoch; a loss is negated, so that higher is better."""
+        return (-1 if self.chosen_by == "loss" else 1) * self.metrics[self.chosen_by]
+
+
+# From seen, unseen, hm and auc, as fractions, to a number to maximise
+ChooseBy = Callable[[Mapping[str, float]], float]
 
 
 @dataclass(frozen=True)
 class Validation:
-    """Callable that computes a method's closed-world validation metrics: `auc`, and `name`, which chooses the epoch.
+    """Callable that computes a method's closed-world `auc` and `name`, which chooses the epoch.
 
-    name: auc, hm, unseen, loss (the labels' mean negative log probability), or last (only `auc` is computed).
-    choose_by: the caller's function that computes the metric `name` from seen and unseen accuracy, HM and AUC.
+    name: auc, hm, unseen, loss (the labels' mean negative log probability), or last (only `auc` is
+        computed).
+    choose_by: the caller's function that computes the metric `name` from seen and unseen accuracy,
+        HM and AUC.
     """
 
     examples: Examples
@@ -217,10 +240,11 @@ class Validation:
     name: str = "auc"
     choose_by: ChooseBy | None = None
 
-    def __call__(self, method: Method[Any]) -> dict[str, float]:
+    def __call__(self, method: Method[Any]) -> Validated:
         candidates = self.labels.candidates("closed", "val")
         task = SplitScorer.of(method, candidates)
-        columns = torch.from_numpy(np.searchsorted(candidates, self.examples.compositions.cpu().numpy()))
+        compositions = self.examples.compositions.cpu().numpy()
+        columns = torch.from_numpy(np.searchsorted(candidates, compositions))
         losses: list[Tensor] = []
 
         def add_loss(scores: Tensor, rows: slice) -> None:
@@ -228,12 +252,13 @@ class Validation:
             losses.append(-log_p.gather(1, columns[rows, None]))
 
         reader = add_loss if self.name == "loss" else None
-        margins = Margins.of(score_split(task, self.examples, self.labels, reader=reader).accumulator.competitors())
+        result = score_split(task, self.examples, self.labels, reader=reader)
+        margins = Margins.of(result.accumulator.competitors())
         auc = checked_auc(margins)
         if self.name in ("auc", "last"):
-            return {"auc": auc}
+            return Validated({"auc": auc})
         if self.name == "loss":
-            return {"auc": auc, "loss": float(torch.cat(losses).mean())}
+            return Validated({"auc": auc, "loss": float(torch.cat(losses).mean())}, "loss")
         curve = Curve.of(margins)
         metrics = {
             "seen": float(curve.seen_accuracies[0]),  # S, at a bias of -inf
@@ -244,13 +269,14 @@ class Validation:
         value: Any = metrics[self.name] if self.choose_by is None else self.choose_by(metrics)
         if not isinstance(value, numbers.Real) or not math.isfinite(value):
             raise DuplexError(f"select: {self.name} returned {value!r} for {metrics}; expected a finite number")
-        return {"auc": auc, self.name: float(value)}
+        return Validated({"auc": auc, self.name: float(value)}, self.name)
 
 
 def metric_name(choose_by: ChooseBy) -> str:
-    """The name of a caller's metric in the history: its function's name or, if this cannot be used, 'selection'."""
+    """The name of a caller's metric in the history: its function's name if usable, or 'selection'."""
     name = getattr(choose_by, "__name__", "")
-    return name if name.isidentifier() and name not in ("auc", "hm", "unseen", "loss", "last") else "selection"
+    taken = name in ("auc", "hm", "unseen", "loss", "last")
+    return name if name.isidentifier() and not taken else "selection"
 
 
 FeasibilityRule = Literal["auto", "words", "none"]  # of `evaluation.feasibility`
@@ -260,16 +286,16 @@ LARGEST_BIAS = 1e6  # beyond it float32 scores of about 1 vanish beside the bias
 
 @checked_dataclass(frozen=True, config=ConfigDict(allow_inf_nan=False))
 class Calibration:
-    """What validation chose for one world: the bias on unseen pairs, and the threshold that excludes some of them."""
+    """What validation chose for one world: bias on unseen pairs, threshold that excludes some."""
 
     # Bias: added to the scores of unseen compositions; it maximises the validation harmonic mean
     bias: Annotated[float, Field(ge=-LARGEST_BIAS, le=LARGEST_BIAS)]
     threshold: float | None = None  # of feasibility; None: every composition is feasible
     val_auc_all_feasible: float | None = None  # validation AUC in percent without the threshold
     val_auc_at_threshold: float | None = None  # validation AUC in percent with it
-    val_auc_gain: float | None = None  # percent, at thresholds chosen without the pairs that they are measured on
+    val_auc_gain: float | None = None  # percent; cross-fitted (`calibrate`)
     val_auc_gain_se: float | None = None  # standard error of the gain over unseen pairs
-    alternatives: tuple[Calibration, ...] = ()  # calibration with a threshold that the rule `auto` did not adopt
+    alternatives: tuple[Calibration, ...] = ()  # with a threshold that the rule `auto` did not adopt
 
     def to_dict(self) -> dict[str, Any]:
         """The calibration as a dict for JSON, without fields at their defaults."""
@@ -287,19 +313,24 @@ def calibrate(
     rule: FeasibilityRule = "auto",
     reader: ScoreReader | None = None,
 ) -> tuple[Calibration, Margins]:
-    """Choose bias and feasibility threshold on validation images; also returns their margins with no pair excluded.
+    """Choose bias and feasibility threshold on validation images.
+
+    Also returns the images' margins with no pair excluded.
 
     words, points: word vectors that give the feasibility, and number of thresholds to try.
     reader: called with each block of scores and its images, but only if no thresholds are tried.
-    rule: "words" uses the threshold with the best validation AUC. "auto" uses it only if its cross-fitted gain (gain in
-        AUC on pairs that had no part in choosing it) exceeds twice its standard error. "none" uses no threshold.
+    rule: "words" uses the threshold with the best validation AUC. "auto" uses it only if its
+        cross-fitted gain (gain in AUC on pairs that had no part in choosing it) exceeds twice its
+        standard error. "none" uses no threshold.
     """
     task = SplitScorer.of(method, CandidateSet.of(labels, world, "val"))
     values = None
-    if world == "open" and rule != "none" and not (rule == "auto" and count_unseen_pairs(val, labels) < FEWEST_PAIRS):
-        values = feasibility_by_words(labels, words)
+    if world == "open" and rule != "none":
+        too_few = rule == "auto" and count_unseen_pairs(val, labels) < FEWEST_PAIRS
+        values = None if too_few else feasibility_by_words(labels, words)
     if values is None:
-        margins = Margins.of(score_split(task, val, labels, reader=reader).accumulator.competitors())
+        result = score_split(task, val, labels, reader=reader)
+        margins = Margins.of(result.accumulator.competitors())
         return Calibration(best_bias(margins)), margins
     steps = thresholds(values, labels.seen, points)
     accumulator = score_split(task, val, labels, bucket=buckets(values, steps)).accumulator
@@ -325,7 +356,7 @@ def count_unseen_pairs(val: Examples, labels: LabelSpace) -> int:
 
 
 def feasibility_by_words(labels: LabelSpace, words: PrimitiveVectors | None) -> Floats | None:
-    """The feasibility of all compositions by word vectors; None without word vectors or without unseen compositions."""
+    """The feasibility of all compositions by word vectors; None without these or unseen pairs."""
     if words is None or len(labels.pairs["train"]) == labels.size:
         return None
     return feasibility(words.states.cpu().numpy(), words.objects.cpu().numpy(), labels)
@@ -334,7 +365,7 @@ def feasibility_by_words(labels: LabelSpace, words: PrimitiveVectors | None) -> 
 def feasible_compositions(
     method: Method[Any], words: PrimitiveVectors | None, calibration: Calibration
 ) -> Bools | None:
-    """Mask [M*N] of the compositions whose feasibility reaches the calibration's threshold; None if all do."""
+    """Mask [M*N] of the compositions that the calibration's threshold passes; None if all do."""
     if calibration.threshold is None:
         return None
     feasible = feasibility_by_words(method.labels, words)
@@ -342,22 +373,22 @@ def feasible_compositions(
 
 
 def best_bias(margins: Margins) -> float:
-    """The bias on unseen pairs' scores at which the harmonic mean of seen and unseen accuracy is highest."""
+    """The bias on unseen pairs' scores at which the harmonic mean is highest."""
     curve = Curve.of(margins)
     bias = curve.bias(int(np.argmax(curve.harmonic)))
     if not abs(bias) <= LARGEST_BIAS:
         raise DuplexError(
-            f"the scores are so large that the best bias is {bias:.3g}; scale them down until the bias "
-            f"lies within ±{LARGEST_BIAS:,.0f}"
+            f"the scores are so large that the best bias is {bias:.3g}; scale them down until "
+            f"the bias lies within ±{LARGEST_BIAS:,.0f}"
         )
     return bias
 
 
 def fit_confidence(method: Method[Any], val: Examples, labels: LabelSpace, scores: Tensor | None = None) -> Confidence:
-    """Fit the temperature and the log-odds of unseen pairs that turn a method's scores into probabilities.
+    """Fit the temperature and the log-odds of unseen pairs that turn scores into probabilities.
 
-    Both are fitted on validation images, with the candidates of the closed world. If there are more images than can be
-    scored at once in memory, evenly spaced ones are used.
+    Both are fitted on validation images, with the candidates of the closed world. If there are
+    more images than can be scored at once in memory, evenly spaced ones are used.
 
     scores: scores of all validation images [V, C], if they were computed already.
     """
@@ -366,15 +397,16 @@ def fit_confidence(method: Method[Any], val: Examples, labels: LabelSpace, score
     with torch.no_grad():
         if scores is None:
             images = len(val.rows)
-            rows = np.linspace(0, images - 1, min(images, max(1, BLOCK_SCORES // len(candidates)))).astype(int)
+            most = max(1, BLOCK_SCORES // len(candidates))
+            rows = np.linspace(0, images - 1, min(images, most)).astype(int)
             chosen = chosen[torch.from_numpy(rows)]
             scores = method.eval().scorer(candidates.copy())(chosen.inputs)
         log_p = log_probabilities(method.probabilities, scores).cpu()
     if not log_p.isfinite().all():
-        raise DuplexError(
-            f"{method.class_name}.probabilities() gives NaN or infinity for validation images; return finite numbers"
-        )
-    return fit_probabilities(log_p, np.searchsorted(candidates, chosen.compositions_np), labels.is_seen(candidates))
+        problem = f"{method.class_name}.probabilities() gives NaN or infinity for validation images"
+        raise DuplexError(f"{problem}; return finite numbers")
+    target = np.searchsorted(candidates, chosen.compositions_np)
+    return fit_probabilities(log_p, target, labels.is_seen(candidates))
 
 
 PREFIX = "novelty."
@@ -384,13 +416,15 @@ FIELDS = ("whitening", "means", "threshold")
 
 @dataclass(frozen=True)
 class NoveltyDetector:
-    """Detects images unlike the training images: their distance to each training pair's mean exceeds `threshold`.
+    """Detects images whose distance to the mean of each training pair exceeds `threshold`.
 
-        D(z) = min_c |z W - m_c|,    m_c = mean of z W over the training images of pair c,    W W^T = Sigma^-1
+        D(z) = min_c |z W - m_c|,    W W^T = Sigma^-1,
+        m_c = mean of z W over the training images of pair c
 
-    D is the Mahalanobis distance of a unit feature z; Sigma is the covariance of features within pairs. The threshold
-    is chosen so that a given share of validation images does not exceed it. As images of unseen pairs are farther away
-    and most splits have more of them than expected in use, they are weighted to count as the expected share.
+    D is the Mahalanobis distance of a unit feature z; Sigma is the covariance of features within
+    pairs. The threshold is chosen so that a given share of validation images does not exceed it.
+    As images of unseen pairs are farther away and most splits have more of them than expected in
+    use, they are weighted to count as the expected share.
     """
 
     whitening: Tensor  # W [d, d]
@@ -399,20 +433,22 @@ class NoveltyDetector:
 
     @classmethod
     def fit(cls, train: Examples, val: Examples, labels: LabelSpace, passing: float = PASSING) -> NoveltyDetector:
-        """Fit to `train`; the threshold accepts the share `passing` of `val`, unseen pairs weighted to `NEW_SHARE`."""
+        """Fit to `train`; the threshold accepts the share `passing` of `val`, weighted to `NEW_SHARE`."""
         sizes = len(labels.states), len(labels.objects)
         known = train.compositions >= 0
-        groups = ClassStatistics.of(unit(train.cls.double())[known], train.compositions[known], *sizes).by_pair()
+        z = unit(train.cls.double())[known]
+        groups = ClassStatistics.of(z, train.compositions[known], *sizes).by_pair()
         whitening = shared_whitening(groups)
         far = torch.tensor(torch.inf, device=whitening.device)
         model = cls(whitening.float(), (groups.means @ whitening).float(), far)
         distances, order = model.distances(val.cls).sort()
         is_seen = labels.is_seen(val.compositions.cpu().numpy())
         weights = torch.from_numpy(image_weights(is_seen, NEW_SHARE)).to(order.device)
-        return cls(model.whitening, model.means, distances[weights[order].cumsum(0) >= passing - 1e-9][0])  # rounding
+        enough = weights[order].cumsum(0) >= passing - 1e-9  # for rounding
+        return cls(model.whitening, model.means, distances[enough][0])
 
     def distances(self, cls: Tensor) -> Tensor:
-        """Distance [B] of each image feature [B, d] to the nearest mean feature of a training pair."""
+        """Distance [B] of each image feature [B, d] to the nearest mean of a training pair."""
         whitened = unit(cls.float()) @ self.whitening
         return torch.cdist(whitened, self.means, compute_mode="donot_use_mm_for_euclid_dist").amin(1)
 
@@ -422,7 +458,7 @@ class NoveltyDetector:
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor], device: torch.device) -> NoveltyDetector | None:
-        """Make the detector from tensors of a checkpoint or an exported model; None if these have no detector."""
+        """The detector among the tensors of a checkpoint or an exported model; None if there is none."""
         if not any(name.startswith(PREFIX) for name in tensors):
             return None
         return cls(*(tensors[PREFIX + name].to(device) for name in FIELDS))

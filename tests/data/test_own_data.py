@@ -17,7 +17,7 @@ from duplex.data.sources import detect_source, draw_missing_images, load_source,
 from duplex.data.tables import count_dataset, read_manifest, read_table, write_manifest
 from duplex.errors import DuplexError, UsageError
 from duplex.options import SourceOptions, SplitOptions
-from duplex.recognition.fit import read_labelled_folder
+from duplex.recognition.labelled_folder import read_labelled_folder
 from tests.data.makers import make_folder, make_table, rows
 from tests.subprocesses import ENVIRONMENT
 

@@ -14,7 +14,7 @@ from duplex.project.run import ProjectRun
 from duplex.project.train import train_stage
 from duplex.report.aggregate import DatasetResults, read_run
 from duplex.report.tables import auto_finetune_tables
-from duplex.training import trials
+from duplex.training import recipes
 from duplex.training.checkpoint import read_record
 from tests.projects import SHIPPED, edited_params, encoded_project, interrupt
 
@@ -44,7 +44,7 @@ def params(folder: Path) -> Params:
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three epochs of a fine-tuned recipe instead of six or more."""
-    monkeypatch.setattr(trials, "EPOCHS", (3,))
+    monkeypatch.setattr(recipes, "EPOCHS", (3,))
 
 
 def run_of(params: Params, folder: Path, out: str = "artifacts") -> ArtifactPaths:
@@ -83,7 +83,7 @@ def test_without_prompts_blocks_are_tried_beside_the_closed_form_alone(params, f
     train_stage(ProjectRun("own", "visual", 0, params, paths))
     frozen, *tried = read_record(paths.run("own", "visual", 0).checkpoint).recipes
     logs = {path.parent.name for path in Path("tensorboard/own/visual/0").glob("*/events.*")}
-    assert logs >= {"0-blocks", f"1-block-rate-0.0003-epoch-{trials.PAUSE}"}
+    assert logs >= {"0-blocks", f"1-block-rate-0.0003-epoch-{recipes.PAUSE}"}
     assert frozen["blocks"] == 0 and {recipe["blocks"] for recipe in tried} >= {1}
     assert all(recipe["auc"] >= frozen["auc"] for recipe in tried)  # so few images may keep the weights of before
 
@@ -99,7 +99,7 @@ def test_interrupted_training_ends_in_the_same_bytes(params, folder, monkeypatch
     assert run_of(params, folder, "broken").run("own", "auto", 0).checkpoint.read_bytes() == whole
 
 
-def test_a_search_with_other_settings_has_a_schedule_of_its_own(params, folder, monkeypatch):
+def test_a_search_with_other_settings_has_a_lineup_of_its_own(params, folder, monkeypatch):
     entry = params.methods["auto"].model_copy(update={"training": {"weight_decay": 0.5}})
     changed = params.model_copy(update={"methods": {**params.methods, "auto": entry}})
     for settings in (params, changed):
@@ -107,11 +107,11 @@ def test_a_search_with_other_settings_has_a_schedule_of_its_own(params, folder, 
             interrupt(patch, 5)
             with pytest.raises(KeyboardInterrupt):
                 run_of(settings, folder, "changed")
-    assert len(list((folder / "changed").glob("own/auto/0/recipes.partial/*/schedule-30.json"))) == 2
+    assert len(list((folder / "changed").glob("own/auto/0/recipes.partial/*/lineup-30.json"))) == 2
 
 
 def test_without_time_nothing_is_fine_tuned(params, folder, monkeypatch, capsys):
-    monkeypatch.setattr(trials, "block_cost", lambda *_: trials.BlockCost(1e6, 1e6))
+    monkeypatch.setattr(recipes, "block_cost", lambda *_: recipes.BlockCost(1e6, 1e6))
     record = read_record(run_of(params, folder, "hurried").run("own", "auto", 0).checkpoint)
     assert record.finetune is None
     assert [recipe["blocks"] for recipe in record.recipes] == [0]

@@ -1,9 +1,9 @@
 """Searches of training recipes that end early."""
 
 from duplex.recognition import fit
-from duplex.training.trials import Trial
+from duplex.training.recipes import RecipeChoice, search_recipes
 
 
-def only_the_first(self: fit.FolderRecipes, began: float):
-    """Levels of a search that trains nothing."""
-    yield [Trial("nothing trained", self._spec(fit.NOTHING_TRAINED))]
+def only_the_first(self: fit.FolderFit, began: float) -> RecipeChoice:
+    """A search that trains nothing."""
+    return search_recipes([[self.space.nothing_trained]], [], self.trials.result, self.say)

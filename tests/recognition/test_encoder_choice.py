@@ -6,7 +6,8 @@ from safetensors.torch import save_file
 from duplex.encoders.libraries import timm
 from duplex.errors import UsageError
 from duplex.recognition import fit
-from duplex.recognition.fit import checked_encoder, choose_encoder, read_labelled_folder
+from duplex.recognition.fit import checked_encoder, choose_encoder
+from duplex.recognition.labelled_folder import read_labelled_folder
 from tests.recognition.drawn_folder import draw_folder
 
 pytestmark = pytest.mark.slow

@@ -20,13 +20,13 @@ from duplex.project.suspects import OUTLIERS, open_labelled, rank_suspects, rela
 from duplex.recognition import fit
 from duplex.recognition.export import read_fit
 from duplex.recognition.update import update_model
-from duplex.training import trials
+from duplex.training import recipes, trials
 from tests.recognition.drawn_folder import LACKING, OBJECTS, STATES, draw_pair
 from tests.recognition.searches import only_the_first
 from tests.subprocesses import duplex, start_duplex
 
 pytestmark = pytest.mark.slow
-SCHEDULE = f"schedule-{fit.MINUTES:g}.json"
+LINEUP = f"lineup-{fit.MINUTES:g}.json"
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +90,7 @@ def test_a_fit_killed_at_each_stage_ends_in_the_bytes_of_an_undisturbed_one(fitt
     model, _ = fitted
     out = tmp_path / "model"
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "features"))
-    for stage in ("*.h5.partial", "result.json", "training.partial", SCHEDULE):  # in the order in which they appear
+    for stage in ("*.h5.partial", "result.json", "training.partial", LINEUP):  # in the order in which they appear
         process = start_duplex("fit", drawn, "--encoder", "tiny", "--out", out)
         limit = time.monotonic() + 120
         while not list(tmp_path.rglob(stage)) and process.poll() is None and time.monotonic() < limit:
@@ -144,7 +144,7 @@ def test_corrected_labels_and_renamed_files_encode_nothing_again(fitted, drawn, 
     folder, out = shutil.copytree(drawn, tmp_path / "shop"), tmp_path / "model"
     (folder / "red" / "star" / "0003.png").rename(folder / "blue" / "heart" / "corrected.png")
     monkeypatch.setattr(extraction, "extract", None)
-    monkeypatch.setattr(fit.FolderRecipes, "levels", only_the_first)
+    monkeypatch.setattr(fit.FolderFit, "search", only_the_first)
     fit.fit_folder(folder, out, encoder="tiny", say=lambda _: None)
     assert (out / "model.safetensors").read_bytes() != (model / "model.safetensors").read_bytes()
 
@@ -191,7 +191,7 @@ def test_an_unreadable_image_is_counted_nowhere(drawn, tmp_path, monkeypatch):
     folder, images = shutil.copytree(drawn, tmp_path / "shop"), 8 * (len(STATES) * len(OBJECTS) - len(LACKING))
     (folder / "blue" / "star").mkdir()
     (folder / "blue" / "star" / "0003.png").write_bytes(b"no image")  # the only one of its pair
-    monkeypatch.setattr(fit.FolderRecipes, "levels", only_the_first)
+    monkeypatch.setattr(fit.FolderFit, "search", only_the_first)
     lines: list[str] = []
     model = fit.fit_folder(folder, tmp_path / "model", encoder="tiny", say=lines.append)
     record = read_fit(model)
@@ -213,7 +213,7 @@ def test_the_logistic_regressions_are_left_out_if_a_word_has_no_training_image(d
         (f"dotted/star/{path.name}", "dotted", "star", "test") for path in draw_pair(folder, "dotted", "star", range(4))
     ]
     pd.concat([table, pd.DataFrame(new, columns=list(table))]).to_csv(folder / "table.csv", index=False)
-    monkeypatch.setattr(fit.FolderRecipes, "levels", only_the_first)
+    monkeypatch.setattr(fit.FolderFit, "search", only_the_first)
     lines: list[str] = []
     fit.fit_folder(folder / "table.csv", tmp_path / "model", encoder="tiny", say=lines.append)
     assert "two logistic regressions, for comparison, are left out: some words have no training images" in lines
@@ -280,9 +280,9 @@ def test_an_encoder_without_a_text_tower_is_fine_tuned(drawn, tmp_path, monkeypa
     torch.manual_seed(0)
     weights = tmp_path / "weights.safetensors"
     save_file(timm.create_model("test_efficientnet", num_classes=0).state_dict(), weights)
-    monkeypatch.setattr(trials, "DEPTHS", (1,))
-    monkeypatch.setattr(trials, "EPOCHS", (3,))
-    monkeypatch.setattr(trials, "gain_exceeds_error", lambda dearer, cheaper: dearer.name.startswith("1 block"))
+    monkeypatch.setattr(recipes, "DEPTHS", (1,))
+    monkeypatch.setattr(recipes, "EPOCHS", (3,))
+    monkeypatch.setattr(recipes, "gain_exceeds_error", lambda dearer, cheaper: dearer.name.startswith("1 block"))
     lines: list[str] = []
     encoder = "timm:test_efficientnet"
     model = fit.fit_folder(drawn, tmp_path / "model", encoder=encoder, weights=str(weights), say=lines.append)

@@ -12,7 +12,7 @@ from duplex.data.sources import detect_source
 from duplex.errors import UsageError
 from duplex.project.suspects import open_labelled
 from duplex.recognition import fit
-from duplex.recognition.fit import read_labelled_folder
+from duplex.recognition.labelled_folder import distinct_images, read_labelled_folder
 from tests.data.makers import make_standard, rows
 from tests.recognition.drawn_folder import OBJECTS, STATES, draw_folder, draw_pair
 from tests.subprocesses import duplex
@@ -68,7 +68,7 @@ def test_few_contents_with_two_labels_are_left_out(tmp_path):
 def test_a_benchmarks_folder_has_the_labels_of_its_lists(tmp_path):
     """`duplex update` and `duplex suspects` read images and labels as `duplex fit` does, not by folders' names."""
     count = make_standard(tmp_path, "plain")
-    for table in (fit.distinct_images(detect_source(tmp_path), tmp_path).rows, open_labelled(str(tmp_path)).table):
+    for table in (distinct_images(detect_source(tmp_path), tmp_path).rows, open_labelled(str(tmp_path)).table):
         assert len(table) == count and set(table["state"]) == {row[1] for row in rows()}
 
 

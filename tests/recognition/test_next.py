@@ -63,7 +63,7 @@ def test_features_are_cached_and_answers_are_the_models(drawn, unlabelled, tmp_p
 
 @pytest.mark.slow
 def test_listed_images_are_labelled_and_update_the_model(unlabelled, tmp_path, monkeypatch):
-    monkeypatch.setattr(fitting.FolderRecipes, "levels", only_the_first)
+    monkeypatch.setattr(fitting.FolderFit, "search", only_the_first)
     drawn = draw_folder(tmp_path / "shop", images=6)
     model = fitting.fit_folder(drawn, tmp_path / "model", encoder="tiny", say=lambda _: None)
     (unlabelled / "copy.png").write_bytes(next(drawn.glob("*/*/*.png")).read_bytes())

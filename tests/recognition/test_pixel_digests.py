@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from duplex.recognition import fit
-from duplex.recognition.fit import PIXELS, load_pixel_digests, save_pixel_digests
+from duplex.recognition.labelled_folder import PIXELS, load_pixel_digests, save_pixel_digests
+from duplex.training.checkpoint import with_checksum
 
 
 def edited(change: Callable[[dict[str, object]], object]) -> Callable[[Path], object]:
@@ -18,7 +18,7 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
     "missing": Path.unlink,
     "cut short": lambda path: path.write_bytes(path.read_bytes()[:40]),
     "other pixels": edited(lambda record: {**record, "pixels": {"a": "0"}}),
-    "another decoder": edited(lambda record: fit.with_checksum({**record, "decoder": "Pillow 1.0"})),
+    "another decoder": edited(lambda record: with_checksum({**record, "decoder": "Pillow 1.0"})),
 }
 
 

@@ -83,7 +83,7 @@ except Exception as error:
 @pytest.mark.slow
 def test_a_fitted_folder_is_uploaded_with_its_card_and_loaded_again(drawn, tmp_path, monkeypatch):
     pytest.importorskip("tensorboard")
-    monkeypatch.setattr(fit.FolderRecipes, "levels", only_the_first)
+    monkeypatch.setattr(fit.FolderFit, "search", only_the_first)
     monkeypatch.chdir(tmp_path)
     lines: list[str] = []
     with pytest.raises(UsageError, match=r"unknown training\.log 'tensorbord'"):

@@ -28,7 +28,7 @@ from duplex.recognition.export import (
 from duplex.recognition.update import update_model
 from duplex.system.files import sha256, sole_writer
 from duplex.training.checkpoint import read_header, read_tensors, write_model
-from duplex.training.trials import finetuned_recipes
+from duplex.training.recipes import RecipeChoice, finetuned_recipes, search_recipes
 from tests.recognition.drawn_folder import OBJECTS, STATES, draw_folder, draw_pair
 from tests.recognition.searches import only_the_first
 from tests.subprocesses import duplex
@@ -45,7 +45,7 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def model(drawn: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("fitted") / "model"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fit.FolderRecipes, "levels", only_the_first)
+        patch.setattr(fit.FolderFit, "search", only_the_first)
         return fit.fit_folder(drawn, out, encoder="tiny", say=lambda _: None)
 
 
@@ -147,11 +147,11 @@ def test_updates_in_place_add_up(model, further, tmp_path):
 
 
 def test_fine_tuned_blocks_make_the_features_that_are_added(drawn, further, tmp_path, monkeypatch):
-    def with_blocks(self: fit.FolderRecipes, began: float):
-        ((recipe,),) = finetuned_recipes(self._spec(fit.TRAINED), [2], [1e-3])
-        yield [recipe.longer[0]]
+    def with_blocks(self: fit.FolderFit, began: float) -> RecipeChoice:
+        ((recipe,),) = finetuned_recipes(self.space.prompts[0].spec, [2], [1e-3])
+        return search_recipes([[recipe.longer[0]]], [], self.trials.result, self.say)
 
-    monkeypatch.setattr(fit.FolderRecipes, "levels", with_blocks)
+    monkeypatch.setattr(fit.FolderFit, "search", with_blocks)
     tuned = fit.fit_folder(drawn, tmp_path / "tuned", encoder="tiny", say=lambda _: None)
     assert read_fit(tuned)["chosen"] == "2 blocks, rate 0.001, 6 epochs"
     update_model(tuned, further, tmp_path / "out", say=lambda _: None)
@@ -198,7 +198,7 @@ def test_an_image_that_was_saved_again_is_not_counted_twice(model, drawn, furthe
 
 
 def test_a_copy_that_the_fit_left_out_is_in_the_model(drawn, tmp_path, monkeypatch):
-    monkeypatch.setattr(fit.FolderRecipes, "levels", only_the_first)
+    monkeypatch.setattr(fit.FolderFit, "search", only_the_first)
     shop = shutil.copytree(drawn, tmp_path / "shop")
     copies = saved_again(shop / "red", tmp_path / "copies" / "red")
     shutil.copytree(copies, shop / "red", dirs_exist_ok=True)

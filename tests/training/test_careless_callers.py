@@ -13,7 +13,7 @@ import duplex
 from duplex.errors import UsageError
 from duplex.methods.base import Batch
 from duplex.methods.kg_sp import KgSp
-from duplex.recognition.fit import read_labelled_folder
+from duplex.recognition.labelled_folder import read_labelled_folder
 from duplex.training.run import reproducible
 from tests.recognition.drawn_folder import draw_folder
 from tests.training.test_ten_lines import arrays, small

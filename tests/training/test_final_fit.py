@@ -16,7 +16,7 @@ CPU = torch.device("cpu")
 SETTINGS = TrainingOptions(learning_rate=0.01, batch_size=8, epochs=1, schedule="constant", threads=1)
 
 
-def test_a_final_fit_that_continues_in_its_last_epoch_keeps_that_epoch(tmp_path: Path) -> None:
+def test_a_final_fit_that_continues_in_its_last_epoch_keeps_that_epoch(tmp_path: Path, capsys) -> None:
     spec, inputs = (
         MethodSpec("m", "prompts", parse_options("prompts", {}), SETTINGS, ("closed",), "closed"),
         small_inputs(),
@@ -32,3 +32,4 @@ def test_a_final_fit_that_continues_in_its_last_epoch_keeps_that_epoch(tmp_path:
         continued = fitted(3, tmp_path / "training.partial")
     assert all(torch.equal(continued[name], three[name]) for name in three)
     assert not all(torch.equal(two[name], three[name]) for name in three)
+    assert "final fit: continuing after epoch 2" in capsys.readouterr().err

@@ -52,7 +52,7 @@ def test_a_metric_of_ones_own_chooses_the_epoch_and_is_in_the_history():
     aucs = [row["val_auc"] for row in outcome.history]
     assert outcome.selected_by == "worst" and [row["val_worst"] for row in outcome.history] == [-auc for auc in aucs]
     assert outcome.best_auc == min(aucs) and outcome.best_epoch == aucs.index(min(aucs))
-    assert Validation(VAL, LABELS)(method) == {"auc": min(aucs)}, "the tensors of that epoch are loaded"
+    assert Validation(VAL, LABELS)(method).metrics == {"auc": min(aucs)}, "the tensors of that epoch are loaded"
 
 
 @pytest.mark.parametrize("value", [float("nan"), None, "high", torch.ones(())])

@@ -19,7 +19,7 @@ from duplex.methods.prompt_method import PromptOptions
 from duplex.options import Options as MethodOptions
 from duplex.options import TrainingOptions
 from duplex.training.loop import ResumePoint, TrainingState, make_optimiser, optimiser_step, rate_share, train
-from duplex.training.scoring import Validation
+from duplex.training.scoring import Validated, Validation
 from tests.methods.world import features, small_context, small_labels, small_method, step_of
 
 SETTINGS = TrainingOptions(learning_rate=0.01, batch_size=8, epochs=4)
@@ -40,7 +40,7 @@ def images() -> Batch:
 
 def run(options: Options | PromptOptions = DUPLEX, settings: TrainingOptions = SETTINGS, **more):
     network, val = small_method(options), examples("val", 24, 7)
-    outcome = train(network, examples(), settings, 0, lambda n: Validation(val, LABELS)(n)["auc"], **more)
+    outcome = train(network, examples(), settings, 0, lambda n: Validation(val, LABELS)(n).metrics["auc"], **more)
     return network, outcome
 
 
@@ -73,7 +73,7 @@ def test_the_best_epoch_by_validation_auc_is_kept():
     aucs = [row["val_auc"] for row in outcome.history]
     assert outcome.best_auc == max(aucs)
     assert outcome.best_epoch == aucs.index(max(aucs))
-    assert Validation(examples("val", 24, 7), LABELS)(network)["auc"] == outcome.best_auc
+    assert Validation(examples("val", 24, 7), LABELS)(network).metrics["auc"] == outcome.best_auc
 
 
 @pytest.mark.parametrize("after", [1, 2, 3])
@@ -310,12 +310,51 @@ def test_the_epoch_by_loss_unseen_accuracy_harmonic_mean_or_the_last():
     assert kept["last"].best_epoch == 4 and kept["last"].selected_by == "last"
 
 
+@pytest.mark.parametrize("select", ["auc", "last"])
+def test_a_metric_of_the_caller_chooses_the_epoch_wherever_it_stands_among_the_metrics(select):
+    best = iter([0.2, 0.9, 0.1, 0.3, 0.4])
+
+    def validate(_):
+        return Validated({"mine": next(best), "auc": 0.5}, "mine")
+
+    outcome = train(small_method(DUPLEX), examples(), dataclasses.replace(SETTINGS, select=select), 0, validate)
+    assert (outcome.best_epoch, outcome.selected_by, outcome.best_auc) == (1, "mine", 0.5)
+    assert [name for name in outcome.history[0] if name.startswith("val_")] == ["val_mine", "val_auc"]
+
+
+def test_of_losses_the_lowest_is_the_best():
+    assert Validated({"auc": 0.5, "loss": 2.0}, "loss").value == -2.0
+    assert Validated({"auc": 0.5, "loss": 2.0}).value == 0.5
+
+
+def test_without_validation_the_last_epoch_is_kept():
+    """Patience has no effect."""
+    kept = small_method(DUPLEX)
+    outcome = train(kept, examples(), dataclasses.replace(SETTINGS, patience=1), 0, None)
+    assert (outcome.best_epoch, outcome.selected_by) == (4, "last") and np.isnan(outcome.best_auc)
+    assert not any(name.startswith("val_") for row in outcome.history for name in row)
+    last = small_method(DUPLEX)
+    train(last, examples(), dataclasses.replace(SETTINGS, select="last"), 0, lambda _: 0.5)
+    assert same(kept, last)
+
+
+def test_a_run_killed_after_its_last_epoch_still_knows_what_chose_its_best_one(tmp_path):
+    val, resume = examples("val", 24, 7), ResumePoint(path=tmp_path / "training.partial", key="k")
+    settings = dataclasses.replace(SETTINGS, select="hm")
+    ends = []
+    for _ in range(2):
+        network = small_method(DUPLEX)
+        ends.append((network, train(network, examples(), settings, 0, Validation(val, LABELS, "hm"), resume)))
+    assert same(ends[0][0], ends[1][0]) and ends[1][1].selected_by == "hm"
+    assert ends[0][1].history == ends[1][1].history
+
+
 def test_the_validation_loss_is_the_cross_entropy_of_the_scores():
     network, val = small_method(PromptOptions(width=5)), examples("val", 24, 7)
     candidates = LABELS.candidates("closed", "val")
     p = network.probabilities(network.eval().scorer(candidates)(val.inputs).double())
     own = [p[row, candidates.tolist().index(c)].log() for row, c in enumerate(val.compositions.tolist())]
-    assert Validation(val, LABELS, "loss")(network)["loss"] == pytest.approx(-float(sum(own)) / 24)
+    assert Validation(val, LABELS, "loss")(network).metrics["loss"] == pytest.approx(-float(sum(own)) / 24)
 
 
 @pytest.mark.parametrize(("every", "validated"), [(2, [0, 2, 4, 5]), (9, [0, 5])])

@@ -25,17 +25,18 @@ from duplex.methods.duplex import DuplexOptions as Options
 from duplex.methods.plid import Plid, PlidOptions
 from duplex.training import scoring
 from duplex.training.inputs import RunInputs
-from duplex.training.run import evaluate_world, frequency_accuracies, tune_and_score
+from duplex.training.run import tune_and_score
 from duplex.training.scoring import (
     Calibration,
     SplitScorer,
     Validation,
+    choose_options,
     feasibility_by_words,
     fit_confidence,
     score_split,
     term_sum_statistics,
-    tune,
 )
+from duplex.worlds import evaluate_world, frequency_accuracies
 from tests.methods.field import words
 from tests.methods.world import batch_of, features, small_context, small_labels, small_method
 
@@ -157,8 +158,8 @@ def test_validation_needs_images_of_seen_and_unseen_pairs():
     labels, method = small_labels(), small_method(Options(width=5))
     seen = labels.pairs["val"][labels.seen[labels.pairs["val"]]]
     with pytest.raises(DuplexError, match="has no images of unseen pairs"):
-        Validation(eight("val", seen), labels)(method)["auc"]
-    assert 0 <= Validation(eight("val"), labels)(method)["auc"] <= 1
+        Validation(eight("val", seen), labels)(method).metrics["auc"]
+    assert 0 <= Validation(eight("val"), labels)(method).metrics["auc"] <= 1
 
 
 def test_the_validation_auc_is_of_the_closed_world():
@@ -167,7 +168,7 @@ def test_the_validation_auc_is_of_the_closed_world():
     target = np.searchsorted(columns, examples.compositions.numpy())
     scores = SplitScorer.of(method, columns).scorer(examples.inputs)
     competitors = ScoreAccumulator(target, labels.seen[columns]).add(scores).competitors()
-    assert Validation(examples, labels)(method)["auc"] == pytest.approx(measure(competitors, 1, rounds=0).auc)
+    assert Validation(examples, labels)(method).metrics["auc"] == pytest.approx(measure(competitors, 1, rounds=0).auc)
 
 
 def numbers(statistics: ScoreAccumulator) -> Metrics:
@@ -231,8 +232,8 @@ def test_scoring_sets_the_method_to_evaluation_mode():
     for ask in (
         lambda: SplitScorer.of(method, columns),
         lambda: term_sum_statistics(method, columns, eight("test"), labels),
-        lambda: tune(method, eight("val"), labels),
-        lambda: Validation(eight("val"), labels)(method)["auc"],
+        lambda: choose_options(method, eight("val"), labels),
+        lambda: Validation(eight("val"), labels)(method).metrics["auc"],
     ):
         method.train()
         ask()
@@ -250,10 +251,10 @@ class Choosing:
         self.asked = inputs, columns, auc
 
 
-def test_tune_gets_the_validation_auc_of_scores():
+def test_a_method_that_chooses_options_gets_the_validation_auc_of_scores():
     labels = small_labels()
     columns, examples, method = labels.candidates("closed", "val"), eight("val"), Choosing()
-    tune(method, examples, labels)  # type: ignore[arg-type]
+    choose_options(method, examples, labels)  # type: ignore[arg-type]
     inputs, given, auc = method.asked
     assert inputs is examples.inputs and (given == columns).all()
     scores = torch.randn(8, len(columns), generator=torch.Generator().manual_seed(3))
@@ -261,7 +262,7 @@ def test_tune_gets_the_validation_auc_of_scores():
     scores[torch.arange(8), torch.from_numpy(target)] += 2
     expected = measure(ScoreAccumulator(target, labels.seen[columns]).add(scores).competitors(), rounds=0).auc
     assert 0 < auc(scores) == pytest.approx(expected)
-    tune(method, eight("val", labels.pairs["val"][labels.seen[labels.pairs["val"]]]), labels)  # type: ignore[arg-type]
+    choose_options(method, eight("val", labels.pairs["val"][labels.seen[labels.pairs["val"]]]), labels)  # type: ignore[arg-type]
     assert method.asked[2](scores) == 0.0  # undefined
     with pytest.raises(DuplexError, match=r"called auc with a function; pass a tensor of scores"):
         auc(lambda inputs: scores)
@@ -310,7 +311,7 @@ def test_one_pass_per_world_gives_what_passes_of_their_own_give(monkeypatch, cap
     spec = SimpleNamespace(name="m", worlds=("closed", "open"))
     settings = SimpleNamespace(feasibility="auto", thresholds=7)
     _, found = tune_and_score(spec, method, inputs, val, settings)  # type: ignore[arg-type]
-    assert found["val_auc"] == Validation(val, labels)(method)["auc"]
+    assert found["val_auc"] == Validation(val, labels)(method).metrics["auc"]
     everywhere = score_split(SplitScorer.of(method, labels.candidates("open", "val")), val, labels)
     assert found["val_auc_all"] == AucComponents.of(Margins.of(everywhere.accumulator.competitors())).auc
     assert found["confidence"] == fit_confidence(method, val, labels)

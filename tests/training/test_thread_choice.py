@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from duplex.system.threads import threads
-from duplex.training import loop
-from duplex.training.loop import ResumePoint, choose_threads, time_threads
+from duplex.training import loop, thread_choice
+from duplex.training.loop import ResumePoint
+from duplex.training.thread_choice import choose_threads, time_threads
 from tests.methods.world import small_method
 from tests.training.test_loop import DUPLEX, SETTINGS, examples, images, run, same
 
@@ -47,7 +48,7 @@ def test_timing_changes_no_result(monkeypatch):
     monkeypatch.setattr(loop, "choose_threads", lambda *_: (1, {}))
     untimed, _ = run()
     monkeypatch.undo()
-    monkeypatch.setattr(loop, "MARGIN", 0.0)
+    monkeypatch.setattr(thread_choice, "MARGIN", 0.0)
     timed, outcome = run()
     assert same(untimed, timed)
     assert outcome.timing["threads"] == 1
