@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 
 from duplex.errors import DuplexError
 from duplex.evaluation.accumulate import Floats, ScoreAccumulator
-from duplex.evaluation.curve import Margins
-from duplex.evaluation.intervals import AucComponents
+from duplex.evaluation.curve import AucComponents, Margins
 from duplex.labels import Bools, Ints
 
 HALVINGS = 100  # number of random halves

@@ -1,13 +1,13 @@
-"""95 % confidence intervals of metrics, and of differences in metrics between two methods on the same images.
+"""95 % confidence intervals of metrics, and of differences between two methods on the same images.
 
-Over `N_s` images `i` of seen pairs and `N_u` images `j` of unseen pairs with margins `d`, ties counting one half,
-`AUC = #{(i, j): d_i > d_j} / (N_s N_u)`. This is a Mann-Whitney statistic, so its variance follows from one number per
-image (DeLong et al., 1988). S, U and HM are bootstrapped over images, those of seen and of unseen pairs separately,
-because a test set fixes how many of each there are.
+The interval of AUC follows from its standard error (`curve.AucComponents`). S, U and HM are
+bootstrapped over images, those of seen and of unseen pairs separately, because a test set fixes
+how many of each there are.
 
-The difference in AUC between two runs, one per method, is judged by DeLong's variance, everything else by bootstrap.
-Over several seeds and splits the bootstrap is hierarchical: each round draws splits, then for each drawn split seeds
-and images, the same for both methods, and averages the metrics over the drawn runs.
+The difference in AUC between two runs, one per method, is judged by its standard error, everything
+else by bootstrap. Over several seeds and splits the bootstrap is hierarchical: each round draws
+splits, then for each drawn split seeds and images, the same for both methods, and averages the
+metrics over the drawn runs.
 """
 
 from __future__ import annotations
@@ -21,67 +21,19 @@ import numpy as np
 
 from duplex.errors import UsageError
 from duplex.evaluation.accumulate import Floats
-from duplex.evaluation.curve import Curve, Margins, harmonic_mean
+from duplex.evaluation.curve import (
+    NORMAL_95,
+    AucComponents,
+    Curve,
+    Interval,
+    Margins,
+    area_under,
+    harmonic_mean,
+)
 from duplex.labels import Ints
 
-Interval = tuple[float, float]
-NORMAL_95 = 1.959963984540054
 ROUNDS = 1000  # of a bootstrap, for library calls; the pipeline has `evaluation.bootstrap` of params.yaml
 NAMES = ("seen", "unseen", "hm", "auc")
-
-
-@dataclass(frozen=True)
-class AucComponents:
-    """Each image's part of AUC; the variance of the parts gives the standard error of AUC (DeLong's method).
-
-    The part of a seen pair's image is the share of unseen pairs' images for which some bias makes both images right.
-    For an unseen pair's image, it is the share of seen pairs' images. Ties count one half.
-    """
-
-    seen: Floats  # [N_s] V10_i = mean_j (d_i > d_j) + (d_i = d_j) / 2
-    unseen: Floats  # [N_u] V01_j, the mean over i
-
-    @classmethod
-    def of(cls, margins: Margins) -> AucComponents:
-        if not margins.seen.size or not margins.unseen.size:
-            return cls(np.full(margins.seen.size, np.nan), np.full(margins.unseen.size, np.nan))
-        seen = np.sort(margins.seen[~np.isnan(margins.seen)])
-        unseen = np.sort(margins.unseen[~np.isnan(margins.unseen)])
-        below = _rank(unseen, margins.seen) / margins.unseen.size
-        above = (seen.size - _rank(seen, margins.unseen)) / margins.seen.size
-        return cls(
-            np.where(np.isnan(margins.seen), 0.0, below),  # NaN: never right
-            np.where(np.isnan(margins.unseen), 0.0, above),
-        )
-
-    @property
-    def auc(self) -> float | None:
-        """AUC, a fraction; None if images of seen pairs or of unseen pairs are missing."""
-        return float(self.seen.mean()) if self.seen.size and self.unseen.size else None
-
-    @property
-    def standard_error(self) -> float | None:
-        """Standard error of AUC by DeLong's method; None with fewer than two images of seen or of unseen pairs."""
-        if min(self.seen.size, self.unseen.size) < 2:
-            return None
-        return math.sqrt(self.seen.var(ddof=1) / self.seen.size + self.unseen.var(ddof=1) / self.unseen.size)
-
-    @property
-    def interval(self) -> Interval | None:
-        """The 95 % confidence interval of AUC, within [0, 1]; None without a standard error."""
-        auc, error = self.auc, self.standard_error
-        if auc is None or error is None:
-            return None
-        return max(0.0, auc - NORMAL_95 * error), min(1.0, auc + NORMAL_95 * error)
-
-    def minus(self, other: AucComponents) -> AucComponents:
-        """Each image's part of the difference in AUC, this method minus the `other` on the same images."""
-        return AucComponents(self.seen - other.seen, self.unseen - other.unseen)
-
-
-def _rank(among: Floats, values: Floats) -> Floats:
-    # how many elements of the sorted array are smaller than each value; equal ones count one half
-    return np.asarray((np.searchsorted(among, values, "left") + np.searchsorted(among, values, "right")) / 2)
 
 
 def bootstrap_metrics(methods: Sequence[Margins], rounds: int = ROUNDS, seed: int = 0) -> Floats:
@@ -199,8 +151,7 @@ def mean_change(curves: Sequence[Sequence[Curve]], runs: Ints, seen: Ints, unsee
 def headline_metrics(curve: Curve, seen: Ints, unseen: Ints) -> Floats:
     """S, U, best HM and AUC [4] of a curve, over the images of seen and of unseen pairs with the given indices."""
     s, u = curve.resampled(seen, unseen)
-    trapezoids = np.diff(u) * (s[1:] + s[:-1]) / 2
-    area = trapezoids.sum() + u[0] * s[0]  # under seen accuracy over unseen accuracy, from 0
+    area = area_under(s, u) + u[0] * s[0]  # and left of the first point
     return np.array([s[0], u[-1], harmonic_mean(s, u).max(), area])
 
 

@@ -24,8 +24,15 @@ from numpy.typing import ArrayLike
 
 from duplex.errors import DuplexError, UsageError, require_whole
 from duplex.evaluation.accumulate import TopCompetitors, checked_names
-from duplex.evaluation.curve import Curve, Margins, harmonic_mean
-from duplex.evaluation.intervals import ROUNDS, AucComponents, Interval, bootstrap_metrics, percentiles
+from duplex.evaluation.curve import (
+    AucComponents,
+    Curve,
+    Interval,
+    Margins,
+    area_under,
+    harmonic_mean,
+)
+from duplex.evaluation.intervals import ROUNDS, bootstrap_metrics, percentiles
 from duplex.labels import GROUPS, Bools, FrequencyGroups, Ints
 
 if TYPE_CHECKING:
@@ -269,7 +276,6 @@ def _summarise(hits: Ints, seen_images: int, unseen_images: int, biases: list[An
     accuracy = np.divide(hits, images, out=np.full(hits.shape, np.nan), where=images > 0)
     best, both = accuracy.max(axis=0), bool(images.all())
     harmonic = harmonic_mean(accuracy[:, 0], accuracy[:, 1])
-    area = float(((accuracy[1:, 0] + accuracy[:-1, 0]) / 2 * np.diff(accuracy[:, 1])).sum())  # trapezoids
     return Metrics(
         k=k,
         images_seen=seen_images,
@@ -277,7 +283,7 @@ def _summarise(hits: Ints, seen_images: int, unseen_images: int, biases: list[An
         seen=float(best[0]) if seen_images else None,
         unseen=float(best[1]) if unseen_images else None,
         hm=float(harmonic.max()) if both else None,
-        auc=area if both else None,
+        auc=area_under(accuracy[:, 0], accuracy[:, 1]) if both else None,
         bias=float(biases[int(harmonic.argmax())]) if both else None,
     )
 

@@ -43,8 +43,7 @@ from duplex.config.params import EvaluationParams
 from duplex.encoders.base import Encoder, load_encoder
 from duplex.encoders.image_blocks import block_input_shape, last_blocks
 from duplex.errors import DuplexError, UsageError
-from duplex.evaluation.curve import Margins
-from duplex.evaluation.intervals import AucComponents
+from duplex.evaluation.curve import AucComponents, Margins
 from duplex.features.encode import WantedOutputs
 from duplex.features.file import row_bytes
 from duplex.features.tokens import Examples
