@@ -24,7 +24,7 @@ from duplex.features.encode import WantedOutputs
 from duplex.features.file import IMPORTED, ROOT, cache_shapes, partial_path, read_features, row_bytes, size_text
 from duplex.project.stages import images_remedy
 from duplex.project.stamps import require_data
-from duplex.report.tables import package_version
+from duplex.report.page import package_version
 from duplex.system.files import report_write_errors, sha256
 
 LIBRARIES = ("torch", "torchvision", "open_clip_torch", "numpy", "h5py", "pillow", "dvc")

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 from base64 import b64encode
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from itertools import groupby
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 from xml.sax.saxutils import escape, quoteattr
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
@@ -80,6 +80,10 @@ def headings(*titles: str, texts: int = 1) -> list[Column]:
     return [Column(title, place >= texts) for place, title in enumerate(titles)]
 
 
+def text_column(title: str, tip: str = "") -> Column:
+    return Column(title, False, tip)
+
+
 @dataclass(frozen=True)
 class Table:
     kind: ClassVar[str] = "table"
@@ -87,6 +91,39 @@ class Table:
     columns: Sequence[Column]
     rows: Sequence[TableRow]
     note: str = ""
+
+
+Item = TypeVar("Item")
+ColumnOf = tuple[Column, Callable[[Item], TableCell]]  # a heading, and what it says of an item
+
+
+def table_of(caption: str, columns: Sequence[ColumnOf[Item]], items: Iterable[Item], note: str = "") -> Table:
+    """Table with a row per item, whose cells are made by the functions of the columns."""
+    rows = [TableRow([cell(item) for _, cell in columns]) for item in items]
+    return Table(caption, [column for column, _ in columns], rows, note)
+
+
+def pair_table(caption: str, pairs: Iterable[tuple[str, TableCell]], value: Column) -> Table:
+    """Table with a row per item, its name and its cell; `value` is the heading of the cells."""
+    columns: list[ColumnOf[tuple[str, TableCell]]] = [
+        (text_column("item"), lambda pair: text_cell(pair[0])),
+        (value, lambda pair: pair[1]),
+    ]
+    return table_of(caption, columns, pairs)
+
+
+def ranked(rows: Sequence[TableRow], places: Iterable[int]) -> list[TableRow]:
+    """Copies of rows, in which the two largest numbers of each column in `places` are ranked."""
+    grid = [list(row.cells) for row in rows]
+    for place in places:
+        numbers = [line[place].value for line in grid]
+        largest = {number for number in numbers if isinstance(number, int | float)}
+        values = sorted(largest, reverse=True)
+        for line in grid:
+            value = line[place].value
+            if isinstance(value, int | float) and value in values[:2] and len(values) > 1:
+                line[place] = replace(line[place], rank=1 + values.index(value))
+    return [TableRow(cells, row.quoted) for cells, row in zip(grid, rows, strict=True)]
 
 
 @dataclass(frozen=True)

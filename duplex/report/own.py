@@ -21,8 +21,8 @@ from duplex.features.tokens import Examples
 from duplex.labels import SPLITS, LabelSpace
 from duplex.report.answers import accuracy_parts, answers_of, confusion_parts, probability_part, wrong_answers_part
 from duplex.report.blocks import Chart, Figure, Mark, Note, Report, ReportPart, ReportSection, Series, draw, render_page
+from duplex.report.costs import recipe_table
 from duplex.report.images import thumbnails_under
-from duplex.report.tables import recipe_table
 from duplex.system.files import write_text
 from duplex.training.more_images import DRAWS, SampleSizeCurve
 

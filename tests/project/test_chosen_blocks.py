@@ -12,7 +12,7 @@ from duplex.options import AutoFinetune, FinetuneOptions
 from duplex.project import stages
 from duplex.project.train import train_stage
 from duplex.report.aggregate import DatasetResults, read_run
-from duplex.report.tables import auto_finetune_tables
+from duplex.report.costs import auto_finetune_tables
 from duplex.training import trials
 from duplex.training.checkpoint import read_record
 from tests.projects import SHIPPED, edited_params, encoded_project, interrupt
