@@ -21,15 +21,7 @@ import numpy as np
 
 from duplex.errors import UsageError
 from duplex.evaluation.accumulate import Floats
-from duplex.evaluation.curve import (
-    NORMAL_95,
-    AucComponents,
-    Curve,
-    Interval,
-    Margins,
-    area_under,
-    harmonic_mean,
-)
+from duplex.evaluation.curve import NORMAL_95, AucComponents, Curve, Interval, Margins, area_under, harmonic_mean
 from duplex.labels import Ints
 
 ROUNDS = 1000  # of a bootstrap, for library calls; the pipeline has `evaluation.bootstrap` of params.yaml

@@ -24,14 +24,7 @@ from numpy.typing import ArrayLike
 
 from duplex.errors import DuplexError, UsageError, require_whole
 from duplex.evaluation.accumulate import TopCompetitors, checked_names
-from duplex.evaluation.curve import (
-    AucComponents,
-    Curve,
-    Interval,
-    Margins,
-    area_under,
-    harmonic_mean,
-)
+from duplex.evaluation.curve import AucComponents, Curve, Interval, Margins, area_under, harmonic_mean
 from duplex.evaluation.intervals import ROUNDS, bootstrap_metrics, percentiles
 from duplex.labels import GROUPS, Bools, FrequencyGroups, Ints
 

@@ -26,13 +26,7 @@ from duplex.report.claims import read_package_yaml
 from duplex.report.costs import auto_finetune_tables, efficiency_table, statistics_table
 from duplex.report.figures import curve_figure, lambda_figures, slug, training_figures
 from duplex.report.paper_tables import ablation_tables, claims_table, published_table
-from duplex.report.tables import (
-    feasibility_table,
-    frequency_at_ends_table,
-    frequency_table,
-    result_table,
-    term_tables,
-)
+from duplex.report.tables import feasibility_table, frequency_at_ends_table, frequency_table, result_table, term_tables
 
 PACKAGES = ("duplex-czsl", "torch", "open_clip_torch", "numpy", "h5py", "pillow", "dvc")
 ENCODER = ("encoder", "architecture", "weights", "preprocessing", "precision", "dim", "manifest", "torch",

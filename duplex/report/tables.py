@@ -15,25 +15,9 @@ from typing import Any
 
 import pandas as pd
 
-from duplex.evaluation.metrics import (
-    METRICS,
-    MISSING,
-    OPEN_METRICS,
-    PART_METRICS,
-    TIPS,
-    interval_of,
-    interval_text,
-)
+from duplex.evaluation.metrics import METRICS, MISSING, OPEN_METRICS, PART_METRICS, TIPS, interval_of, interval_text
 from duplex.labels import GROUPS, WORLDS
-from duplex.report.aggregate import (
-    TERMS,
-    Aggregate,
-    DatasetResults,
-    Results,
-    RunRecord,
-    Tree,
-    at_threshold,
-)
+from duplex.report.aggregate import TERMS, Aggregate, DatasetResults, Results, RunRecord, Tree, at_threshold
 from duplex.report.blocks import (
     Block,
     Column,
@@ -49,14 +33,7 @@ from duplex.report.blocks import (
     text_cell,
     text_column,
 )
-from duplex.report.claims import (
-    CLIP,
-    backbone_of,
-    benchmark_of,
-    counts_of,
-    published_rows,
-    read_package_yaml,
-)
+from duplex.report.claims import CLIP, backbone_of, benchmark_of, counts_of, published_rows, read_package_yaml
 
 TERMS_NOTE = (
     "Score terms of one trained method, evaluated without the others and weighted as in the "
