@@ -177,7 +177,7 @@ def add(
 
     If the data set exists already, only the given options change. Exits with 1 if the data set cannot be trained on.
     """
-    from duplex.config.params import check_name, write_dataset
+    from duplex.config.datasets import check_name, write_dataset
 
     check_name(name)
     params = load_params()
@@ -259,7 +259,7 @@ def split(
     they exist. If a re-split exists already, only a changed `source` of NAME is copied to it. With unseen
     states or objects, the names are NAME-words1, NAME-words2, …; with at most 4 images per pair, NAME-few4-split1, ….
     """
-    from duplex.config.params import check_name, write_dataset
+    from duplex.config.datasets import check_name, write_dataset
     from duplex.data.sources import load_source, original
     from duplex.data.tables import resplit, split_name
     from duplex.features.imported import equal_feature_keys
@@ -315,7 +315,7 @@ def remove(
     results: Annotated[bool, Option("--results", help="Also delete artifacts/NAME: features, runs, results.")] = False,
 ) -> None:
     """Delete datasets/NAME.yaml and the data set's part of the report. Images are never deleted."""
-    from duplex.config.params import remove_dataset
+    from duplex.config.datasets import remove_dataset
 
     remove_dataset(name)
     paths = ArtifactPaths()

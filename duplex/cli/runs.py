@@ -305,7 +305,7 @@ def tune(
     best row is marked with *; --write saves its settings under `methods:` of datasets/NAME.yaml, unless other settings
     have the same AUC. Exits with 1 if a trial failed.
     """
-    from duplex.config.params import write_settings
+    from duplex.config.datasets import write_settings
     from duplex.project.sweep import best_rows
     from duplex.project.sweep import tune as search
 

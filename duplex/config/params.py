@@ -1,7 +1,6 @@
-"""Read params.yaml and datasets/NAME.yaml as frozen, typed objects; errors are one line and give the key at fault.
+"""Read params.yaml and datasets/NAME.yaml as frozen, typed objects.
 
-`write_dataset`, `write_settings` and `remove_dataset` edit datasets/NAME.yaml and, in params.yaml, only the line
-`run.datasets`. The edited settings are checked as a whole before anything is written.
+Errors are one line and give the key at fault. `datasets` edits these files, `entries` merges entries.
 
 A data set is an entry under `datasets:`, a file datasets/NAME.yaml with the same keys, or both; a key of the file then
 replaces that of the entry. Its key `methods:` sets options of methods on this data set only.
@@ -21,7 +20,6 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import fields
 from functools import lru_cache
 from itertools import product
 from pathlib import Path
@@ -43,6 +41,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from duplex.artifacts import RESERVED
+from duplex.config.entries import Table, auto_as_table, changed_table, on_datasets, with_base
 from duplex.errors import DuplexError, UsageError, require, shown
 from duplex.labels import WORLDS, World
 from duplex.methods import registry
@@ -61,17 +60,12 @@ from duplex.options import (
     describe_error,
     finetune_options,
 )
-from duplex.system.files import replace_file
 from duplex.system.threads import Precision
 
 PACKAGE = Path(__file__).parents[1]
 PARAMS_FILE = Path("params.yaml")
 DATASETS = "datasets"  # the folder beside params.yaml with one file per data set of the user
 MAX_WORKERS = 1024
-MAX_NAME_LENGTH = 100  # a name becomes a folder and part of other names
-# `run:`, its indented lines, comments and empty lines up to `datasets:`, and the list
-RUN_DATASETS = re.compile(r"(^run:[^\n]*\n(?:[ \t#\r][^\n]*\n|\n)*?[ \t]+datasets:[ \t]*)\[[^\[\]\n]*\]", re.MULTILINE)
-Table = Mapping[str, Any]
 
 
 def is_name(text: str) -> bool:
@@ -123,25 +117,12 @@ class EncoderParams(ParamsSection):
     pixels: bool | None = None  # cache the images' pixels, to fine-tune any number of blocks; null: extraction.pixels
 
 
-def _auto_as_table(value: Any) -> Any:
-    return {"blocks": "auto"} if value == "auto" else value
-
-
-def _changed_table(table: Any, changes: Any) -> Any:
-    # of `training` or `finetune`, whose blocks have other options if their number is `auto`
-    if not (isinstance(table, dict) and isinstance(changes, dict)):
-        return changes
-    is_auto = [each.get("blocks") == "auto" for each in (table, changes)]
-    replaces = "blocks" in changes and is_auto[0] != is_auto[1]
-    return {**({} if replaces else table), **changes}
-
-
 class MethodChanges(ParamsSection):
     """Changes to a method for one data set: options of its kind, and the tables `training` and `finetune`."""
 
     model_config = ConfigDict(extra="allow")
     training: dict[str, Any] = {}  # overrides training options of the data set
-    finetune: Annotated[dict[str, Any], BeforeValidator(_auto_as_table)] = {}  # of fine-tuned blocks; empty: none
+    finetune: Annotated[dict[str, Any], BeforeValidator(auto_as_table)] = {}  # of fine-tuned blocks; empty: none
 
     @property
     def options(self) -> dict[str, Any]:
@@ -193,7 +174,7 @@ class MethodEntry(MethodChanges):
         """The method's options for fine-tuning the image tower on a data set, as written in the files, unchecked."""
         changes = self._changes(dataset)
         is_off = "finetune" in changes.model_fields_set and not changes.finetune
-        changed: dict[str, Any] = {} if is_off else _changed_table(self.finetune, changes.finetune)
+        changed: dict[str, Any] = {} if is_off else changed_table(self.finetune, changes.finetune)
         return changed
 
     def _changes(self, dataset: str | None) -> MethodChanges:
@@ -455,10 +436,10 @@ def parse_params(record: Table, files: Mapping[str, Table], path: Path) -> Param
             if name in run["methods"]:
                 known = {key: table for key, table in recipe["per_dataset"].items() if key in datasets}
                 methods[name] = {**recipe, "per_dataset": known}
-    methods = _on_datasets(methods, datasets)
+    methods = on_datasets(methods, datasets)
     merged = {
         "datasets": datasets,
-        "methods": {name: _with_base(f"methods.{name}", entry, methods, (name,)) for name, entry in methods.items()},
+        "methods": {name: with_base(f"methods.{name}", entry, methods, (name,)) for name, entry in methods.items()},
     }
     try:
         params = Params.model_validate_json(json.dumps({**record, **merged}))
@@ -503,52 +484,6 @@ def _tables(path: Path, record: Table, section: str) -> dict[str, Any]:
     return dict(tables)
 
 
-def _on_datasets(entries: Table, datasets: Table) -> dict[str, Any]:
-    completed = dict(entries)
-    for name, table in datasets.items():
-        own = table.get("methods")
-        for method, changes in own.items() if isinstance(own, dict) else ():
-            before = completed.get(method, {}).get("per_dataset", {})
-            if method in completed and isinstance(before, dict):
-                completed[method] = _changed_entry(completed[method], {"per_dataset": {name: changes}})
-    return completed
-
-
-def _changed_entry(entry: Any, changes: Any) -> Any:
-    """Merge changes into a method's entry; in `training`, `finetune` and `per_dataset`, other keys stay."""
-    if not (isinstance(entry, dict) and isinstance(changes, dict)):
-        return changes
-    changed = {**entry, **changes}
-    for key in ("training", "finetune"):
-        if key in entry and key in changes and (key == "training" or changes[key] != {}):  # finetune: {}: no block
-            changed[key] = _changed_table(_auto_as_table(entry[key]), _auto_as_table(changes[key]))
-    before, after = entry.get("per_dataset"), changes.get("per_dataset")
-    if isinstance(before, dict) and isinstance(after, dict):
-        by_dataset = {name: _changed_entry(before.get(name), table) for name, table in after.items()}
-        changed["per_dataset"] = {**before, **by_dataset}
-    return changed
-
-
-def _with_base(place: str, record: Table, methods: Table, path: tuple[str, ...]) -> Table:
-    if "extends" not in record:
-        return record
-    name = record["extends"]
-    if not isinstance(name, str) or name not in methods:
-        raise UsageError(f"params.yaml: {place}.extends: unknown method {name!r}; known: {', '.join(methods)}")
-    if name in path:
-        circle = " -> ".join((*path, name))
-        raise UsageError(f"params.yaml: {place}.extends: {circle} is circular; remove `extends` from one of them")
-    base = _with_base(f"methods.{name}", methods[name], methods, (*path, name))
-    copied = {key: value for key, value in base.items() if key not in ("world", "shown_as")}
-    if isinstance(tables := copied.get("per_dataset"), dict):  # what the entry sets itself holds for all data sets
-        copied["per_dataset"] = {
-            dataset: _changed_entry(table, {key: record[key] for key in table or () if key in record})
-            for dataset, table in tables.items()
-        }
-    changed: Table = _changed_entry(copied, {key: value for key, value in record.items() if key != "extends"})
-    return changed
-
-
 def shipped_project() -> Path:
     """Folder that holds the dvc.yaml and params.yaml shipped with the package."""
     for folder in (PACKAGE / "shipped", PACKAGE.parent):  # in a wheel (setup.py), in a clone
@@ -570,81 +505,3 @@ def json_schema() -> dict[str, Any]:
     entry["properties"]["training"] = parts[TrainingOptions]
     del entry["required"]  # datasets/NAME.yaml may have the other keys
     return schema
-
-
-def check_name(name: str) -> None:
-    """Raise UsageError unless a data set may have this name in YAML, in paths and in DVC's stages."""
-    why = ""
-    if not is_name(name) or len(name) > MAX_NAME_LENGTH:
-        why = f"use letters, digits, `_` and single hyphens, at most {MAX_NAME_LENGTH} characters"
-    elif not isinstance(YAML(typ="safe", pure=True).load(name), str):
-        why = "YAML does not read it as text; choose another name"
-    elif name in RESERVED:
-        why = "it is reserved; choose another name"
-    if why:
-        raise UsageError(f"{name!r} is not a valid name for a data set: {why}")
-
-
-def write_dataset(name: str, entry: Mapping[str, Any], *, run: bool) -> None:
-    """Write the keys of `entry` to datasets/NAME.yaml, keeping others; `run` adds the data set to `run.datasets`."""
-    record, files = read_yaml(PARAMS_FILE), dataset_files(PARAMS_FILE)
-    files[name] = {**files.get(name, {}), **entry}
-    listed = record["run"]["datasets"]
-    text = _checked_edit(record, files, [*listed, name] if run and name not in listed else listed)
-    file = Path(DATASETS) / f"{name}.yaml"
-    yaml = YAML()  # keeps comments
-    yaml.width = 1 << 20
-    content: Any = yaml.load(file) if file.exists() else {}
-    content.update(entry)
-    if entry:
-        file.parent.mkdir(exist_ok=True)
-        with replace_file(file) as scratch:
-            yaml.dump(content, scratch)
-    _write_params(text)
-
-
-def write_settings(params: Params, name: str, dataset: str, settings: Mapping[str, Any]) -> None:
-    """Write `settings`, options of the method `name` or of its training, to datasets/DATASET.yaml; keeps all others."""
-    before = params.entry(name).per_dataset.get(dataset, MethodChanges())
-    known = {field.name for field in fields(TrainingOptions)}
-    training = {**before.training, **{key: value for key, value in settings.items() if key in known}}
-    options = {key: value for key, value in settings.items() if key not in known}
-    changed = before.model_copy(update={**options, "training": training} if training else options)
-    record, files = read_yaml(PARAMS_FILE), dataset_files(PARAMS_FILE)
-    methods = {**record.get("datasets", {}).get(dataset, {}), **files.get(dataset, {})}.get("methods", {})
-    write_dataset(dataset, {"methods": {**methods, name: changed.model_dump(exclude_unset=True)}}, run=False)
-
-
-def remove_dataset(name: str) -> None:
-    """Delete datasets/NAME.yaml and its name from `run.datasets`; raises UsageError if params.yaml still needs it."""
-    record, files = read_yaml(PARAMS_FILE), dataset_files(PARAMS_FILE)
-    require(name, load_params().datasets, "data set")
-    if name in record.get("datasets", {}):
-        raise UsageError(f"only files in {DATASETS}/ can be removed; delete datasets.{name} in {PARAMS_FILE} by hand")
-    left = [other for other in record["run"]["datasets"] if other != name]
-    if not left:
-        raise UsageError(f"{PARAMS_FILE}: run.datasets must not be empty, but lists only {name}; first add another")
-    del files[name]
-    _write_params(_checked_edit(record, files, left))
-    (Path(DATASETS) / f"{name}.yaml").unlink()
-
-
-def _checked_edit(record: dict[str, Any], files: Mapping[str, Table], names: list[str]) -> str:
-    text = PARAMS_FILE.read_bytes().decode()
-    if names != record["run"]["datasets"]:
-        listed = f"[{', '.join(names)}]"
-        text = RUN_DATASETS.sub(rf"\1{listed}", text, count=1)
-        if YAML(typ="safe", pure=True).load(text)["run"]["datasets"] != names:
-            raise UsageError(
-                f"{PARAMS_FILE}: run.datasets is not a list on one line, so this command cannot edit it; "
-                f"write `datasets: {listed}`"
-            )
-    record["run"]["datasets"] = names
-    parse_params(record, files, PARAMS_FILE)
-    return text
-
-
-def _write_params(text: str) -> None:
-    if text.encode() != PARAMS_FILE.read_bytes():
-        with replace_file(PARAMS_FILE.resolve()) as scratch:  # a link stays one
-            scratch.write_bytes(text.encode())
