@@ -1,13 +1,14 @@
 """Reduce score matrices to score statistics: the few numbers per image from which every metric is computed.
 
-A score matrix has a row per image and a column per composition; it may be added in blocks of any rows and columns.
-Calibration adds one bias to the scores of all unseen compositions, so metrics depend only on three things: the score of
-an image's label, its best scores among seen columns, and its best scores among unseen ones. To try all feasibility
-thresholds in one pass, unseen columns are divided into *buckets*, those between two thresholds. The seen columns and
-each bucket are *groups*; memory is proportional to images times groups. Infeasible columns are left out.
+A score matrix has a row per image and a column per composition; it may be added in blocks of any
+rows and columns. Calibration adds one bias to the scores of all unseen compositions, so metrics
+depend only on three things: the score of an image's label, its best scores among seen columns, and
+its best scores among unseen ones. To try all feasibility thresholds in one pass, unseen columns
+are divided into *buckets*, those between two thresholds. The seen columns and each bucket are
+*groups*; memory is proportional to images times groups. Infeasible columns are left out.
 
-On a CPU, NumPy searches the scores: torch's `argmax` is many times slower there, and importing torch takes longer than
-evaluating a score file.
+On a CPU, NumPy searches the scores: torch's `argmax` is many times slower there, and importing
+torch takes longer than evaluating a score file.
 """
 
 from __future__ import annotations
@@ -97,13 +98,15 @@ def column_groups(seen: Bools, bucket: ArrayLike | None, feasible_mask: ArrayLik
 def best_scores_per_group(block: NDArray[Any], plan: ColumnOrder, label_position: Ints, k: int) -> TopK:
     """Labels' scores [b] and, per run of columns, the `k` best other scores [R, b, k] and the place of the best [R, b].
 
-    A label score is -inf if the label's position is -1. The best scores are in descending order, filled up with -inf.
-    A place is a position in its run; of equal scores, the first counts. NaN counts as the largest, so callers see it.
+    A label score is -inf if the label's position is -1. The best scores are in descending order,
+    filled up with -inf. A place is a position in its run; of equal scores, the first counts. NaN
+    counts as the largest, so callers see it.
 
     Args:
         block: scores [b, w], which are not changed.
         plan: order and runs of the block's columns, with R runs.
-        label_position: position of each label in the ordered block [b]; -1 if it is not among the feasible columns.
+        label_position: position of each label in the ordered block [b]; -1 if it is not among the
+            feasible columns.
     """
     dtype = np.result_type(block.dtype, np.float32)  # half precision would overflow
     label = np.full(len(block), -np.inf)
@@ -185,14 +188,16 @@ def topk_per_group_torch(block: Tensor, plan: ColumnOrder, label_position: Ints,
 class ScoreAccumulator:
     """Collects what the metrics need from the scores of `N` images for `C` columns (compositions), added in blocks.
 
-    Raises `UsageError` for invalid arguments. Columns sorted by group (seen ones, then each bucket) are read fastest.
+    Raises `UsageError` for invalid arguments. Columns sorted by group (seen ones, then each
+    bucket) are read fastest.
 
     Args:
         target: column of each image's label [N].
         seen: mask of the columns that are seen compositions [C].
         k: the largest k for which top-k accuracy is to be measured.
         feasible_mask: mask of the columns that count [C] (default: all); the others score -inf.
-        bucket: the step (0, 1, ...) in which `cumulative` adds each unseen column [C] to the seen ones (default: 0).
+        bucket: the step (0, 1, ...) in which `cumulative` adds each unseen column [C] to the seen
+            ones (default: 0).
     """
 
     def __init__(

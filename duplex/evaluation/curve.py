@@ -39,8 +39,8 @@ NORMAL_95 = 1.959963984540054
 class Margins:
     """Margin of each image: the bias on unseen scores at which it becomes right or wrong; NaN if it is never right.
 
-    An image is right if fewer than `k` other columns score at least as much as its label. So a label that ties for the
-    k-th place is wrong, and the order of columns has no effect.
+    An image is right if fewer than `k` other columns score at least as much as its label. So a
+    label that ties for the k-th place is wrong, and the order of columns has no effect.
     """
 
     seen: Floats  # [N_s] +inf: right at every bias
@@ -78,9 +78,9 @@ class Margins:
 class Curve:
     """Seen–unseen curve: accuracy on images of seen and of unseen pairs at points 0 to P, in the order of rising bias.
 
-    Breakpoints are the P biases at which an image becomes right or wrong; point `p` is the interval of biases between
-    breakpoints `p - 1` and `p`. An image of a seen pair is right up to the point `seen_until`, an image of an unseen
-    pair from the point `unseen_from` on.
+    Breakpoints are the P biases at which an image becomes right or wrong; point `p` is the
+    interval of biases between breakpoints `p - 1` and `p`. An image of a seen pair is right up to
+    the point `seen_until`, an image of an unseen pair from the point `unseen_from` on.
     """
 
     breakpoints: Floats  # [P] distinct biases at which an image becomes right or wrong, ascending
@@ -134,7 +134,8 @@ class Curve:
         """The curve as a table with the columns `bias, seen, unseen, hm`, accuracies as fractions.
 
         Args:
-            limit: about how many points to keep, evenly spread, with both ends and the best HM; None: all points.
+            limit: about how many points to keep, evenly spread, with both ends and the best HM;
+                None: all points.
         """
         points = np.arange(self.breakpoints.size + 1)
         if limit is not None and points.size > limit:

@@ -108,7 +108,8 @@ def difference_intervals(values: Floats, draws: Floats) -> dict[str, Difference]
     """Metric -> difference with interval and p-value, for `seen, unseen, hm, auc`; NaN differences are left out.
 
     values: the differences [D] in the first D of these metrics.
-    draws: the differences in each bootstrap round [rounds, D], from which intervals and p-values are computed.
+    draws: the differences in each bootstrap round [rounds, D], from which intervals and p-values
+        are computed.
     """
     return {
         name: Difference(float(value), percentiles(change), bootstrap_p(change))
@@ -131,7 +132,8 @@ def resample(runs: Sequence[Margins], rng: np.random.Generator) -> tuple[Ints, I
 def mean_change(curves: Sequence[Sequence[Curve]], runs: Ints, seen: Ints, unseen: Ints) -> Floats:
     """Mean difference in S, U, HM and AUC [4], second method minus first; an index that occurs twice counts twice.
 
-    curves: `curves[method][run]`. runs, seen, unseen: indices of runs, seen pairs' images and unseen pairs' images.
+    curves: `curves[method][run]`. runs, seen, unseen: indices of runs, seen pairs' images and
+        unseen pairs' images.
     """
     drawn, times = np.unique(runs, return_counts=True)
     change = [

@@ -2,14 +2,15 @@
 
 `measure` computes them exactly, from the margins of `curve` and with the intervals of `intervals`.
 
-Files store metrics as percentages under the keys of `METRICS`; `NAME_low` and `NAME_high` are the ends of an interval.
-In tables, a dash stands for an undefined number.
+Files store metrics as percentages under the keys of `METRICS`; `NAME_low` and `NAME_high` are the
+ends of an interval. In tables, a dash stands for an undefined number.
 
-The *sampled protocol* computes metrics from about 20 biases, as published tables do: `duplex score --protocol sampled`
-from scores, and the group `sampled` of metrics.json from margins. The biases are those of the evaluator of
-Purushwalkam et al. (2019): of the `n` images of unseen pairs that are right at the bias 1000, the margins
-`max seen score - label's score - 0.0001` are sorted, and every `n // 20`-th is used as a bias. Straight lines join the
-curve's points at these biases and at 1000. Arithmetic has single precision (double for float64 scores), and
+The *sampled protocol* computes metrics from about 20 biases, as published tables do:
+`duplex score --protocol sampled` from scores, and the group `sampled` of metrics.json from
+margins. The biases are those of the evaluator of Purushwalkam et al. (2019): of the `n` images of
+unseen pairs that are right at the bias 1000, the margins `max seen score - label's score - 0.0001`
+are sorted, and every `n // 20`-th is used as a bias. Straight lines join the curve's points at
+these biases and at 1000. Arithmetic has single precision (double for float64 scores), and
 `torch.topk` decides between equal scores.
 """
 
@@ -166,11 +167,13 @@ def vocabulary_accuracies(
 ) -> dict[str, dict[str, float]]:
     """Accuracies in percent for images grouped by which words of their labels are new, as in OV-CZSL.
 
-    Returns group -> `images`, `accuracy`. `*` marks what is new: AO, seen pairs; (AO)*, unseen pairs of trained words;
-    A*O, new states; AO*, new objects; A*O*, both. The keys `states` and `objects` have the accuracies of the predicted
-    states and objects, `trained` and `new` ones. A group without images is left out.
+    Returns group -> `images`, `accuracy`. `*` marks what is new: AO, seen pairs; (AO)*, unseen
+    pairs of trained words; A*O, new states; AO*, new objects; A*O*, both. The keys `states` and
+    `objects` have the accuracies of the predicted states and objects, `trained` and `new` ones. A
+    group without images is left out.
 
-    bias: is added to the scores of unseen columns; published tables use the bias with the best harmonic mean.
+    bias: is added to the scores of unseen columns; published tables use the bias with the best
+        harmonic mean.
     states, objects: state and object of each column [C].
     trained: masks of the states [M] and objects [N] with training images.
     """
@@ -197,7 +200,8 @@ def sampled_bias_metrics(
     """Compute metrics from about 20 sampled biases, as published tables do (described at the top of this module).
 
     Args:
-        blocks: function that returns all scores in blocks `(slice of images, scores [b, C])`; it is called twice.
+        blocks: function that returns all scores in blocks `(slice of images, scores [b, C])`; it
+            is called twice.
         target: column of each image's label [N].
         seen, feasible_mask: masks of the columns [C] (default: all feasible).
     """
@@ -241,7 +245,8 @@ def sampled_bias_metrics(
 def sampled_from_margins(margins: Margins) -> Metrics:
     """Top-1 metrics from about 20 sampled biases, as in published tables, but computed from margins instead of scores.
 
-    The results differ from those of `sampled_bias_metrics` where scores are equal or nearly equal in single precision.
+    The results differ from those of `sampled_bias_metrics` where scores are equal or nearly equal
+    in single precision.
     """
     chosen = np.sort(margins.unseen[margins.unseen < FAR]) - EPSILON
     biases = [*chosen[:: max(chosen.size // POINTS, 1)].tolist(), FAR]

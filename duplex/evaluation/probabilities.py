@@ -1,19 +1,21 @@
 """Calibrate the probabilities that methods give to their answers, and measure how reliable they are.
 
-From `l_c = log p(c|x)`, a method's log probability of pair `c` for image `x`, the calibrated probability is
+From `l_c = log p(c|x)`, a method's log probability of pair `c` for image `x`, the calibrated
+probability is
 
     q(c|x) = exp(l_c / T + log prior(c)) / Z,    prior(c) = r e^k / n_u  if c is unseen,  (1 - r) / n_s  if it is seen,
 
-`T` is the temperature, `Z` the sum over candidates, `n_u` and `n_s` the numbers of unseen and seen candidates, and `r`
-the expected share of unseen-pair images among the images to recognise. Methods trained on seen pairs prefer these in
-`p(c|x)`; the log-odds `k` correct for that. The N_s validation images of seen pairs have the weight (1 - r) / N_s each,
-the N_u of unseen pairs r / N_u. With these weights w_i and the labels c_i, T and k are fitted by
+`T` is the temperature, `Z` the sum over candidates, `n_u` and `n_s` the numbers of unseen and seen
+candidates, and `r` the expected share of unseen-pair images among the images to recognise. Methods
+trained on seen pairs prefer these in `p(c|x)`; the log-odds `k` correct for that. The N_s
+validation images of seen pairs have the weight (1 - r) / N_s each, the N_u of unseen pairs r /
+N_u. With these weights w_i and the labels c_i, T and k are fitted by
 
     min  -sum_i w_i log q(c_i|x_i)    over a = 1 / T and k
 
-This is convex, as `q` is an exponential family with the statistics `(l_c, [c unseen])`. At the minimum, the mean
-probability of unseen pairs equals `r`, because the derivative with respect to `k` is their difference. If another share
-is expected later, `r` alone is replaced.
+This is convex, as `q` is an exponential family with the statistics `(l_c, [c unseen])`. At the
+minimum, the mean probability of unseen pairs equals `r`, because the derivative with respect to
+`k` is their difference. If another share is expected later, `r` alone is replaced.
 """
 
 from __future__ import annotations
@@ -70,8 +72,9 @@ def log_probabilities(probabilities: Callable[[Tensor], Tensor], scores: Tensor)
 def fit_probabilities(log_p: Tensor, target: Any, seen: Bools, new_share: float = NEW_SHARE) -> Confidence:
     """Fit the temperature and the log-odds of unseen pairs to labelled images, by weighted maximum likelihood.
 
-    The log-odds are 0 unless there are images of both seen and unseen pairs. Far from its minimum, the loss of
-    overconfident scores is flat; so Newton's method starts at the best of several points and takes short steps.
+    The log-odds are 0 unless there are images of both seen and unseen pairs. Far from its minimum,
+    the loss of overconfident scores is flat; so Newton's method starts at the best of several
+    points and takes short steps.
 
     Args:
         log_p: log probabilities of the candidates [N, C], in float64.

@@ -44,8 +44,8 @@ def word_vectors_file(path: str | Path | None) -> Path | None:
 def read_word_vectors(path: Path, names: Sequence[str]) -> WordVectors:
     """Read one vector per state or object: the mean over the words of its name (`Faux.Fur`: faux, fur).
 
-    A hyphenated word that the file lacks is replaced by its parts; other missing words are skipped. If the file has no
-    word of a name, `DuplexError` is raised.
+    A hyphenated word that the file lacks is replaced by its parts; other missing words are
+    skipped. If the file has no word of a name, `DuplexError` is raised.
     """
     words = [prompt_name(name).split() for name in names]
     wanted = set(chain.from_iterable(words))

@@ -1,6 +1,7 @@
 """Read the results of runs for the report, and average metrics and seen–unseen curves over seeds.
 
-A run is one method on one data set with one seed. Metrics are percentages, for the closed and the open world.
+A run is one method on one data set with one seed. Metrics are percentages, for the closed and the
+open world.
 """
 
 from __future__ import annotations
@@ -40,10 +41,11 @@ Aggregate = dict[str, dict[str, dict[str, dict[str, float]]]]
 def aggregate(runs: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]) -> Aggregate:
     """Average metrics over seeds, as `{data set: {method: {world: {auc: mean, auc_se: .., auc_low: .., seeds: n}}}}`.
 
-    `auc_se` is the standard error over seeds; `auc_low`, `auc_high` are means of the seeds' 95 % intervals. Other keys
-    beside the worlds: `validation` (validation AUC, and as `untrained` the number of seeds whose best epoch is 0);
-    `terms_...` (the closed world with only these score terms); `groups` (accuracies of frequency groups); and
-    `groups_at_ends` (the same at the ends of the curve). A number that a seed lacks is left out.
+    `auc_se` is the standard error over seeds; `auc_low`, `auc_high` are means of the seeds' 95 %
+    intervals. Other keys beside the worlds: `validation` (validation AUC, and as `untrained` the
+    number of seeds whose best epoch is 0); `terms_...` (the closed world with only these score
+    terms); `groups` (accuracies of frequency groups); and `groups_at_ends` (the same at the ends
+    of the curve). A number that a seed lacks is left out.
     """
     table: Aggregate = {}
     for (dataset, method), records in runs.items():
@@ -249,7 +251,8 @@ def margins_of(predictions: pd.DataFrame, world: str) -> Margins | None:
 def mean_curve(seeds: Sequence[Margins], points: int = POINTS, rounds: int = ROUNDS) -> MeanCurve:
     """The seen–unseen curve averaged over seeds, with a bootstrap interval if all seeds have the same test images.
 
-    points: of the curve; rounds: of the bootstrap, each of which resamples the same images for all seeds.
+    points: of the curve; rounds: of the bootstrap, each of which resamples the same images for all
+        seeds.
     """
     curves = [Curve.of(margins) for margins in seeds]
     grid = np.linspace(0.0, max(float(curve.seen_accuracies[0]) for curve in curves), points)

@@ -1,7 +1,8 @@
 """Parts of a page on a model's answers for test images: examples, confusions, accuracies and probabilities.
 
-`answers` is a table with one line per image: `image` (its name), `label`, `answer`, `seen` (whether the label occurs in
-training) and `right` (whether the answer is the label). `training` maps each training image to its label.
+`answers` is a table with one line per image: `image` (its name), `label`, `answer`, `seen`
+(whether the label occurs in training) and `right` (whether the answer is the label). `training`
+maps each training image to its label.
 """
 
 from __future__ import annotations

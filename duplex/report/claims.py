@@ -1,9 +1,10 @@
 """Find the runs that match rows of the paper's tables, and judge by them the claims listed in claims.yaml.
 
-A run is recognised as a row by its settings in the summary or, if the summary has none, by its name. Its numbers are
-compared with the paper's if the encoder is the row's and the data set has a benchmark's number of pairs and images. A
-claim that one row is above another is judged on any data, between runs with the same data, encoder and fine-tuned
-blocks; if a claim is about whole methods, their blocks may differ.
+A run is recognised as a row by its settings in the summary or, if the summary has none, by its
+name. Its numbers are compared with the paper's if the encoder is the row's and the data set has a
+benchmark's number of pairs and images. A claim that one row is above another is judged on any
+data, between runs with the same data, encoder and fine-tuned blocks; if a claim is about whole
+methods, their blocks may differ.
 """
 
 from __future__ import annotations
@@ -130,7 +131,8 @@ class Measured:
         """Mean of a metric in a table of the summary (or `costs`), with its standard error; None if not measured.
 
         Open-world metrics are at the feasibility threshold by words, if there is one.
-        sampled: prefer the value by the published protocol, which samples the bias, to that of the exact curve.
+
+        sampled: prefer the value by the published protocol, which samples the bias.
         """
         if table == "costs":
             return self._cost(metric)

@@ -151,7 +151,8 @@ def recipe_table(
     """Table of training recipes that were compared on validation images.
 
     Args:
-        recipes: mappings with `recipe` (a name), validation `auc`, `chosen`, `epoch` and further results.
+        recipes: mappings with `recipe` (a name), validation `auc`, `chosen`, `epoch` and further
+            results.
         heading: title of the column with the recipes' names.
         sources: pointers to the recipes in a JSON file, which cells cite.
     """
