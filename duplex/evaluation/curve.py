@@ -37,7 +37,9 @@ NORMAL_95 = 1.959963984540054
 
 @dataclass(frozen=True)
 class Margins:
-    """Margin of each image: the bias on unseen scores at which it becomes right or wrong; NaN if it is never right.
+    """Margin of each image: the bias on unseen scores at which it becomes right or wrong.
+
+    NaN if it is never right.
 
     An image is right if fewer than `k` other columns score at least as much as its label. So a
     label that ties for the k-th place is wrong, and the order of columns has no effect.
@@ -49,7 +51,7 @@ class Margins:
 
     @classmethod
     def of(cls, competitors: TopCompetitors, k: int = 1) -> Margins:
-        """Compute margins from score statistics, for top-`k` accuracy; `k`: at most that of the `ScoreAccumulator`."""
+        """Compute margins for top-`k` accuracy; `k`: at most that of the `ScoreAccumulator`."""
         if not (isinstance(k, Integral) and 1 <= k <= competitors.seen.shape[1]):
             raise UsageError(
                 f"k is {shown(k)}, but the ScoreAccumulator was made with k={competitors.seen.shape[1]}; give a "
@@ -58,8 +60,10 @@ class Margins:
         is_seen = competitors.is_seen
         same = np.where(is_seen[:, None], competitors.seen, competitors.unseen)[:, :k]
         other = np.where(is_seen[:, None], competitors.unseen, competitors.seen)[:, :k]
-        ahead = (same >= competitors.label[:, None]).sum(axis=1)  # a: in the label's group, which no bias moves
-        barrier = other[np.arange(is_seen.size), np.clip(k - 1 - ahead, 0, k - 1)]  # the (k - a)-th of the other group
+        # a: labels that tie or lead in the label's group, which no bias moves
+        ahead = (same >= competitors.label[:, None]).sum(axis=1)
+        place = np.clip(k - 1 - ahead, 0, k - 1)
+        barrier = other[np.arange(is_seen.size), place]  # the (k - a)-th of the other group
         with np.errstate(invalid="ignore", over="ignore"):
             d = np.where(is_seen, competitors.label - barrier, barrier - competitors.label)
         never = (ahead >= k) | (competitors.label == -np.inf) | (d == np.where(is_seen, -np.inf, np.inf))
@@ -67,7 +71,7 @@ class Margins:
         return cls(d[is_seen], d[~is_seen], is_seen)
 
     def right(self, bias: float = 0.0) -> Bools:
-        """Mask [N]: whether each image is right when `bias` is added to the scores of unseen pairs."""
+        """Mask [N]: whether each image is right with `bias` added to unseen pairs' scores."""
         right = np.empty(self.is_seen.size, dtype=bool)
         right[self.is_seen] = bias < self.seen
         right[~self.is_seen] = bias > self.unseen
@@ -76,7 +80,7 @@ class Margins:
 
 @dataclass(frozen=True)
 class Curve:
-    """Seen–unseen curve: accuracy on images of seen and of unseen pairs at points 0 to P, in the order of rising bias.
+    """Seen and unseen accuracy at points 0 to P, in the order of rising bias.
 
     Breakpoints are the P biases at which an image becomes right or wrong; point `p` is the
     interval of biases between breakpoints `p - 1` and `p`. An image of a seen pair is right up to
@@ -100,18 +104,18 @@ class Curve:
         return cls(breakpoints, np.where(never_seen, -1, seen_until), unseen_from)
 
     def resampled(self, seen: Ints | slice, unseen: Ints | slice) -> tuple[Floats, Floats]:
-        """Seen and unseen accuracies at each point [P + 1], on the images with the indices `seen` and `unseen`."""
+        """Seen and unseen accuracies at each point [P + 1], on the images with these indices."""
         points = self.breakpoints.size
         return share_right_until(self.seen_until[seen], points), share_right_from(self.unseen_from[unseen], points)
 
     @cached_property
     def seen_accuracies(self) -> Floats:
-        """Accuracy on images of seen pairs at each point [P + 1], falling; NaN without such images."""
+        """Accuracy on seen pairs' images at each point [P + 1], falling; NaN without any."""
         return share_right_until(self.seen_until, self.breakpoints.size)
 
     @cached_property
     def unseen_accuracies(self) -> Floats:
-        """Accuracy on images of unseen pairs at each point [P + 1], rising; NaN without such images."""
+        """Accuracy on unseen pairs' images at each point [P + 1], rising; NaN without any."""
         return share_right_from(self.unseen_from, self.breakpoints.size)
 
     @cached_property
@@ -120,7 +124,7 @@ class Curve:
         return harmonic_mean(self.seen_accuracies, self.unseen_accuracies)
 
     def bias(self, point: int) -> float:
-        """A bias in the interval of `point`: its middle or, at either end of the curve, beyond all breakpoints."""
+        """A bias at `point`: the interval's middle or, at either end, beyond all breakpoints."""
         v = self.breakpoints
         if not v.size:
             return 0.0
@@ -152,13 +156,19 @@ class Curve:
 
 
 def share_right_until(until: Ints, breakpoints: int) -> Floats:
-    """Share of images right at points 0 to P (`breakpoints`); `until`: the last point where each is, -1: never."""
+    """Share of images right at points 0 to P (`breakpoints`).
+
+    until: the last point where each image is right, -1: never.
+    """
     counts = np.bincount(until + 1, minlength=breakpoints + 2)[1:]
     return _share(np.cumsum(counts[::-1])[::-1], until.size)
 
 
 def share_right_from(since: Ints, breakpoints: int) -> Floats:
-    """Share of images right at points 0 to P (`breakpoints`); `since`: the first point where each is, P + 1: never."""
+    """Share of images right at points 0 to P (`breakpoints`).
+
+    since: the first point where each image is right, P + 1: never.
+    """
     return _share(np.cumsum(np.bincount(since, minlength=breakpoints + 2)[:-1]), since.size)
 
 

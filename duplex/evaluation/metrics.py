@@ -50,7 +50,7 @@ TIPS = {
     "state": "accuracy of the predicted state, no bias",
     "object": "accuracy of the predicted object, no bias",
 }
-BlockSource = Callable[[], Iterable[tuple[slice, Any]]]  # returns a new pass over (rows, scores [b, C])
+BlockSource = Callable[[], Iterable[tuple[slice, Any]]]  # a new pass over (rows, scores [b, C])
 FAR = 1e3  # stands for b = +inf, in `sampled_bias_metrics`
 INFEASIBLE = -1e10
 EPSILON = 1e-4
@@ -59,7 +59,7 @@ POINTS = 20
 
 @dataclass(frozen=True)
 class Metrics:
-    """Metrics of scored images, as fractions; None if the images that a metric needs are missing (docs/metrics.md)."""
+    """Metrics of scored images, as fractions; None if images that a metric needs are missing."""
 
     k: int
     images_seen: int
@@ -75,7 +75,7 @@ class Metrics:
     bias: float | None = None  # at which HM is reached, in units of the scores
     state_accuracy: float | None = None  # of the prediction at bias 0
     object_accuracy: float | None = None
-    tied: float | None = None  # share of images that are wrong only because the label ties with the best of its group
+    tied: float | None = None  # share of images wrong only because the label ties in its group
 
     def to_dict(self) -> dict[str, Any]:
         """The metrics for JSON, with accuracies in percent."""
@@ -143,7 +143,7 @@ def _primitive_accuracy(competitors: TopCompetitors, names: ArrayLike | None, no
 
 
 def group_table(groups: FrequencyGroups, train: Ints, test: Ints, right: Mapping[str, Bools]) -> pd.DataFrame:
-    """Table with a row per frequency group (head, medium, tail, unseen): compositions, images, accuracies in percent.
+    """Frequency groups (head, medium, tail, unseen): compositions, images, accuracies in percent.
 
     train, test: composition of each training image and of each test image.
     right: name of a column of accuracies -> mask of the test images that count as right in it.
@@ -165,7 +165,7 @@ def group_table(groups: FrequencyGroups, train: Ints, test: Ints, right: Mapping
 def vocabulary_accuracies(
     competitors: TopCompetitors, bias: float, states: Ints, objects: Ints, trained: tuple[Bools, Bools]
 ) -> dict[str, dict[str, float]]:
-    """Accuracies in percent for images grouped by which words of their labels are new, as in OV-CZSL.
+    """Accuracies in percent by which words of the labels are new, as in OV-CZSL.
 
     Returns group -> `images`, `accuracy`. `*` marks what is new: AO, seen pairs; (AO)*, unseen
     pairs of trained words; A*O, new states; AO*, new objects; A*O*, both. The keys `states` and
@@ -197,7 +197,7 @@ def vocabulary_accuracies(
 def sampled_bias_metrics(
     blocks: BlockSource, target: ArrayLike, seen: ArrayLike, feasible_mask: ArrayLike | None = None, k: int = 1
 ) -> Metrics:
-    """Compute metrics from about 20 sampled biases, as published tables do (described at the top of this module).
+    """Compute metrics from about 20 sampled biases, as published tables do (see above).
 
     Args:
         blocks: function that returns all scores in blocks `(slice of images, scores [b, C])`; it
@@ -225,13 +225,15 @@ def sampled_bias_metrics(
     for rows, block in blocks():
         scores = _tensor(block, rows)
         barrier = scores[:, mask].topk(k, dim=1).values[:, -1]
-        margin = barrier - scores.gather(1, labels[rows, None])[:, 0] - EPSILON  # raises a label to the k-th seen score
+        own = scores.gather(1, labels[rows, None])[:, 0]
+        margin = barrier - own - EPSILON  # raises a label to the k-th seen score
         far_parts.append(is_right(scores, rows, FAR))
         margin_parts.append(margin)
     far, margins = torch.cat(far_parts), torch.cat(margin_parts)  # [N] each
     chosen = margins[~is_seen & far].sort().values
     biases = chosen[:: max(chosen.numel() // POINTS, 1)]
-    hits = torch.zeros(len(biases), 2, dtype=torch.int64)  # seen and unseen images that are right at each bias
+    # seen and unseen images that are right at each bias
+    hits = torch.zeros(len(biases), 2, dtype=torch.int64)
     for rows, block in blocks():
         scores = _tensor(block, rows)
         for place, bias in enumerate(biases):
@@ -243,7 +245,7 @@ def sampled_bias_metrics(
 
 
 def sampled_from_margins(margins: Margins) -> Metrics:
-    """Top-1 metrics from about 20 sampled biases, as in published tables, but computed from margins instead of scores.
+    """Top-1 metrics from about 20 sampled biases, computed from margins instead of scores.
 
     The results differ from those of `sampled_bias_metrics` where scores are equal or nearly equal
     in single precision.
@@ -259,7 +261,8 @@ def _tensor(scores: Any, rows: slice) -> torch.Tensor:
 
     array = scores.detach().cpu().float().numpy() if isinstance(scores, torch.Tensor) else np.asarray(scores)
     wide = np.float64 if array.dtype.kind == "f" and array.dtype.itemsize >= 8 else np.float32
-    tensor = torch.from_numpy(np.array(array, dtype=wide))  # published code reads half precision as float32
+    # published code reads half precision as float32
+    tensor = torch.from_numpy(np.array(array, dtype=wide))
     bad = torch.isnan(tensor).any(dim=1).nonzero()
     if len(bad):
         raise DuplexError(
@@ -291,7 +294,7 @@ def number(value: float | None, form: str = ".2f") -> str:
 
 
 def interval_of(values: Mapping[str, Any], name: str = "auc") -> tuple[float, float] | None:
-    """The ends of a metric's 95 % interval, `NAME_low` and `NAME_high` in `values`; None if one is missing."""
+    """The ends of a metric's 95 % interval, `NAME_low` and `NAME_high`; None if one is missing."""
     low, high = values.get(f"{name}_low"), values.get(f"{name}_high")
     return None if low is None or high is None else (low, high)
 
@@ -303,7 +306,7 @@ def interval_text(values: Mapping[str, Any], name: str = "auc", form: str = ".1f
 
 
 def estimate_line(name: str, estimate: Mapping[str, Any]) -> str:
-    """A line for one metric, such as `auc       12.34   [11.00, 13.70]   p = 0.012`; interval and p may be missing."""
+    """A line such as `auc       12.34   [11.00, 13.70]   p = 0.012`."""
     line = f"{name}{number(estimate['value']):>6}"
     if estimate["interval"] is not None:
         low, high = estimate["interval"]
@@ -315,7 +318,7 @@ def estimate_line(name: str, estimate: Mapping[str, Any]) -> str:
 
 
 def metrics_line(values: Mapping[str, Any]) -> str:
-    """A line such as `S 41.30  U 20.00  HM 18.20  AUC 6.90 [6.10, 7.80]`; the open world adds `all pairs 7.10`."""
+    """A line such as `S 41.30  U 20.00  HM 18.20  AUC 6.90 [6.10, 7.80]  all pairs 7.10`."""
     line = "  ".join(f"{title} {number(values.get(name))}" for name, title in METRICS.items())
     if (ends := interval_of(values)) is not None:
         line += f" [{ends[0]:.2f}, {ends[1]:.2f}]"
