@@ -1,4 +1,4 @@
-"""Edit the user's data sets: files datasets/NAME.yaml and, in params.yaml, only the line `run.datasets`.
+"""Edit the user's files datasets/NAME.yaml and, in params.yaml, only the line `run.datasets`.
 
 The edited settings are checked as a whole before anything is written.
 """
@@ -36,7 +36,7 @@ RUN_DATASETS = re.compile(r"(^run:[^\n]*\n(?:[ \t#\r][^\n]*\n|\n)*?[ \t]+dataset
 
 
 def check_name(name: str) -> None:
-    """Raise UsageError unless a data set may have this name in YAML, in paths and in DVC's stages."""
+    """Raise UsageError unless a data set may have this name in YAML, paths and DVC's stages."""
     why = ""
     if not is_name(name) or len(name) > MAX_NAME_LENGTH:
         why = f"use letters, digits, `_` and single hyphens, at most {MAX_NAME_LENGTH} characters"
@@ -49,7 +49,7 @@ def check_name(name: str) -> None:
 
 
 def write_dataset(name: str, entry: Mapping[str, Any], *, run: bool) -> None:
-    """Write the keys of `entry` to datasets/NAME.yaml, keeping others; `run` adds the data set to `run.datasets`."""
+    """Write keys to datasets/NAME.yaml, keeping others; `run`: add it to `run.datasets`."""
     record, files = read_yaml(PARAMS_FILE), dataset_files(PARAMS_FILE)
     files[name] = {**files.get(name, {}), **entry}
     listed = record["run"]["datasets"]
@@ -67,7 +67,7 @@ def write_dataset(name: str, entry: Mapping[str, Any], *, run: bool) -> None:
 
 
 def write_settings(params: Params, name: str, dataset: str, settings: Mapping[str, Any]) -> None:
-    """Write `settings`, options of the method `name` or of its training, to datasets/DATASET.yaml; keeps all others."""
+    """Write options of a method or of its training to datasets/DATASET.yaml; keeps others."""
     before = params.entry(name).per_dataset.get(dataset, MethodChanges())
     known = {field.name for field in fields(TrainingOptions)}
     training = {**before.training, **{key: value for key, value in settings.items() if key in known}}
@@ -79,7 +79,7 @@ def write_settings(params: Params, name: str, dataset: str, settings: Mapping[st
 
 
 def remove_dataset(name: str) -> None:
-    """Delete datasets/NAME.yaml and its name from `run.datasets`; raises UsageError if params.yaml still needs it."""
+    """Delete datasets/NAME.yaml and its name in `run.datasets`, unless it is still needed."""
     record, files = read_yaml(PARAMS_FILE), dataset_files(PARAMS_FILE)
     require(name, load_params().datasets, "data set")
     if name in record.get("datasets", {}):

@@ -1,4 +1,4 @@
-"""Merge entries under `methods:`, before they are checked: `extends`, `per_dataset`, and data-set files."""
+"""Merge entries under `methods:`: `extends`, `per_dataset`, and data-set files."""
 
 from __future__ import annotations
 
@@ -35,12 +35,14 @@ def on_datasets(entries: Table, datasets: Table) -> dict[str, Any]:
 
 
 def _changed_entry(entry: Any, changes: Any) -> Any:
-    """Merge changes into a method's entry; in `training`, `finetune` and `per_dataset`, other keys stay."""
+    """Merge changes into an entry; other keys of `training`, `finetune`, `per_dataset` stay."""
     if not (isinstance(entry, dict) and isinstance(changes, dict)):
         return changes
     changed = {**entry, **changes}
     for key in ("training", "finetune"):
-        if key in entry and key in changes and (key == "training" or changes[key] != {}):  # finetune: {}: no block
+        # `finetune: {}` means no block
+        replaces = key == "training" or changes.get(key) != {}
+        if key in entry and key in changes and replaces:
             changed[key] = changed_table(auto_as_table(entry[key]), auto_as_table(changes[key]))
     before, after = entry.get("per_dataset"), changes.get("per_dataset")
     if isinstance(before, dict) and isinstance(after, dict):
@@ -60,7 +62,8 @@ def with_base(place: str, record: Table, methods: Table, path: tuple[str, ...]) 
         raise UsageError(f"params.yaml: {place}.extends: {circle} is circular; remove `extends` from one of them")
     base = with_base(f"methods.{name}", methods[name], methods, (*path, name))
     copied = {key: value for key, value in base.items() if key not in ("world", "shown_as")}
-    if isinstance(tables := copied.get("per_dataset"), dict):  # what the entry sets itself holds for all data sets
+    tables = copied.get("per_dataset")
+    if isinstance(tables, dict):  # what the entry sets itself holds for all data sets
         copied["per_dataset"] = {
             dataset: _changed_entry(table, {key: record[key] for key in table or () if key in record})
             for dataset, table in tables.items()

@@ -10,7 +10,7 @@ An entry under `methods:` gives a method's class (`kind`), its worlds, and optio
 of training:
 
     duplex_open:
-      {extends: duplex, world: open, shown_as: duplex, training: {epochs: 20}, per_dataset: {cgqa: {momentum: 0.99}}}
+      {extends: duplex, world: open, training: {epochs: 20}, per_dataset: {cgqa: {momentum: 0.99}}}
 
 `extends` copies kind, options, `training`, `finetune` and `per_dataset` from another entry.
 `world` is closed, open or both (the default). `shown_as` is the method's name in result tables.
@@ -72,7 +72,7 @@ MAX_WORKERS = 1024
 
 
 def is_name(text: str) -> bool:
-    """Whether `text` may name a data set or a method; such names become part of paths and of DVC's stage names."""
+    """Whether `text` may name a data set or a method, in paths and DVC's stage names."""
     return re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_]*(-[A-Za-z0-9_]+)*", text) is not None
 
 
@@ -101,7 +101,7 @@ class ParamsSection(BaseModel):
 
 
 class RunParams(ParamsSection):
-    """Section `run:`. `dvc repro` trains and evaluates every combination of its data sets, methods and seeds."""
+    """Section `run:`. `dvc repro` runs every combination of data sets, methods and seeds."""
 
     datasets: tuple[Name, ...] = Field(min_length=1)
     seeds: tuple[Seed, ...] = Field(min_length=1)
@@ -111,7 +111,7 @@ class RunParams(ParamsSection):
 
 
 class EncoderParams(ParamsSection):
-    """Section `encoder:` of a data set. The frozen image and text encoder, and what the feature cache stores."""
+    """Section `encoder:` of a data set. The frozen encoder, and what feature caches store."""
 
     name: str  # a name that `duplex encoders` lists, hf-hub:OWNER/MODEL, or a file or folder
     weights: str | None = None  # published tag, or a file; random:SEED for untrained weights
@@ -121,7 +121,7 @@ class EncoderParams(ParamsSection):
 
 
 class MethodChanges(ParamsSection):
-    """Changes to a method for one data set: options of its kind, and the tables `training` and `finetune`."""
+    """Changes to a method for one data set: options of its kind, `training`, `finetune`."""
 
     model_config = ConfigDict(extra="allow")
     training: dict[str, Any] = {}  # overrides training options of the data set
@@ -140,7 +140,7 @@ class MethodChanges(ParamsSection):
 
 
 class MethodEntry(MethodChanges):
-    """One entry under `methods:`, with the settings copied from the entry that its `extends` names."""
+    """One entry under `methods:`, with the settings of the entry that `extends` names."""
 
     kind: str = "duplex"  # a name that `duplex methods` lists, or module:Class
     world: Literal["closed", "open", "both"] = "both"  # both: one model, trained for the closed world, scored in each
@@ -149,7 +149,7 @@ class MethodEntry(MethodChanges):
 
     @property
     def members(self) -> tuple[str, ...]:
-        """The methods whose runs this method combines (its option `of`); empty if it combines none."""
+        """The methods whose runs this one combines (its option `of`); empty for most."""
         return tuple(self.options.get("of", ()))
 
     @property
@@ -161,20 +161,20 @@ class MethodEntry(MethodChanges):
         return "open" if self.world == "open" else "closed"
 
     def options_for(self, dataset: str | None) -> dict[str, Any]:
-        """The method's options on a data set, as written in params.yaml and datasets/NAME.yaml, not yet checked."""
+        """The method's options on a data set, as written in the files, not yet checked."""
         return {**self.options, **self._changes(dataset).options}
 
     def kinds_for(self, dataset: str | None) -> list[str]:
-        """The method's kind and, if it builds on a method given in its option `base`, that method's kind."""
+        """The method's kind and, with an option `base`, that of the method it builds on."""
         base = self.options_for(dataset).get("base")
         return [self.kind, base["kind"]] if isinstance(base, dict) and "kind" in base else [self.kind]
 
     def training_for(self, dataset: str | None) -> dict[str, Any]:
-        """The training options that the method itself sets; they override the data set's training options."""
+        """Training options that the method sets, which override the data set's."""
         return {**self.training, **self._changes(dataset).training}
 
     def finetune_for(self, dataset: str | None) -> dict[str, Any]:
-        """The method's options for fine-tuning the image tower on a data set, as written in the files, unchecked."""
+        """The method's `finetune:` options on a data set, as written, not yet checked."""
         changes = self._changes(dataset)
         is_off = "finetune" in changes.model_fields_set and not changes.finetune
         changed: dict[str, Any] = {} if is_off else changed_table(self.finetune, changes.finetune)
@@ -192,7 +192,7 @@ class MethodEntry(MethodChanges):
 
 
 class DatasetParams(ParamsSection):
-    """Section `datasets.NAME:`, or the file datasets/NAME.yaml. The images, encoder and options of a data set."""
+    """Section `datasets.NAME:`, or datasets/NAME.yaml. Images, encoder and options."""
 
     source: SourceOptions  # where images and labels are read from
     encoder: EncoderParams
@@ -215,7 +215,7 @@ class ExtractionParams(ParamsSection):
 
 
 class StreamParams(ParamsSection):
-    """Section `evaluation.stream:`. How runs adapt to unlabelled test images that arrive one after the other."""
+    """Section `evaluation.stream:`. How runs adapt to unlabelled test images."""
 
     adapter: str = "tomcat"  # name of an entry point in the group `duplex.stream_adapters`
     orders: Count = 5  # random orders of the images, for mean and spread
@@ -238,7 +238,7 @@ class EvaluationParams(ParamsSection):
 
 
 class ReportParams(ParamsSection):
-    """Section `report:`. Names the method whose run is shown in the report's examples, retrieval, swaps and maps."""
+    """Section `report:`. Names the method whose run is shown in examples, swaps and maps."""
 
     featured: Name | None = None  # null: the last of run.methods with visual prototypes
 
@@ -259,12 +259,12 @@ class Params(ParamsSection):
         return self.datasets[require(name, self.datasets, "data set")]
 
     def block_inputs(self, dataset: str) -> int:
-        """Number of last image-tower blocks whose inputs a data set's cache stores, so that they can be fine-tuned."""
+        """Number of last blocks whose inputs a data set's cache stores, for fine-tuning."""
         count = self.dataset(dataset).encoder.block_inputs
         return self.extraction.block_inputs if count is None else count
 
     def pixels(self, dataset: str) -> bool:
-        """Whether a data set's cache stores pixels, so that any number of image-tower blocks can be fine-tuned."""
+        """Whether a data set's cache stores pixels, to fine-tune any number of blocks."""
         wanted = self.dataset(dataset).encoder.pixels
         return self.extraction.pixels if wanted is None else wanted
 
@@ -273,7 +273,7 @@ class Params(ParamsSection):
         return self.methods[require(name, self.methods, "method")]
 
     def method_for_world(self, name: str, world: World) -> str:
-        """The method that tables of a world (closed, open) list as `name`; raises UsageError if there is none."""
+        """The method that tables of a world list as `name`; UsageError if there is none."""
         if world in self.entry(name).worlds:
             return name
         for other in (*self.run.methods, *self.methods):  # first those that the tables show
@@ -283,7 +283,7 @@ class Params(ParamsSection):
         raise UsageError(f"{name} is only for the {only} world; use --world {only}, or edit its `world` in params.yaml")
 
     def worlds(self, name: str) -> tuple[World, ...]:
-        """The worlds (closed, open) in which a method is evaluated; raises UsageError if there is none."""
+        """The worlds in which a method is evaluated; raises UsageError if there is none."""
         worlds = tuple(world for world in self.entry(name).worlds if world in self.evaluation.worlds)
         if not worlds:
             only = self.entry(name).world
@@ -300,19 +300,19 @@ class Params(ParamsSection):
             return registry.parse_options(entry.kind, entry.options_for(dataset))
 
     def training(self, dataset: str, name: str) -> TrainingOptions:
-        """A method's training options on a data set: the data set's, overridden by the method's own."""
+        """Training options on a data set: the data set's, overridden by the method's own."""
         base = self.dataset(dataset).training
         with self._located(name, dataset, ".training"):
             return base.changed(self.entry(name).training_for(dataset))
 
     def finetune(self, name: str, dataset: str | None = None) -> FinetuneOptions | AutoFinetune | None:
-        """A method's `finetune:` options: `AutoFinetune` if validation chooses the blocks, None if there are none."""
+        """`finetune:` options; `AutoFinetune` if validation chooses; None without blocks."""
         record = self.entry(name).finetune_for(dataset)
         with self._located(name, dataset, ".finetune"):
             return finetune_options(record)
 
     def check_entries(self) -> None:
-        """Raise UsageError if any method of params.yaml has an invalid option, in general or on one data set."""
+        """Raise UsageError if any method has an invalid option, on any data set."""
         for name, entry in self.methods.items():
             for dataset in (None, *entry.per_dataset):
                 self.method(name, dataset)
@@ -321,7 +321,7 @@ class Params(ParamsSection):
                 self.training(dataset, name)
 
     def check_run(self) -> None:
-        """Raise UsageError if settings do not fit together, such as an unknown name or a value listed twice."""
+        """Raise UsageError if settings do not fit together."""
         for name in self.run.datasets:
             require(name, self.datasets, "data set in params.yaml, run.datasets:")
         for name in self.run.methods:
@@ -413,13 +413,13 @@ class Params(ParamsSection):
 
 
 def load_params(path: Path = PARAMS_FILE) -> Params:
-    """Read and check params.yaml and the files datasets/NAME.yaml beside it; methods' options are checked later."""
+    """Read and check params.yaml and datasets/NAME.yaml; methods' options come later."""
     return parse_params(read_yaml(path), dataset_files(path), path)
 
 
 @lru_cache
 def published_recipes() -> dict[str, Any]:
-    """Read recipes.yaml; returns a dict: published method -> its published settings on each benchmark."""
+    """Published method -> its published settings on each benchmark, from recipes.yaml."""
     return dict(read_yaml(PACKAGE / "config" / "recipes.yaml")["recipes"])
 
 
@@ -429,7 +429,7 @@ def dataset_files(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def parse_params(record: Table, files: Mapping[str, Table], path: Path) -> Params:
-    """Check the contents of params.yaml (`record`, read from `path`) and of datasets/NAME.yaml (`files`, by name)."""
+    """Check params.yaml (`record`, read from `path`) and datasets/NAME.yaml (`files`)."""
     datasets = _tables(path, record, "datasets")
     for name, table in files.items():
         datasets[name] = {**datasets.get(name, {}), **table}
@@ -459,7 +459,7 @@ def parse_params(record: Table, files: Mapping[str, Table], path: Path) -> Param
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Read a YAML 1.2 file as JSON-compatible data; raises UsageError if it is unreadable or not a table."""
+    """Read a YAML 1.2 file as JSON-compatible data; UsageError if it is no table."""
     try:
         content = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
         content = json.loads(json.dumps(content, default=str, ensure_ascii=False).encode())
@@ -496,7 +496,7 @@ def shipped_project() -> Path:
 
 
 def json_schema() -> dict[str, Any]:
-    """JSON schema of params.yaml, for editors that complete keys and mark mistakes; methods' options are unchecked."""
+    """JSON schema of params.yaml, for editors; methods' options are unchecked."""
     schema, parts = Params.model_json_schema(), {}
     for options in (TrainingOptions, FinetuneOptions, AutoFinetune):
         parts[options] = {**TypeAdapter(options).json_schema(), "required": [], "additionalProperties": False}

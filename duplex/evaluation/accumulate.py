@@ -344,7 +344,7 @@ def checked_names(values: Any, columns: int, noun: str) -> NDArray[Any]:
 
 @dataclass(frozen=True)
 class TopCompetitors:
-    """Of `N` images, the label's score and the `k` best other scores of seen and unseen columns."""
+    """Of `N` images, the label's score and the `k` best others of seen and unseen columns."""
 
     target: Ints  # [N]
     is_seen: Bools  # [N] whether the label is a seen composition

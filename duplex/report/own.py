@@ -29,7 +29,7 @@ from duplex.training.more_images import DRAWS, SampleSizeCurve
 
 @dataclass(frozen=True)
 class OwnData:
-    """What the page about one data set shows: its images and labels, and a model's answers for the test images."""
+    """What the page about one data set shows."""
 
     name: str
     labels: LabelSpace
