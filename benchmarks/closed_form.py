@@ -20,8 +20,7 @@ from torch import Tensor
 from benchmarks.measure import emit, memory, options, say
 from benchmarks.text import made_up
 from duplex.evaluation.accumulate import ScoreAccumulator
-from duplex.evaluation.curve import Margins
-from duplex.evaluation.intervals import AucComponents
+from duplex.evaluation.curve import AucComponents, Margins
 from duplex.labels import Ints, LabelSpace
 from duplex.methods.gaussian import ClassStatistics, ClosedForm, FitSettings
 

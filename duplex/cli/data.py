@@ -179,7 +179,7 @@ def add(
 
     If the data set exists, only the given options change. Exits with 1 if it cannot be trained on.
     """
-    from duplex.config.params import check_name, write_dataset
+    from duplex.config.datasets import check_name, write_dataset
 
     check_name(name)
     params = load_params()
@@ -272,7 +272,7 @@ def split(
     NAME is copied to it. With unseen states or objects, the names are NAME-words1, NAME-words2, …;
     with at most 4 images per pair, NAME-few4-split1, ….
     """
-    from duplex.config.params import check_name, write_dataset
+    from duplex.config.datasets import check_name, write_dataset
     from duplex.data.sources import load_source, original
     from duplex.data.tables import resplit, split_name
     from duplex.features.imported import equal_feature_keys
@@ -341,7 +341,7 @@ def remove(
     results: Annotated[bool, Option("--results", help="Also delete artifacts/NAME.")] = False,
 ) -> None:
     """Delete datasets/NAME.yaml and the data set's part of the report. Images are never deleted."""
-    from duplex.config.params import remove_dataset
+    from duplex.config.datasets import remove_dataset
 
     remove_dataset(name)
     paths = ArtifactPaths()

@@ -308,7 +308,7 @@ def tune(
     datasets/NAME.yaml, unless other settings have the same AUC. Exits with 1 if a trial failed.
     Test images are not scored.
     """
-    from duplex.config.params import write_settings
+    from duplex.config.datasets import write_settings
     from duplex.project.sweep import best_rows
     from duplex.project.sweep import tune as search
 

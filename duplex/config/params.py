@@ -1,18 +1,20 @@
-"""Read params.yaml and datasets/NAME.yaml as frozen, typed objects; errors are one line and give the key at fault.
+"""Read params.yaml and datasets/NAME.yaml as frozen, typed objects.
 
-`write_dataset`, `write_settings` and `remove_dataset` edit datasets/NAME.yaml and, in params.yaml, only the line
-`run.datasets`. The edited settings are checked as a whole before anything is written.
+Errors are one line and give the key at fault. `datasets` edits the files.
 
-A data set is an entry under `datasets:`, a file datasets/NAME.yaml with the same keys, or both; a key of the file then
-replaces that of the entry. Its key `methods:` sets options of methods on this data set only.
+A data set is an entry under `datasets:`, a file datasets/NAME.yaml with the same keys, or both; a
+key of the file then replaces that of the entry. Its key `methods:` sets options of methods on this
+data set only.
 
-An entry under `methods:` gives a method's class (`kind`), its worlds, and options of the class and of training:
+An entry under `methods:` gives a method's class (`kind`), its worlds, and options of the class and
+of training:
 
     duplex_open:
-      {extends: duplex, world: open, shown_as: duplex, training: {epochs: 20}, per_dataset: {cgqa: {momentum: 0.99}}}
+      {extends: duplex, world: open, training: {epochs: 20}, per_dataset: {cgqa: {momentum: 0.99}}}
 
-`extends` copies kind, options, `training`, `finetune` and `per_dataset` from another entry. `world` is closed, open or
-both (the default). `shown_as` is the method's name in result tables. All other keys are options of the kind.
+`extends` copies kind, options, `training`, `finetune` and `per_dataset` from another entry.
+`world` is closed, open or both (the default). `shown_as` is the method's name in result tables.
+All other keys are options of the kind.
 """
 
 from __future__ import annotations
@@ -21,7 +23,6 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import fields
 from functools import lru_cache
 from itertools import product
 from pathlib import Path
@@ -43,6 +44,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from duplex.artifacts import RESERVED
+from duplex.config.entries import Table, auto_as_table, changed_table, on_datasets, with_base
 from duplex.errors import DuplexError, UsageError, require, shown
 from duplex.labels import WORLDS, World
 from duplex.methods import registry
@@ -61,21 +63,16 @@ from duplex.options import (
     describe_error,
     finetune_options,
 )
-from duplex.system.files import replace_file
 from duplex.system.threads import Precision
 
 PACKAGE = Path(__file__).parents[1]
 PARAMS_FILE = Path("params.yaml")
 DATASETS = "datasets"  # the folder beside params.yaml with one file per data set of the user
 MAX_WORKERS = 1024
-MAX_NAME_LENGTH = 100  # a name becomes a folder and part of other names
-# `run:`, its indented lines, comments and empty lines up to `datasets:`, and the list
-RUN_DATASETS = re.compile(r"(^run:[^\n]*\n(?:[ \t#\r][^\n]*\n|\n)*?[ \t]+datasets:[ \t]*)\[[^\[\]\n]*\]", re.MULTILINE)
-Table = Mapping[str, Any]
 
 
 def is_name(text: str) -> bool:
-    """Whether `text` may name a data set or a method; such names become part of paths and of DVC's stage names."""
+    """Whether `text` may name a data set or a method, in paths and DVC's stage names."""
     return re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_]*(-[A-Za-z0-9_]+)*", text) is not None
 
 
@@ -104,7 +101,7 @@ class ParamsSection(BaseModel):
 
 
 class RunParams(ParamsSection):
-    """Section `run:`. `dvc repro` trains and evaluates every combination of its data sets, methods and seeds."""
+    """Section `run:`. `dvc repro` runs every combination of data sets, methods and seeds."""
 
     datasets: tuple[Name, ...] = Field(min_length=1)
     seeds: tuple[Seed, ...] = Field(min_length=1)
@@ -114,7 +111,7 @@ class RunParams(ParamsSection):
 
 
 class EncoderParams(ParamsSection):
-    """Section `encoder:` of a data set. The frozen image and text encoder, and what the feature cache stores."""
+    """Section `encoder:` of a data set. The frozen encoder, and what feature caches store."""
 
     name: str  # a name that `duplex encoders` lists, hf-hub:OWNER/MODEL, or a file or folder
     weights: str | None = None  # published tag, or a file; random:SEED for untrained weights
@@ -123,25 +120,12 @@ class EncoderParams(ParamsSection):
     pixels: bool | None = None  # cache the images' pixels, to fine-tune any number of blocks; null: extraction.pixels
 
 
-def _auto_as_table(value: Any) -> Any:
-    return {"blocks": "auto"} if value == "auto" else value
-
-
-def _changed_table(table: Any, changes: Any) -> Any:
-    # of `training` or `finetune`, whose blocks have other options if their number is `auto`
-    if not (isinstance(table, dict) and isinstance(changes, dict)):
-        return changes
-    is_auto = [each.get("blocks") == "auto" for each in (table, changes)]
-    replaces = "blocks" in changes and is_auto[0] != is_auto[1]
-    return {**({} if replaces else table), **changes}
-
-
 class MethodChanges(ParamsSection):
-    """Changes to a method for one data set: options of its kind, and the tables `training` and `finetune`."""
+    """Changes to a method for one data set: options of its kind, `training`, `finetune`."""
 
     model_config = ConfigDict(extra="allow")
     training: dict[str, Any] = {}  # overrides training options of the data set
-    finetune: Annotated[dict[str, Any], BeforeValidator(_auto_as_table)] = {}  # of fine-tuned blocks; empty: none
+    finetune: Annotated[dict[str, Any], BeforeValidator(auto_as_table)] = {}  # of fine-tuned blocks; empty: none
 
     @property
     def options(self) -> dict[str, Any]:
@@ -156,7 +140,7 @@ class MethodChanges(ParamsSection):
 
 
 class MethodEntry(MethodChanges):
-    """One entry under `methods:`, with the settings copied from the entry that its `extends` names."""
+    """One entry under `methods:`, with the settings of the entry that `extends` names."""
 
     kind: str = "duplex"  # a name that `duplex methods` lists, or module:Class
     world: Literal["closed", "open", "both"] = "both"  # both: one model, trained for the closed world, scored in each
@@ -165,7 +149,7 @@ class MethodEntry(MethodChanges):
 
     @property
     def members(self) -> tuple[str, ...]:
-        """The methods whose runs this method combines (its option `of`); empty if it combines none."""
+        """The methods whose runs this one combines (its option `of`); empty for most."""
         return tuple(self.options.get("of", ()))
 
     @property
@@ -177,23 +161,23 @@ class MethodEntry(MethodChanges):
         return "open" if self.world == "open" else "closed"
 
     def options_for(self, dataset: str | None) -> dict[str, Any]:
-        """The method's options on a data set, as written in params.yaml and datasets/NAME.yaml, not yet checked."""
+        """The method's options on a data set, as written in the files, not yet checked."""
         return {**self.options, **self._changes(dataset).options}
 
     def kinds_for(self, dataset: str | None) -> list[str]:
-        """The method's kind and, if it builds on a method given in its option `base`, that method's kind."""
+        """The method's kind and, with an option `base`, that of the method it builds on."""
         base = self.options_for(dataset).get("base")
         return [self.kind, base["kind"]] if isinstance(base, dict) and "kind" in base else [self.kind]
 
     def training_for(self, dataset: str | None) -> dict[str, Any]:
-        """The training options that the method itself sets; they override the data set's training options."""
+        """Training options that the method sets, which override the data set's."""
         return {**self.training, **self._changes(dataset).training}
 
     def finetune_for(self, dataset: str | None) -> dict[str, Any]:
-        """The method's options for fine-tuning the image tower on a data set, as written in the files, unchecked."""
+        """The method's `finetune:` options on a data set, as written, not yet checked."""
         changes = self._changes(dataset)
         is_off = "finetune" in changes.model_fields_set and not changes.finetune
-        changed: dict[str, Any] = {} if is_off else _changed_table(self.finetune, changes.finetune)
+        changed: dict[str, Any] = {} if is_off else changed_table(self.finetune, changes.finetune)
         return changed
 
     def _changes(self, dataset: str | None) -> MethodChanges:
@@ -208,7 +192,7 @@ class MethodEntry(MethodChanges):
 
 
 class DatasetParams(ParamsSection):
-    """Section `datasets.NAME:`, or the file datasets/NAME.yaml. The images, encoder and options of a data set."""
+    """Section `datasets.NAME:`, or datasets/NAME.yaml. Images, encoder and options."""
 
     source: SourceOptions  # where images and labels are read from
     encoder: EncoderParams
@@ -231,7 +215,7 @@ class ExtractionParams(ParamsSection):
 
 
 class StreamParams(ParamsSection):
-    """Section `evaluation.stream:`. How runs adapt to unlabelled test images that arrive one after the other."""
+    """Section `evaluation.stream:`. How runs adapt to unlabelled test images."""
 
     adapter: str = "tomcat"  # name of an entry point in the group `duplex.stream_adapters`
     orders: Count = 5  # random orders of the images, for mean and spread
@@ -254,7 +238,7 @@ class EvaluationParams(ParamsSection):
 
 
 class ReportParams(ParamsSection):
-    """Section `report:`. Names the method whose run is shown in the report's examples, retrieval, swaps and maps."""
+    """Section `report:`. Names the method whose run is shown in examples, swaps and maps."""
 
     featured: Name | None = None  # null: the last of run.methods with visual prototypes
 
@@ -275,12 +259,12 @@ class Params(ParamsSection):
         return self.datasets[require(name, self.datasets, "data set")]
 
     def block_inputs(self, dataset: str) -> int:
-        """Number of last image-tower blocks whose inputs a data set's cache stores, so that they can be fine-tuned."""
+        """Number of last blocks whose inputs a data set's cache stores, for fine-tuning."""
         count = self.dataset(dataset).encoder.block_inputs
         return self.extraction.block_inputs if count is None else count
 
     def pixels(self, dataset: str) -> bool:
-        """Whether a data set's cache stores pixels, so that any number of image-tower blocks can be fine-tuned."""
+        """Whether a data set's cache stores pixels, to fine-tune any number of blocks."""
         wanted = self.dataset(dataset).encoder.pixels
         return self.extraction.pixels if wanted is None else wanted
 
@@ -289,7 +273,7 @@ class Params(ParamsSection):
         return self.methods[require(name, self.methods, "method")]
 
     def method_for_world(self, name: str, world: World) -> str:
-        """The method that tables of a world (closed, open) list as `name`; raises UsageError if there is none."""
+        """The method that tables of a world list as `name`; UsageError if there is none."""
         if world in self.entry(name).worlds:
             return name
         for other in (*self.run.methods, *self.methods):  # first those that the tables show
@@ -299,7 +283,7 @@ class Params(ParamsSection):
         raise UsageError(f"{name} is only for the {only} world; use --world {only}, or edit its `world` in params.yaml")
 
     def worlds(self, name: str) -> tuple[World, ...]:
-        """The worlds (closed, open) in which a method is evaluated; raises UsageError if there is none."""
+        """The worlds in which a method is evaluated; raises UsageError if there is none."""
         worlds = tuple(world for world in self.entry(name).worlds if world in self.evaluation.worlds)
         if not worlds:
             only = self.entry(name).world
@@ -316,19 +300,19 @@ class Params(ParamsSection):
             return registry.parse_options(entry.kind, entry.options_for(dataset))
 
     def training(self, dataset: str, name: str) -> TrainingOptions:
-        """A method's training options on a data set: the data set's, overridden by the method's own."""
+        """Training options on a data set: the data set's, overridden by the method's own."""
         base = self.dataset(dataset).training
         with self._located(name, dataset, ".training"):
             return base.changed(self.entry(name).training_for(dataset))
 
     def finetune(self, name: str, dataset: str | None = None) -> FinetuneOptions | AutoFinetune | None:
-        """A method's `finetune:` options: `AutoFinetune` if validation chooses the blocks, None if there are none."""
+        """`finetune:` options; `AutoFinetune` if validation chooses; None without blocks."""
         record = self.entry(name).finetune_for(dataset)
         with self._located(name, dataset, ".finetune"):
             return finetune_options(record)
 
     def check_entries(self) -> None:
-        """Raise UsageError if any method of params.yaml has an invalid option, in general or on one data set."""
+        """Raise UsageError if any method has an invalid option, on any data set."""
         for name, entry in self.methods.items():
             for dataset in (None, *entry.per_dataset):
                 self.method(name, dataset)
@@ -337,7 +321,7 @@ class Params(ParamsSection):
                 self.training(dataset, name)
 
     def check_run(self) -> None:
-        """Raise UsageError if settings do not fit together, such as an unknown name or a value listed twice."""
+        """Raise UsageError if settings do not fit together."""
         for name in self.run.datasets:
             require(name, self.datasets, "data set in params.yaml, run.datasets:")
         for name in self.run.methods:
@@ -429,13 +413,13 @@ class Params(ParamsSection):
 
 
 def load_params(path: Path = PARAMS_FILE) -> Params:
-    """Read and check params.yaml and the files datasets/NAME.yaml beside it; methods' options are checked later."""
+    """Read and check params.yaml and datasets/NAME.yaml; methods' options come later."""
     return parse_params(read_yaml(path), dataset_files(path), path)
 
 
 @lru_cache
 def published_recipes() -> dict[str, Any]:
-    """Read recipes.yaml; returns a dict: published method -> its published settings on each benchmark."""
+    """Published method -> its published settings on each benchmark, from recipes.yaml."""
     return dict(read_yaml(PACKAGE / "config" / "recipes.yaml")["recipes"])
 
 
@@ -445,7 +429,7 @@ def dataset_files(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def parse_params(record: Table, files: Mapping[str, Table], path: Path) -> Params:
-    """Check the contents of params.yaml (`record`, read from `path`) and of datasets/NAME.yaml (`files`, by name)."""
+    """Check params.yaml (`record`, read from `path`) and datasets/NAME.yaml (`files`)."""
     datasets = _tables(path, record, "datasets")
     for name, table in files.items():
         datasets[name] = {**datasets.get(name, {}), **table}
@@ -455,10 +439,10 @@ def parse_params(record: Table, files: Mapping[str, Table], path: Path) -> Param
             if name in run["methods"]:
                 known = {key: table for key, table in recipe["per_dataset"].items() if key in datasets}
                 methods[name] = {**recipe, "per_dataset": known}
-    methods = _on_datasets(methods, datasets)
+    methods = on_datasets(methods, datasets)
     merged = {
         "datasets": datasets,
-        "methods": {name: _with_base(f"methods.{name}", entry, methods, (name,)) for name, entry in methods.items()},
+        "methods": {name: with_base(f"methods.{name}", entry, methods, (name,)) for name, entry in methods.items()},
     }
     try:
         params = Params.model_validate_json(json.dumps({**record, **merged}))
@@ -475,7 +459,7 @@ def parse_params(record: Table, files: Mapping[str, Table], path: Path) -> Param
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Read a YAML 1.2 file as JSON-compatible data; raises UsageError if it is unreadable or not a table."""
+    """Read a YAML 1.2 file as JSON-compatible data; UsageError if it is no table."""
     try:
         content = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
         content = json.loads(json.dumps(content, default=str, ensure_ascii=False).encode())
@@ -503,52 +487,6 @@ def _tables(path: Path, record: Table, section: str) -> dict[str, Any]:
     return dict(tables)
 
 
-def _on_datasets(entries: Table, datasets: Table) -> dict[str, Any]:
-    completed = dict(entries)
-    for name, table in datasets.items():
-        own = table.get("methods")
-        for method, changes in own.items() if isinstance(own, dict) else ():
-            before = completed.get(method, {}).get("per_dataset", {})
-            if method in completed and isinstance(before, dict):
-                completed[method] = _changed_entry(completed[method], {"per_dataset": {name: changes}})
-    return completed
-
-
-def _changed_entry(entry: Any, changes: Any) -> Any:
-    """Merge changes into a method's entry; in `training`, `finetune` and `per_dataset`, other keys stay."""
-    if not (isinstance(entry, dict) and isinstance(changes, dict)):
-        return changes
-    changed = {**entry, **changes}
-    for key in ("training", "finetune"):
-        if key in entry and key in changes and (key == "training" or changes[key] != {}):  # finetune: {}: no block
-            changed[key] = _changed_table(_auto_as_table(entry[key]), _auto_as_table(changes[key]))
-    before, after = entry.get("per_dataset"), changes.get("per_dataset")
-    if isinstance(before, dict) and isinstance(after, dict):
-        by_dataset = {name: _changed_entry(before.get(name), table) for name, table in after.items()}
-        changed["per_dataset"] = {**before, **by_dataset}
-    return changed
-
-
-def _with_base(place: str, record: Table, methods: Table, path: tuple[str, ...]) -> Table:
-    if "extends" not in record:
-        return record
-    name = record["extends"]
-    if not isinstance(name, str) or name not in methods:
-        raise UsageError(f"params.yaml: {place}.extends: unknown method {name!r}; known: {', '.join(methods)}")
-    if name in path:
-        circle = " -> ".join((*path, name))
-        raise UsageError(f"params.yaml: {place}.extends: {circle} is circular; remove `extends` from one of them")
-    base = _with_base(f"methods.{name}", methods[name], methods, (*path, name))
-    copied = {key: value for key, value in base.items() if key not in ("world", "shown_as")}
-    if isinstance(tables := copied.get("per_dataset"), dict):  # what the entry sets itself holds for all data sets
-        copied["per_dataset"] = {
-            dataset: _changed_entry(table, {key: record[key] for key in table or () if key in record})
-            for dataset, table in tables.items()
-        }
-    changed: Table = _changed_entry(copied, {key: value for key, value in record.items() if key != "extends"})
-    return changed
-
-
 def shipped_project() -> Path:
     """Folder that holds the dvc.yaml and params.yaml shipped with the package."""
     for folder in (PACKAGE / "shipped", PACKAGE.parent):  # in a wheel (setup.py), in a clone
@@ -558,7 +496,7 @@ def shipped_project() -> Path:
 
 
 def json_schema() -> dict[str, Any]:
-    """JSON schema of params.yaml, for editors that complete keys and mark mistakes; methods' options are unchecked."""
+    """JSON schema of params.yaml, for editors; methods' options are unchecked."""
     schema, parts = Params.model_json_schema(), {}
     for options in (TrainingOptions, FinetuneOptions, AutoFinetune):
         parts[options] = {**TypeAdapter(options).json_schema(), "required": [], "additionalProperties": False}
@@ -570,81 +508,3 @@ def json_schema() -> dict[str, Any]:
     entry["properties"]["training"] = parts[TrainingOptions]
     del entry["required"]  # datasets/NAME.yaml may have the other keys
     return schema
-
-
-def check_name(name: str) -> None:
-    """Raise UsageError unless a data set may have this name in YAML, in paths and in DVC's stages."""
-    why = ""
-    if not is_name(name) or len(name) > MAX_NAME_LENGTH:
-        why = f"use letters, digits, `_` and single hyphens, at most {MAX_NAME_LENGTH} characters"
-    elif not isinstance(YAML(typ="safe", pure=True).load(name), str):
-        why = "YAML does not read it as text; choose another name"
-    elif name in RESERVED:
-        why = "it is reserved; choose another name"
-    if why:
-        raise UsageError(f"{name!r} is not a valid name for a data set: {why}")
-
-
-def write_dataset(name: str, entry: Mapping[str, Any], *, run: bool) -> None:
-    """Write the keys of `entry` to datasets/NAME.yaml, keeping others; `run` adds the data set to `run.datasets`."""
-    record, files = read_yaml(PARAMS_FILE), dataset_files(PARAMS_FILE)
-    files[name] = {**files.get(name, {}), **entry}
-    listed = record["run"]["datasets"]
-    text = _checked_edit(record, files, [*listed, name] if run and name not in listed else listed)
-    file = Path(DATASETS) / f"{name}.yaml"
-    yaml = YAML()  # keeps comments
-    yaml.width = 1 << 20
-    content: Any = yaml.load(file) if file.exists() else {}
-    content.update(entry)
-    if entry:
-        file.parent.mkdir(exist_ok=True)
-        with replace_file(file) as scratch:
-            yaml.dump(content, scratch)
-    _write_params(text)
-
-
-def write_settings(params: Params, name: str, dataset: str, settings: Mapping[str, Any]) -> None:
-    """Write `settings`, options of the method `name` or of its training, to datasets/DATASET.yaml; keeps all others."""
-    before = params.entry(name).per_dataset.get(dataset, MethodChanges())
-    known = {field.name for field in fields(TrainingOptions)}
-    training = {**before.training, **{key: value for key, value in settings.items() if key in known}}
-    options = {key: value for key, value in settings.items() if key not in known}
-    changed = before.model_copy(update={**options, "training": training} if training else options)
-    record, files = read_yaml(PARAMS_FILE), dataset_files(PARAMS_FILE)
-    methods = {**record.get("datasets", {}).get(dataset, {}), **files.get(dataset, {})}.get("methods", {})
-    write_dataset(dataset, {"methods": {**methods, name: changed.model_dump(exclude_unset=True)}}, run=False)
-
-
-def remove_dataset(name: str) -> None:
-    """Delete datasets/NAME.yaml and its name from `run.datasets`; raises UsageError if params.yaml still needs it."""
-    record, files = read_yaml(PARAMS_FILE), dataset_files(PARAMS_FILE)
-    require(name, load_params().datasets, "data set")
-    if name in record.get("datasets", {}):
-        raise UsageError(f"only files in {DATASETS}/ can be removed; delete datasets.{name} in {PARAMS_FILE} by hand")
-    left = [other for other in record["run"]["datasets"] if other != name]
-    if not left:
-        raise UsageError(f"{PARAMS_FILE}: run.datasets must not be empty, but lists only {name}; first add another")
-    del files[name]
-    _write_params(_checked_edit(record, files, left))
-    (Path(DATASETS) / f"{name}.yaml").unlink()
-
-
-def _checked_edit(record: dict[str, Any], files: Mapping[str, Table], names: list[str]) -> str:
-    text = PARAMS_FILE.read_bytes().decode()
-    if names != record["run"]["datasets"]:
-        listed = f"[{', '.join(names)}]"
-        text = RUN_DATASETS.sub(rf"\1{listed}", text, count=1)
-        if YAML(typ="safe", pure=True).load(text)["run"]["datasets"] != names:
-            raise UsageError(
-                f"{PARAMS_FILE}: run.datasets is not a list on one line, so this command cannot edit it; "
-                f"write `datasets: {listed}`"
-            )
-    record["run"]["datasets"] = names
-    parse_params(record, files, PARAMS_FILE)
-    return text
-
-
-def _write_params(text: str) -> None:
-    if text.encode() != PARAMS_FILE.read_bytes():
-        with replace_file(PARAMS_FILE.resolve()) as scratch:  # a link stays one
-            scratch.write_bytes(text.encode())

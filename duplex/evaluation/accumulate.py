@@ -1,13 +1,14 @@
-"""Reduce score matrices to score statistics: the few numbers per image from which every metric is computed.
+"""Reduce score matrices to score statistics, the few numbers per image that metrics need.
 
-A score matrix has a row per image and a column per composition; it may be added in blocks of any rows and columns.
-Calibration adds one bias to the scores of all unseen compositions, so metrics depend only on three things: the score of
-an image's label, its best scores among seen columns, and its best scores among unseen ones. To try all feasibility
-thresholds in one pass, unseen columns are divided into *buckets*, those between two thresholds. The seen columns and
-each bucket are *groups*; memory is proportional to images times groups. Infeasible columns are left out.
+A score matrix has a row per image and a column per composition; it may be added in blocks of any
+rows and columns. Calibration adds one bias to the scores of all unseen compositions, so metrics
+depend only on three things: the score of an image's label, its best scores among seen columns, and
+its best scores among unseen ones. To try all feasibility thresholds in one pass, unseen columns
+are divided into *buckets*, those between two thresholds. The seen columns and each bucket are
+*groups*; memory is proportional to images times groups. Infeasible columns are left out.
 
-On a CPU, NumPy searches the scores: torch's `argmax` is many times slower there, and importing torch takes longer than
-evaluating a score file.
+On a CPU, NumPy searches the scores: torch's `argmax` is many times slower there, and importing
+torch takes longer than evaluating a score file.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ NO_COLUMN = np.iinfo(np.int64).max
 
 @dataclass(frozen=True)
 class ColumnRun:
-    """Adjacent columns of one group (seen, or one bucket of unseen pairs) in a block whose columns may be reordered."""
+    """Adjacent columns of one group (seen, or one bucket of unseen pairs) in an ordered block."""
 
     group: int
     span: slice  # in the ordered block
@@ -45,16 +46,16 @@ class ColumnRun:
 
 @dataclass(frozen=True)
 class ColumnOrder:
-    """Order in which to read a block's columns, in runs of one group: seen, or unseen between two thresholds."""
+    """Order in which to read a block's columns, in runs of one group."""
 
-    order: Ints | None  # [w] permutation that lists the columns group by group; None: leave them in place
+    order: Ints | None  # [w] permutation that lists columns group by group; None: as they are
     runs: tuple[ColumnRun, ...]  # of the feasible groups
-    ordered_position: Ints  # [w] position of each column in the ordered block, -1 for infeasible ones
+    ordered_position: Ints  # [w] position of each column in the ordered block; -1: infeasible
     feasible: int  # number of feasible columns
 
     @classmethod
     def of(cls, groups: NDArray[Any]) -> ColumnOrder:
-        """Plan how to read w score columns; `groups` [w]: 0 seen; 1, 2, ... unseen buckets; -1 infeasible."""
+        """Plan how to read w columns; `groups` [w]: 0 seen; 1, 2, ... buckets; -1 infeasible."""
         cuts = np.flatnonzero(np.diff(groups)) + 1
         positions, order = np.arange(groups.size), None
         if cuts.size >= 2 * np.unique(groups).size:  # groups alternate often: move the columns
@@ -70,7 +71,7 @@ class ColumnOrder:
 
 
 def checked_mask(values: Any, name: str) -> Bools:
-    """The mask `values` as a bool array; raises `UsageError` for values other than true, false, 1 and 0."""
+    """The mask `values` as a bool array; `UsageError` for values other than true, false, 1, 0."""
     array = np.asarray(values)
     if array.dtype != bool and (array.dtype.kind not in "iuf" or not np.isin(array, (0, 1)).all()):
         raise UsageError(f"{name} must be a mask with true or false (or 1 or 0) for each column")
@@ -78,7 +79,7 @@ def checked_mask(values: Any, name: str) -> Bools:
 
 
 def column_groups(seen: Bools, bucket: ArrayLike | None, feasible_mask: ArrayLike | None) -> NDArray[Any]:
-    """Group of each column [C]: -1 if infeasible, 0 if seen, else 1 + `bucket`, its interval between thresholds."""
+    """Group of each column [C]: -1 if infeasible, 0 if seen, else 1 + `bucket`."""
     buckets = np.zeros(seen.size, dtype=np.int8) if bucket is None else np.asarray(bucket)
     feasible = None if feasible_mask is None else checked_mask(feasible_mask, "'feasible_mask'")
     if feasible is not None and feasible.shape != seen.shape:
@@ -95,15 +96,20 @@ def column_groups(seen: Bools, bucket: ArrayLike | None, feasible_mask: ArrayLik
 
 
 def best_scores_per_group(block: NDArray[Any], plan: ColumnOrder, label_position: Ints, k: int) -> TopK:
-    """Labels' scores [b] and, per run of columns, the `k` best other scores [R, b, k] and the place of the best [R, b].
+    """Labels' scores, and the best other scores of each run of columns.
 
-    A label score is -inf if the label's position is -1. The best scores are in descending order, filled up with -inf.
-    A place is a position in its run; of equal scores, the first counts. NaN counts as the largest, so callers see it.
+    Returns the labels' scores [b], per run the `k` best other scores [R, b, k], and the place of
+    the best [R, b].
+
+    A label score is -inf if the label's position is -1. The best scores are in descending order,
+    filled up with -inf. A place is a position in its run; of equal scores, the first counts. NaN
+    counts as the largest, so callers see it.
 
     Args:
         block: scores [b, w], which are not changed.
         plan: order and runs of the block's columns, with R runs.
-        label_position: position of each label in the ordered block [b]; -1 if it is not among the feasible columns.
+        label_position: position of each label in the ordered block [b]; -1 if it is not among the
+            feasible columns.
     """
     dtype = np.result_type(block.dtype, np.float32)  # half precision would overflow
     label = np.full(len(block), -np.inf)
@@ -125,7 +131,8 @@ def best_scores_per_group(block: NDArray[Any], plan: ColumnOrder, label_position
 
 
 def _search(scores: NDArray[Any], best: Floats) -> Ints:
-    # writes the k best of `scores` [b, w], which are overwritten, into `best` [b, k]; returns the column of the first
+    # writes the k best of `scores` [b, w], which are overwritten, into `best` [b, k];
+    # returns the column of the first
     rows, depth = np.arange(len(scores)), min(best.shape[1], scores.shape[1])
     places = []
     for j in range(depth):
@@ -151,7 +158,7 @@ def _row_slices(rows: int, width: int, scores: int) -> Iterator[slice]:
 
 
 def topk_per_group_torch(block: Tensor, plan: ColumnOrder, label_position: Ints, k: int) -> TopK:
-    """Labels' scores [b], each run's `k` best other scores [R, b, k] and place of the best [R, b], found by torch."""
+    """As `best_scores_per_group`, found by torch on the scores' device."""
     import torch
 
     device = block.device
@@ -176,23 +183,26 @@ def topk_per_group_torch(block: Tensor, plan: ColumnOrder, label_position: Ints,
             if j == 0:
                 places.append(place.double())
         values.append(best)
-    table = torch.cat([*values, *places], dim=1).cpu().numpy()  # one copy; double precision holds places exactly
+    # one copy; double precision holds places exactly
+    table = torch.cat([*values, *places], dim=1).cpu().numpy()
     runs = len(plan.runs)
     best_scores = table[:, 1 : 1 + runs * k].reshape(len(table), runs, k).transpose(1, 0, 2)
     return table[:, 0], best_scores, table[:, 1 + runs * k :].T.astype(np.int64)
 
 
 class ScoreAccumulator:
-    """Collects what the metrics need from the scores of `N` images for `C` columns (compositions), added in blocks.
+    """Collects what metrics need from the scores of `N` images for `C` columns, added in blocks.
 
-    Raises `UsageError` for invalid arguments. Columns sorted by group (seen ones, then each bucket) are read fastest.
+    Raises `UsageError` for invalid arguments. Columns sorted by group (seen ones, then each
+    bucket) are read fastest.
 
     Args:
         target: column of each image's label [N].
         seen: mask of the columns that are seen compositions [C].
         k: the largest k for which top-k accuracy is to be measured.
         feasible_mask: mask of the columns that count [C] (default: all); the others score -inf.
-        bucket: the step (0, 1, ...) in which `cumulative` adds each unseen column [C] to the seen ones (default: 0).
+        bucket: the step (0, 1, ...) in which `cumulative` adds each unseen column [C] to the seen
+            ones (default: 0).
     """
 
     def __init__(
@@ -219,8 +229,9 @@ class ScoreAccumulator:
         self.groups = column_groups(self.seen, bucket, feasible_mask)
         images, groups = self.target.size, int(max(self.groups.max(), 1)) + 1
         self._label: Floats = np.full(images, -np.inf)
-        self._best: Floats = np.full((groups, images, k), -np.inf)  # best scores other than the label's, descending
-        self._column: Ints = np.full((groups, images), -1, dtype=np.int64)  # column of the first of them
+        # best scores other than the label's, descending, and the column of the first of them
+        self._best: Floats = np.full((groups, images, k), -np.inf)
+        self._column: Ints = np.full((groups, images), -1, dtype=np.int64)
         self._read: Ints = np.zeros(images, dtype=np.int64)  # feasible columns read
         self._plans: dict[tuple[int, int], ColumnOrder] = {}
 
@@ -237,7 +248,8 @@ class ScoreAccumulator:
         if not on_device:
             if is_tensor:
                 scores = scores.detach()
-                scores = scores.float() if scores.is_floating_point() and scores.itemsize < 4 else scores  # bfloat16
+                if scores.is_floating_point() and scores.itemsize < 4:  # bfloat16
+                    scores = scores.float()
             scores = np.asarray(scores)
         first_column = require_whole(first_column, "first_column", 0, self.seen.size)
         images = np.atleast_1d(np.arange(self.target.size)[slice(None) if rows is None else rows])
@@ -276,12 +288,12 @@ class ScoreAccumulator:
         return self._plans[first, width]
 
     def competitors(self, buckets: int | None = None) -> TopCompetitors:
-        """Score statistics of all images, for seen columns and unseen ones in the first `buckets` (None: all)."""
+        """Score statistics for seen columns and the unseen ones in the first `buckets`."""
         *_, last = islice(self.cumulative(), None if buckets is None else require_whole(buckets, "buckets", 0) + 1)
         return last
 
     def cumulative(self) -> Iterator[TopCompetitors]:
-        """Yield score statistics of all images: for seen columns alone, then with one more unseen bucket each time.
+        """Yield score statistics for seen columns, then with one more unseen bucket each time.
 
         Raises `DuplexError` if scores of an image are missing or were added twice.
         """
@@ -314,7 +326,7 @@ class ScoreAccumulator:
 
 
 def checked_label_columns(values: Any, name: str) -> Ints:
-    """The column numbers of the images' labels as int64; raises `UsageError` unless they are whole numbers."""
+    """Column numbers of labels as int64; raises `UsageError` unless they are whole numbers."""
     array = np.asarray(values)
     kind = array.dtype.kind
     if not (kind in "iu" or (kind == "f" and (np.abs(array) < 2.0**62).all() and (array == np.trunc(array)).all())):
@@ -323,7 +335,7 @@ def checked_label_columns(values: Any, name: str) -> Ints:
 
 
 def checked_names(values: Any, columns: int, noun: str) -> NDArray[Any]:
-    """The columns' names (such as their states) as an array; raises `UsageError` unless there are `columns` names."""
+    """Names of columns as an array; raises `UsageError` unless there are `columns` names."""
     array = np.asarray(values)
     if array.shape != (columns,):
         raise UsageError(f"{noun} has the shape {array.shape}; expected ({columns},), one name per column")
@@ -332,7 +344,7 @@ def checked_names(values: Any, columns: int, noun: str) -> NDArray[Any]:
 
 @dataclass(frozen=True)
 class TopCompetitors:
-    """Score statistics of `N` images: the label's score, and the `k` best other scores of seen and unseen columns."""
+    """Of `N` images, the label's score and the `k` best others of seen and unseen columns."""
 
     target: Ints  # [N]
     is_seen: Bools  # [N] whether the label is a seen composition

@@ -1,13 +1,22 @@
-"""The exact seen–unseen curve, from the margin of each image.
+"""The exact seen–unseen curve and the area under it (AUC), from the margin of each image.
 
-Chao et al. (2016) trace the curve of seen against unseen accuracy by adding many biases to the scores of unseen pairs.
-Here each image's margin `d`, the bias at which the image becomes right or wrong, is computed from its scores; sorting
-the margins gives every point of the curve. At a bias `b`, an image of a seen pair is right iff `b < d`, an image of an
-unseen pair iff `b > d`.
+Chao et al. (2016) trace the curve of seen against unseen accuracy by adding many biases to the
+scores of unseen pairs. Here each image's margin `d`, the bias at which the image becomes right or
+wrong, is computed from its scores; sorting the margins gives every point of the curve. At a bias
+`b`, an image of a seen pair is right iff `b < d`, an image of an unseen pair iff `b > d`.
+
+Over `N_s` images `i` of seen pairs and `N_u` images `j` of unseen pairs, ties counting one half,
+
+    AUC = #{(i, j): d_i > d_j} / (N_s N_u)
+
+is a Mann-Whitney statistic: `AucComponents` computes it, with its standard error from one number
+per image (DeLong et al., 1988). `area_under` has the area under the points of any other curve, of
+resampled images or of sampled biases, by trapezoids; on the exact curve both agree.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from numbers import Integral
@@ -22,13 +31,18 @@ from duplex.labels import Bools, Ints
 if TYPE_CHECKING:
     import pandas as pd
 
+Interval = tuple[float, float]
+NORMAL_95 = 1.959963984540054
+
 
 @dataclass(frozen=True)
 class Margins:
-    """Margin of each image: the bias on unseen scores at which it becomes right or wrong; NaN if it is never right.
+    """Margin of each image: the bias on unseen scores at which it becomes right or wrong.
 
-    An image is right if fewer than `k` other columns score at least as much as its label. So a label that ties for the
-    k-th place is wrong, and the order of columns has no effect.
+    NaN if it is never right.
+
+    An image is right if fewer than `k` other columns score at least as much as its label. So a
+    label that ties for the k-th place is wrong, and the order of columns has no effect.
     """
 
     seen: Floats  # [N_s] +inf: right at every bias
@@ -37,7 +51,7 @@ class Margins:
 
     @classmethod
     def of(cls, competitors: TopCompetitors, k: int = 1) -> Margins:
-        """Compute margins from score statistics, for top-`k` accuracy; `k`: at most that of the `ScoreAccumulator`."""
+        """Compute margins for top-`k` accuracy; `k`: at most that of the `ScoreAccumulator`."""
         if not (isinstance(k, Integral) and 1 <= k <= competitors.seen.shape[1]):
             raise UsageError(
                 f"k is {shown(k)}, but the ScoreAccumulator was made with k={competitors.seen.shape[1]}; give a "
@@ -46,8 +60,10 @@ class Margins:
         is_seen = competitors.is_seen
         same = np.where(is_seen[:, None], competitors.seen, competitors.unseen)[:, :k]
         other = np.where(is_seen[:, None], competitors.unseen, competitors.seen)[:, :k]
-        ahead = (same >= competitors.label[:, None]).sum(axis=1)  # a: in the label's group, which no bias moves
-        barrier = other[np.arange(is_seen.size), np.clip(k - 1 - ahead, 0, k - 1)]  # the (k - a)-th of the other group
+        # a: labels that tie or lead in the label's group, which no bias moves
+        ahead = (same >= competitors.label[:, None]).sum(axis=1)
+        place = np.clip(k - 1 - ahead, 0, k - 1)
+        barrier = other[np.arange(is_seen.size), place]  # the (k - a)-th of the other group
         with np.errstate(invalid="ignore", over="ignore"):
             d = np.where(is_seen, competitors.label - barrier, barrier - competitors.label)
         never = (ahead >= k) | (competitors.label == -np.inf) | (d == np.where(is_seen, -np.inf, np.inf))
@@ -55,7 +71,7 @@ class Margins:
         return cls(d[is_seen], d[~is_seen], is_seen)
 
     def right(self, bias: float = 0.0) -> Bools:
-        """Mask [N]: whether each image is right when `bias` is added to the scores of unseen pairs."""
+        """Mask [N]: whether each image is right with `bias` added to unseen pairs' scores."""
         right = np.empty(self.is_seen.size, dtype=bool)
         right[self.is_seen] = bias < self.seen
         right[~self.is_seen] = bias > self.unseen
@@ -64,11 +80,11 @@ class Margins:
 
 @dataclass(frozen=True)
 class Curve:
-    """Seen–unseen curve: accuracy on images of seen and of unseen pairs at points 0 to P, in the order of rising bias.
+    """Seen and unseen accuracy at points 0 to P, in the order of rising bias.
 
-    Breakpoints are the P biases at which an image becomes right or wrong; point `p` is the interval of biases between
-    breakpoints `p - 1` and `p`. An image of a seen pair is right up to the point `seen_until`, an image of an unseen
-    pair from the point `unseen_from` on.
+    Breakpoints are the P biases at which an image becomes right or wrong; point `p` is the
+    interval of biases between breakpoints `p - 1` and `p`. An image of a seen pair is right up to
+    the point `seen_until`, an image of an unseen pair from the point `unseen_from` on.
     """
 
     breakpoints: Floats  # [P] distinct biases at which an image becomes right or wrong, ascending
@@ -88,18 +104,18 @@ class Curve:
         return cls(breakpoints, np.where(never_seen, -1, seen_until), unseen_from)
 
     def resampled(self, seen: Ints | slice, unseen: Ints | slice) -> tuple[Floats, Floats]:
-        """Seen and unseen accuracies at each point [P + 1], on the images with the indices `seen` and `unseen`."""
+        """Seen and unseen accuracies at each point [P + 1], on the images with these indices."""
         points = self.breakpoints.size
         return share_right_until(self.seen_until[seen], points), share_right_from(self.unseen_from[unseen], points)
 
     @cached_property
     def seen_accuracies(self) -> Floats:
-        """Accuracy on images of seen pairs at each point [P + 1], falling; NaN without such images."""
+        """Accuracy on seen pairs' images at each point [P + 1], falling; NaN without any."""
         return share_right_until(self.seen_until, self.breakpoints.size)
 
     @cached_property
     def unseen_accuracies(self) -> Floats:
-        """Accuracy on images of unseen pairs at each point [P + 1], rising; NaN without such images."""
+        """Accuracy on unseen pairs' images at each point [P + 1], rising; NaN without any."""
         return share_right_from(self.unseen_from, self.breakpoints.size)
 
     @cached_property
@@ -108,7 +124,7 @@ class Curve:
         return harmonic_mean(self.seen_accuracies, self.unseen_accuracies)
 
     def bias(self, point: int) -> float:
-        """A bias in the interval of `point`: its middle or, at either end of the curve, beyond all breakpoints."""
+        """A bias at `point`: the interval's middle or, at either end, beyond all breakpoints."""
         v = self.breakpoints
         if not v.size:
             return 0.0
@@ -122,7 +138,8 @@ class Curve:
         """The curve as a table with the columns `bias, seen, unseen, hm`, accuracies as fractions.
 
         Args:
-            limit: about how many points to keep, evenly spread, with both ends and the best HM; None: all points.
+            limit: about how many points to keep, evenly spread, with both ends and the best HM;
+                None: all points.
         """
         points = np.arange(self.breakpoints.size + 1)
         if limit is not None and points.size > limit:
@@ -139,13 +156,19 @@ class Curve:
 
 
 def share_right_until(until: Ints, breakpoints: int) -> Floats:
-    """Share of images right at points 0 to P (`breakpoints`); `until`: the last point where each is, -1: never."""
+    """Share of images right at points 0 to P (`breakpoints`).
+
+    until: the last point where each image is right, -1: never.
+    """
     counts = np.bincount(until + 1, minlength=breakpoints + 2)[1:]
     return _share(np.cumsum(counts[::-1])[::-1], until.size)
 
 
 def share_right_from(since: Ints, breakpoints: int) -> Floats:
-    """Share of images right at points 0 to P (`breakpoints`); `since`: the first point where each is, P + 1: never."""
+    """Share of images right at points 0 to P (`breakpoints`).
+
+    since: the first point where each image is right, P + 1: never.
+    """
     return _share(np.cumsum(np.bincount(since, minlength=breakpoints + 2)[:-1]), since.size)
 
 
@@ -157,3 +180,66 @@ def harmonic_mean(seen: Floats, unseen: Floats) -> Floats:
     """Elementwise harmonic mean of seen and unseen accuracies; 0 where both are 0."""
     total = seen + unseen
     return np.divide(2 * seen * unseen, total, out=np.where(np.isnan(total), np.nan, 0.0), where=total > 0)
+
+
+def area_under(seen: Floats, unseen: Floats) -> float:
+    """Area under straight lines through points, in the order of rising unseen accuracy."""
+    return float(((seen[1:] + seen[:-1]) / 2 * np.diff(unseen)).sum())
+
+
+@dataclass(frozen=True)
+class AucComponents:
+    """Each image's part of AUC; their variance gives the standard error of AUC (DeLong's method).
+
+    The part of a seen pair's image is the share of unseen pairs' images for which some bias makes
+    both images right; of an unseen pair's image, the share of seen pairs' images. Ties count half.
+    """
+
+    seen: Floats  # [N_s] V10_i = mean_j (d_i > d_j) + (d_i = d_j) / 2
+    unseen: Floats  # [N_u] V01_j, the mean over i
+
+    @classmethod
+    def of(cls, margins: Margins) -> AucComponents:
+        if not margins.seen.size or not margins.unseen.size:
+            return cls(np.full(margins.seen.size, np.nan), np.full(margins.unseen.size, np.nan))
+        seen = np.sort(margins.seen[~np.isnan(margins.seen)])
+        unseen = np.sort(margins.unseen[~np.isnan(margins.unseen)])
+        below = _rank(unseen, margins.seen) / margins.unseen.size
+        above = (seen.size - _rank(seen, margins.unseen)) / margins.seen.size
+        return cls(
+            np.where(np.isnan(margins.seen), 0.0, below),  # NaN: never right
+            np.where(np.isnan(margins.unseen), 0.0, above),
+        )
+
+    @property
+    def auc(self) -> float | None:
+        """AUC, a fraction; None if images of seen pairs or of unseen pairs are missing."""
+        return float(self.seen.mean()) if self.seen.size and self.unseen.size else None
+
+    @property
+    def standard_error(self) -> float | None:
+        """Standard error of AUC; None with fewer than two images of seen or of unseen pairs."""
+        if min(self.seen.size, self.unseen.size) < 2:
+            return None
+        seen = self.seen.var(ddof=1) / self.seen.size
+        unseen = self.unseen.var(ddof=1) / self.unseen.size
+        return math.sqrt(seen + unseen)
+
+    @property
+    def interval(self) -> Interval | None:
+        """The 95 % confidence interval of AUC, within [0, 1]; None without a standard error."""
+        auc = self.auc
+        error = self.standard_error
+        if auc is None or error is None:
+            return None
+        return max(0.0, auc - NORMAL_95 * error), min(1.0, auc + NORMAL_95 * error)
+
+    def minus(self, other: AucComponents) -> AucComponents:
+        """Each image's part of the difference in AUC to the `other` method on the same images."""
+        return AucComponents(self.seen - other.seen, self.unseen - other.unseen)
+
+
+def _rank(among: Floats, values: Floats) -> Floats:
+    # how many elements of the sorted array are smaller than each value; equal ones count one half
+    smaller = np.searchsorted(among, values, "left")
+    return np.asarray((smaller + np.searchsorted(among, values, "right")) / 2)

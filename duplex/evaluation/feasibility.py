@@ -1,13 +1,15 @@
 """Feasibility thresholds, which exclude implausible unseen compositions in the open world.
 
-Feasibility is a number per composition that is larger for more plausible ones (Mancini et al., 2021); it may be
-computed from word vectors. Unseen compositions below the threshold score -inf. All thresholds are tried in one pass:
-each step to a lower threshold adds one bucket of compositions to the candidates.
+Feasibility is a number per composition that is larger for more plausible ones (Mancini et al.,
+2021); it may be computed from word vectors. Unseen compositions below the threshold score -inf.
+All thresholds are tried in one pass: each step to a lower threshold adds one bucket of
+compositions to the candidates.
 
-The threshold with the best AUC on validation images is chosen, so its gain on the same images is optimistic: they do
-not show which real pairs outside of validation it excludes. The gain is therefore cross-fitted: the threshold is chosen
-on one half of the unseen pairs and measured on the other, both ways and for many random halves. Leaving out single
-pairs instead would hide the cost: only the least feasible pair could fall below a threshold chosen on the others.
+The threshold with the best AUC on validation images is chosen, so its gain on the same images is
+optimistic: they do not show which real pairs outside of validation it excludes. The gain is
+therefore cross-fitted: the threshold is chosen on one half of the unseen pairs and measured on the
+other, both ways and for many random halves. Leaving out single pairs instead would hide the cost:
+only the least feasible pair could fall below a threshold chosen on the others.
 """
 
 from __future__ import annotations
@@ -21,18 +23,17 @@ from numpy.typing import NDArray
 
 from duplex.errors import DuplexError
 from duplex.evaluation.accumulate import Floats, ScoreAccumulator
-from duplex.evaluation.curve import Margins
-from duplex.evaluation.intervals import AucComponents
+from duplex.evaluation.curve import AucComponents, Margins
 from duplex.labels import Bools, Ints
 
 HALVINGS = 100  # number of random halves
 BucketNumbers = NDArray[Any]  # [C] in the narrowest integer type that holds them
-ERRORS = 2  # standard errors that a gain must exceed: with one, a sixth of thresholds without effect would pass
+ERRORS = 2  # standard errors that a gain must exceed: with one, a sixth of useless ones pass
 
 
 @dataclass(frozen=True)
 class CrossFitGain:
-    """Gain in AUC (a fraction) from a feasibility threshold, measured on pairs that had no part in choosing it."""
+    """Gain in AUC (a fraction) by a threshold, measured on pairs without a part in its choice."""
 
     value: float  # mean over images of unseen pairs, as AUC is
     standard_error: float | None  # over unseen pairs; None for fewer than two
@@ -44,33 +45,36 @@ class CrossFitGain:
 
 
 def auc_points_by_pair(components: AucComponents, pair: Ints, pairs: int) -> Floats:
-    """The contribution of each unseen pair to AUC [P]: the points that its images win against images of seen pairs.
+    """Contribution of each unseen pair to AUC [P]: the points that its images win.
 
-    An image wins 2 points against another if some bias makes the answers for both right, 1 if their margins are equal.
-    Whole points have exact sums: `AUC = points.sum() / (2 N_s N_u)` for N_s images of seen, N_u of unseen pairs.
-    `pair`: for each image of an unseen pair, the index of its pair [N_u]; `pairs`: the number P of unseen pairs.
+    An image wins 2 points against another if some bias makes the answers for both right, 1 if
+    their margins are equal. Whole points have exact sums: `AUC = points.sum() / (2 N_s N_u)` for
+    N_s images of seen, N_u of unseen pairs. `pair`: for each image of an unseen pair, the index of
+    its pair [N_u]; `pairs`: the number P of unseen pairs.
     """
     won = np.rint(2 * components.seen.size * components.unseen)  # [N_u] 2 N_s V01_j
     return np.bincount(pair, weights=won, minlength=pairs).astype(np.float64)
 
 
 def random_halvings(pairs: int) -> Bools:
-    """100 random halves of `pairs` pairs, as masks [100, pairs]; every call returns the same halves."""
+    """100 random halves of `pairs` pairs, as masks [100, pairs]; always the same."""
     rng = np.random.default_rng(0)
     return np.array([rng.permutation(pairs) for _ in range(HALVINGS)]) < pairs // 2
 
 
 def crossfit_gain(wins: Floats, images: Ints, seen_images: int) -> CrossFitGain:
-    """The gain in AUC from a feasibility threshold, measured on pairs that had no part in choosing it.
+    """The gain in AUC by a threshold, measured on pairs that had no part in choosing it.
 
-    With `t_h` the best threshold of a half `h`, `H_p` the halves without the pair `p`, and `N_u = sum_p n_p`,
+    With `t_h` the best threshold of a half `h`, `H_p` the halves without the pair `p`, and
+    `N_u = sum_p n_p`,
 
-        g_p = mean_{h in H_p} (wins[t_h, p] - wins[0, p]) / (2 N_s),   t_h = argmax_t sum_{q in h} wins[t, q]
+        g_p = mean_{h in H_p} (wins[t_h, p] - wins[0, p]) / (2 N_s)
+        t_h = argmax_t sum_{q in h} wins[t, q]
         gain = sum_p g_p / N_u,   SE = sqrt(P / (P - 1) sum_p (g_p - n_p gain)^2) / N_u
 
     Args:
-        wins: `auc_points_by_pair` at each threshold [T, P]; thresholds ascend, and the first one excludes nothing. Of
-            equally good thresholds the lowest is chosen.
+        wins: `auc_points_by_pair` at each threshold [T, P]; thresholds ascend, and the first one
+            excludes nothing. Of equally good thresholds the lowest is chosen.
         images: number n_p of images of each unseen pair [P].
         seen_images: number N_s of images of seen pairs.
     """
@@ -79,7 +83,9 @@ def crossfit_gain(wins: Floats, images: Ints, seen_images: int) -> CrossFitGain:
     first = random_halvings(pairs)  # [R, P]
     by_first = wins @ first.T  # [T, R] whole numbers, hence exact
     by_second = wins.sum(axis=1, keepdims=True) - by_first
-    threshold = np.where(first, by_second.argmax(axis=0)[:, None], by_first.argmax(axis=0)[:, None])  # [R, P]
+    best_of_first = by_first.argmax(axis=0)[:, None]
+    best_of_second = by_second.argmax(axis=0)[:, None]
+    threshold = np.where(first, best_of_second, best_of_first)  # [R, P]
     won = np.take_along_axis(wins, threshold, axis=0) - wins[0]  # [R, P]
     gains = won.mean(axis=0) / (2 * seen_images)  # [P]
     value = float(gains.sum()) / unseen_images
@@ -90,7 +96,7 @@ def crossfit_gain(wins: Floats, images: Ints, seen_images: int) -> CrossFitGain:
 
 
 def thresholds(feasibility: Floats, seen: Bools, count: int = 50) -> Floats:
-    """`count` evenly spaced thresholds from the lowest to the highest feasibility [C] of unseen compositions."""
+    """`count` evenly spaced thresholds over the range of unseen compositions' feasibility [C]."""
     unseen = feasibility[~seen]
     if not unseen.size:
         raise DuplexError("every composition is seen, so a threshold excludes none; leave the threshold out")
@@ -98,14 +104,14 @@ def thresholds(feasibility: Floats, seen: Bools, count: int = 50) -> Floats:
 
 
 def buckets(feasibility: Floats, steps: Floats) -> BucketNumbers:
-    """Bucket numbers of compositions [C]: how many of the ascending thresholds `steps` exclude each composition."""
+    """Bucket of each composition [C]: how many of the ascending thresholds `steps` exclude it."""
     kind = np.min_scalar_type(-steps.size - 1)
     return np.asarray(kind.type(steps.size) - np.searchsorted(steps, feasibility, side="right").astype(kind))
 
 
 @dataclass(frozen=True)
 class Threshold:
-    """The chosen feasibility threshold with its cross-fitted gain, and the validation AUC of all thresholds tried."""
+    """The chosen threshold with its cross-fitted gain, and the validation AUC of all tried."""
 
     value: float
     candidates: Floats  # all thresholds tried, ascending
@@ -114,12 +120,12 @@ class Threshold:
 
     @property
     def passing_buckets(self) -> int:
-        """The number of buckets (compositions between two thresholds) at or above the chosen threshold."""
+        """Number of buckets at or above the chosen threshold."""
         return int(self.candidates.size - np.searchsorted(self.candidates, self.value))
 
 
 def choose_threshold(accumulator: ScoreAccumulator, steps: Floats, k: int = 1) -> Threshold:
-    """Choose the threshold in `steps` (ascending) with the best AUC on validation scores; the lowest if several tie."""
+    """Choose the threshold of `steps` (ascending) with the best AUC; the lowest if several tie."""
     unseen = ~accumulator.seen[accumulator.target]
     _, pair, images = np.unique(accumulator.target[unseen], return_inverse=True, return_counts=True)
     by_cut = []  # with none, one, ... buckets feasible
@@ -131,7 +137,8 @@ def choose_threshold(accumulator: ScoreAccumulator, steps: Floats, k: int = 1) -
             raise DuplexError(f"feasibility thresholds need images of {lacking} pairs, but val has none; add some")
         by_cut.append(components.auc)
         wins.append(auc_points_by_pair(components, pair, images.size))
-    passing = np.minimum(np.arange(steps.size, 0, -1), len(by_cut) - 1)  # buckets that pass each threshold
+    left = np.arange(steps.size, 0, -1)  # buckets that pass each threshold
+    passing = np.minimum(left, len(by_cut) - 1)
     auc = np.array(by_cut, dtype=np.float64)[passing]
     gain = crossfit_gain(np.array(wins)[passing], images, components.seen.size)
     return Threshold(float(steps[auc.argmax()]), steps, auc, gain)

@@ -1,13 +1,13 @@
-"""95 % confidence intervals of metrics, and of differences in metrics between two methods on the same images.
+"""95 % confidence intervals of metrics, and of differences between two methods on the same images.
 
-Over `N_s` images `i` of seen pairs and `N_u` images `j` of unseen pairs with margins `d`, ties counting one half,
-`AUC = #{(i, j): d_i > d_j} / (N_s N_u)`. This is a Mann-Whitney statistic, so its variance follows from one number per
-image (DeLong et al., 1988). S, U and HM are bootstrapped over images, those of seen and of unseen pairs separately,
-because a test set fixes how many of each there are.
+The interval of AUC follows from its standard error (`curve.AucComponents`). S, U and HM are
+bootstrapped over images, those of seen and of unseen pairs separately, because a test set fixes
+how many of each there are.
 
-The difference in AUC between two runs, one per method, is judged by DeLong's variance, everything else by bootstrap.
-Over several seeds and splits the bootstrap is hierarchical: each round draws splits, then for each drawn split seeds
-and images, the same for both methods, and averages the metrics over the drawn runs.
+The difference in AUC between two runs, one per method, is judged by its standard error, everything
+else by bootstrap. Over several seeds and splits the bootstrap is hierarchical: each round draws
+splits, then for each drawn split seeds and images, the same for both methods, and averages the
+metrics over the drawn runs.
 """
 
 from __future__ import annotations
@@ -21,71 +21,15 @@ import numpy as np
 
 from duplex.errors import UsageError
 from duplex.evaluation.accumulate import Floats
-from duplex.evaluation.curve import Curve, Margins, harmonic_mean
+from duplex.evaluation.curve import NORMAL_95, AucComponents, Curve, Interval, Margins, area_under, harmonic_mean
 from duplex.labels import Ints
 
-Interval = tuple[float, float]
-NORMAL_95 = 1.959963984540054
-ROUNDS = 1000  # of a bootstrap, for library calls; the pipeline has `evaluation.bootstrap` of params.yaml
+ROUNDS = 1000  # of a bootstrap, for library calls; the pipeline has `evaluation.bootstrap`
 NAMES = ("seen", "unseen", "hm", "auc")
 
 
-@dataclass(frozen=True)
-class AucComponents:
-    """Each image's part of AUC; the variance of the parts gives the standard error of AUC (DeLong's method).
-
-    The part of a seen pair's image is the share of unseen pairs' images for which some bias makes both images right.
-    For an unseen pair's image, it is the share of seen pairs' images. Ties count one half.
-    """
-
-    seen: Floats  # [N_s] V10_i = mean_j (d_i > d_j) + (d_i = d_j) / 2
-    unseen: Floats  # [N_u] V01_j, the mean over i
-
-    @classmethod
-    def of(cls, margins: Margins) -> AucComponents:
-        if not margins.seen.size or not margins.unseen.size:
-            return cls(np.full(margins.seen.size, np.nan), np.full(margins.unseen.size, np.nan))
-        seen = np.sort(margins.seen[~np.isnan(margins.seen)])
-        unseen = np.sort(margins.unseen[~np.isnan(margins.unseen)])
-        below = _rank(unseen, margins.seen) / margins.unseen.size
-        above = (seen.size - _rank(seen, margins.unseen)) / margins.seen.size
-        return cls(
-            np.where(np.isnan(margins.seen), 0.0, below),  # NaN: never right
-            np.where(np.isnan(margins.unseen), 0.0, above),
-        )
-
-    @property
-    def auc(self) -> float | None:
-        """AUC, a fraction; None if images of seen pairs or of unseen pairs are missing."""
-        return float(self.seen.mean()) if self.seen.size and self.unseen.size else None
-
-    @property
-    def standard_error(self) -> float | None:
-        """Standard error of AUC by DeLong's method; None with fewer than two images of seen or of unseen pairs."""
-        if min(self.seen.size, self.unseen.size) < 2:
-            return None
-        return math.sqrt(self.seen.var(ddof=1) / self.seen.size + self.unseen.var(ddof=1) / self.unseen.size)
-
-    @property
-    def interval(self) -> Interval | None:
-        """The 95 % confidence interval of AUC, within [0, 1]; None without a standard error."""
-        auc, error = self.auc, self.standard_error
-        if auc is None or error is None:
-            return None
-        return max(0.0, auc - NORMAL_95 * error), min(1.0, auc + NORMAL_95 * error)
-
-    def minus(self, other: AucComponents) -> AucComponents:
-        """Each image's part of the difference in AUC, this method minus the `other` on the same images."""
-        return AucComponents(self.seen - other.seen, self.unseen - other.unseen)
-
-
-def _rank(among: Floats, values: Floats) -> Floats:
-    # how many elements of the sorted array are smaller than each value; equal ones count one half
-    return np.asarray((np.searchsorted(among, values, "left") + np.searchsorted(among, values, "right")) / 2)
-
-
 def bootstrap_metrics(methods: Sequence[Margins], rounds: int = ROUNDS, seed: int = 0) -> Floats:
-    """S, U and best HM of each method in each bootstrap round [methods, rounds, 3]; all get the same drawn images."""
+    """S, U and best HM [methods, rounds, 3]; all methods get the same drawn images."""
     rng = np.random.default_rng(seed)
     curves = [Curve.of(margins) for margins in methods]
     seen_images, unseen_images = methods[0].seen.size, methods[0].unseen.size
@@ -100,7 +44,7 @@ def bootstrap_metrics(methods: Sequence[Margins], rounds: int = ROUNDS, seed: in
 
 
 def percentiles(draws: Floats) -> Interval | None:
-    """The interval with the middle 95 % of bootstrapped values; None without values, or if one of them is NaN."""
+    """The middle 95 % of bootstrapped values; None without values, or if one of them is NaN."""
     if not draws.size or np.isnan(draws).any():
         return None
     low, high = np.percentile(draws, [2.5, 97.5])
@@ -109,7 +53,7 @@ def percentiles(draws: Floats) -> Interval | None:
 
 @dataclass(frozen=True)
 class Difference:
-    """Difference between two methods in one metric (a fraction), with its confidence interval and p-value."""
+    """Difference between two methods in one metric (a fraction)."""
 
     value: float
     interval: Interval | None  # 95 %
@@ -117,9 +61,11 @@ class Difference:
 
 
 def compare(first: Margins, second: Margins, rounds: int = ROUNDS, seed: int = 0) -> dict[str, Difference]:
-    """Metric (seen, unseen, hm, auc; if defined) -> difference `second - first` of two methods on the same images."""
+    """Metric -> difference `second - first` on the same images, for each defined metric."""
     curves = [Curve.of(margins) for margins in (first, second)]
-    ends = np.array([(c.seen_accuracies[0], c.unseen_accuracies[-1], c.harmonic.max()) for c in curves])  # [2, 3]
+    ends = np.array(  # [2, 3]
+        [(c.seen_accuracies[0], c.unseen_accuracies[-1], c.harmonic.max()) for c in curves]
+    )
     draws = bootstrap_metrics([first, second], rounds, seed)
     result = difference_intervals(ends[1] - ends[0], draws[1] - draws[0])
     gain = AucComponents.of(second).minus(AucComponents.of(first))
@@ -131,7 +77,7 @@ def compare(first: Margins, second: Margins, rounds: int = ROUNDS, seed: int = 0
 
 
 def bootstrap_p(change: Floats) -> float | None:
-    """Two-sided p-value: about twice the share of values in `change` on the rarer side of 0; None if it is empty."""
+    """Two-sided p-value: about twice the share on the rarer side of 0; None if empty."""
     if not change.size:
         return None
     tail = min((change <= 0).sum(), (change >= 0).sum())
@@ -149,7 +95,7 @@ def _normal_p(value: float, error: float | None) -> float | None:
 def compare_seeds(
     first: Sequence[Margins], second: Sequence[Margins], rounds: int = ROUNDS, seed: int = 0
 ) -> dict[str, Difference]:
-    """Mean of `second - first` over seeds and its interval, by defined metric; methods have one `Margins` per seed."""
+    """Metric -> mean of `second - first` over seeds; methods have one `Margins` per seed."""
     if len(first) != len(second) or not first:
         raise UsageError(f"the methods have {len(first)} and {len(second)} runs; give runs of both with the same seeds")
     if len(first) == 1:
@@ -161,10 +107,11 @@ def compare_seeds(
 
 
 def difference_intervals(values: Floats, draws: Floats) -> dict[str, Difference]:
-    """Metric -> difference with interval and p-value, for `seen, unseen, hm, auc`; NaN differences are left out.
+    """Metric -> difference with interval and p-value; NaN differences are left out.
 
     values: the differences [D] in the first D of these metrics.
-    draws: the differences in each bootstrap round [rounds, D], from which intervals and p-values are computed.
+    draws: the differences in each bootstrap round [rounds, D], from which intervals and p-values
+        are computed.
     """
     return {
         name: Difference(float(value), percentiles(change), bootstrap_p(change))
@@ -174,20 +121,21 @@ def difference_intervals(values: Floats, draws: Floats) -> dict[str, Difference]
 
 
 def all_indices(runs: Sequence[Margins]) -> tuple[Ints, Ints, Ints]:
-    """Indices of all runs, all images of seen pairs and all images of unseen pairs, as arguments of `mean_change`."""
+    """Indices of all runs, seen pairs' images and unseen pairs' images, for `mean_change`."""
     return np.arange(len(runs)), np.arange(runs[0].seen.size), np.arange(runs[0].unseen.size)
 
 
 def resample(runs: Sequence[Margins], rng: np.random.Generator) -> tuple[Ints, Ints, Ints]:
-    """Draw indices with replacement for a bootstrap round: of runs, images of seen pairs, images of unseen pairs."""
+    """Draw indices of runs, seen pairs' images and unseen pairs' images, with replacement."""
     drawn, seen, unseen = [rng.integers(0, i.size, i.size) if i.size else i for i in all_indices(runs)]
     return drawn, seen, unseen
 
 
 def mean_change(curves: Sequence[Sequence[Curve]], runs: Ints, seen: Ints, unseen: Ints) -> Floats:
-    """Mean difference in S, U, HM and AUC [4], second method minus first; an index that occurs twice counts twice.
+    """Mean difference in S, U, HM and AUC [4], second method minus first.
 
-    curves: `curves[method][run]`. runs, seen, unseen: indices of runs, seen pairs' images and unseen pairs' images.
+    curves: `curves[method][run]`. runs, seen, unseen: indices of runs, seen pairs' images and
+        unseen pairs' images.
     """
     drawn, times = np.unique(runs, return_counts=True)
     change = [
@@ -197,16 +145,15 @@ def mean_change(curves: Sequence[Sequence[Curve]], runs: Ints, seen: Ints, unsee
 
 
 def headline_metrics(curve: Curve, seen: Ints, unseen: Ints) -> Floats:
-    """S, U, best HM and AUC [4] of a curve, over the images of seen and of unseen pairs with the given indices."""
+    """S, U, best HM and AUC [4] of a curve, over the images with the given indices."""
     s, u = curve.resampled(seen, unseen)
-    trapezoids = np.diff(u) * (s[1:] + s[:-1]) / 2
-    area = trapezoids.sum() + u[0] * s[0]  # under seen accuracy over unseen accuracy, from 0
+    area = area_under(s, u) + u[0] * s[0]  # and left of the first point
     return np.array([s[0], u[-1], harmonic_mean(s, u).max(), area])
 
 
 @dataclass(frozen=True)
 class SplitComparison:
-    """Two methods compared over several splits: the second minus the first, in each metric defined on all splits."""
+    """Two methods compared over several splits: the second minus the first."""
 
     difference: dict[str, Difference]  # mean over splits
     by_split: list[dict[str, float]]  # difference of each metric on each split
@@ -216,7 +163,7 @@ class SplitComparison:
 def compare_splits(
     first: Sequence[Sequence[Margins]], second: Sequence[Sequence[Margins]], rounds: int = ROUNDS, seed: int = 0
 ) -> SplitComparison:
-    """Compare two methods over several splits of a data set; `first[i][j]` has the margins for split i and seed j."""
+    """Compare two methods over several splits; `first[i][j]` has margins of split i, seed j."""
     seeds = [len(runs) for runs in first]
     others = [len(runs) for runs in second]
     if seeds != others or len(seeds) < 2 or 0 in seeds:
@@ -225,7 +172,9 @@ def compare_splits(
             "them, runs of both methods with the same seeds"
         )
     pairs = list(zip(first, second, strict=True))
-    curves = [[[Curve.of(margins) for margins in runs] for runs in pair] for pair in pairs]  # [splits][2][seeds]
+    curves = [  # [splits][2][seeds]
+        [[Curve.of(margins) for margins in runs] for runs in pair] for pair in pairs
+    ]
     by_split = np.array([mean_change(pair, *all_indices(runs)) for pair, runs in zip(curves, first, strict=True)])
     rng = np.random.default_rng(seed)
 
@@ -243,7 +192,7 @@ def compare_splits(
 
 
 def in_percentage_points(gains: Mapping[str, Difference]) -> dict[str, dict[str, Any]]:
-    """Convert differences for JSON: metric -> dict of `value` and `interval` in percentage points, and p-value `p`."""
+    """Differences for JSON: metric -> `value` and `interval` in percentage points, and `p`."""
     return {
         name: {
             "value": 100 * gain.value,

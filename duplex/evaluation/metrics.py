@@ -2,14 +2,15 @@
 
 `measure` computes them exactly, from the margins of `curve` and with the intervals of `intervals`.
 
-Files store metrics as percentages under the keys of `METRICS`; `NAME_low` and `NAME_high` are the ends of an interval.
-In tables, a dash stands for an undefined number.
+Files store metrics as percentages under the keys of `METRICS`; `NAME_low` and `NAME_high` are the
+ends of an interval. In tables, a dash stands for an undefined number.
 
-The *sampled protocol* computes metrics from about 20 biases, as published tables do: `duplex score --protocol sampled`
-from scores, and the group `sampled` of metrics.json from margins. The biases are those of the evaluator of
-Purushwalkam et al. (2019): of the `n` images of unseen pairs that are right at the bias 1000, the margins
-`max seen score - label's score - 0.0001` are sorted, and every `n // 20`-th is used as a bias. Straight lines join the
-curve's points at these biases and at 1000. Arithmetic has single precision (double for float64 scores), and
+The *sampled protocol* computes metrics from about 20 biases, as published tables do:
+`duplex score --protocol sampled` from scores, and the group `sampled` of metrics.json from
+margins. The biases are those of the evaluator of Purushwalkam et al. (2019): of the `n` images of
+unseen pairs that are right at the bias 1000, the margins `max seen score - label's score - 0.0001`
+are sorted, and every `n // 20`-th is used as a bias. Straight lines join the curve's points at
+these biases and at 1000. Arithmetic has single precision (double for float64 scores), and
 `torch.topk` decides between equal scores.
 """
 
@@ -24,8 +25,8 @@ from numpy.typing import ArrayLike
 
 from duplex.errors import DuplexError, UsageError, require_whole
 from duplex.evaluation.accumulate import TopCompetitors, checked_names
-from duplex.evaluation.curve import Curve, Margins, harmonic_mean
-from duplex.evaluation.intervals import ROUNDS, AucComponents, Interval, bootstrap_metrics, percentiles
+from duplex.evaluation.curve import AucComponents, Curve, Interval, Margins, area_under, harmonic_mean
+from duplex.evaluation.intervals import ROUNDS, bootstrap_metrics, percentiles
 from duplex.labels import GROUPS, Bools, FrequencyGroups, Ints
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ TIPS = {
     "state": "accuracy of the predicted state, no bias",
     "object": "accuracy of the predicted object, no bias",
 }
-BlockSource = Callable[[], Iterable[tuple[slice, Any]]]  # returns a new pass over (rows, scores [b, C])
+BlockSource = Callable[[], Iterable[tuple[slice, Any]]]  # a new pass over (rows, scores [b, C])
 FAR = 1e3  # stands for b = +inf, in `sampled_bias_metrics`
 INFEASIBLE = -1e10
 EPSILON = 1e-4
@@ -58,7 +59,7 @@ POINTS = 20
 
 @dataclass(frozen=True)
 class Metrics:
-    """Metrics of scored images, as fractions; None if the images that a metric needs are missing (docs/metrics.md)."""
+    """Metrics of scored images, as fractions; None if images that a metric needs are missing."""
 
     k: int
     images_seen: int
@@ -74,7 +75,7 @@ class Metrics:
     bias: float | None = None  # at which HM is reached, in units of the scores
     state_accuracy: float | None = None  # of the prediction at bias 0
     object_accuracy: float | None = None
-    tied: float | None = None  # share of images that are wrong only because the label ties with the best of its group
+    tied: float | None = None  # share of images wrong only because the label ties in its group
 
     def to_dict(self) -> dict[str, Any]:
         """The metrics for JSON, with accuracies in percent."""
@@ -142,7 +143,7 @@ def _primitive_accuracy(competitors: TopCompetitors, names: ArrayLike | None, no
 
 
 def group_table(groups: FrequencyGroups, train: Ints, test: Ints, right: Mapping[str, Bools]) -> pd.DataFrame:
-    """Table with a row per frequency group (head, medium, tail, unseen): compositions, images, accuracies in percent.
+    """Frequency groups (head, medium, tail, unseen): compositions, images, accuracies in percent.
 
     train, test: composition of each training image and of each test image.
     right: name of a column of accuracies -> mask of the test images that count as right in it.
@@ -164,13 +165,15 @@ def group_table(groups: FrequencyGroups, train: Ints, test: Ints, right: Mapping
 def vocabulary_accuracies(
     competitors: TopCompetitors, bias: float, states: Ints, objects: Ints, trained: tuple[Bools, Bools]
 ) -> dict[str, dict[str, float]]:
-    """Accuracies in percent for images grouped by which words of their labels are new, as in OV-CZSL.
+    """Accuracies in percent by which words of the labels are new, as in OV-CZSL.
 
-    Returns group -> `images`, `accuracy`. `*` marks what is new: AO, seen pairs; (AO)*, unseen pairs of trained words;
-    A*O, new states; AO*, new objects; A*O*, both. The keys `states` and `objects` have the accuracies of the predicted
-    states and objects, `trained` and `new` ones. A group without images is left out.
+    Returns group -> `images`, `accuracy`. `*` marks what is new: AO, seen pairs; (AO)*, unseen
+    pairs of trained words; A*O, new states; AO*, new objects; A*O*, both. The keys `states` and
+    `objects` have the accuracies of the predicted states and objects, `trained` and `new` ones. A
+    group without images is left out.
 
-    bias: is added to the scores of unseen columns; published tables use the bias with the best harmonic mean.
+    bias: is added to the scores of unseen columns; published tables use the bias with the best
+        harmonic mean.
     states, objects: state and object of each column [C].
     trained: masks of the states [M] and objects [N] with training images.
     """
@@ -194,10 +197,11 @@ def vocabulary_accuracies(
 def sampled_bias_metrics(
     blocks: BlockSource, target: ArrayLike, seen: ArrayLike, feasible_mask: ArrayLike | None = None, k: int = 1
 ) -> Metrics:
-    """Compute metrics from about 20 sampled biases, as published tables do (described at the top of this module).
+    """Compute metrics from about 20 sampled biases, as published tables do (see above).
 
     Args:
-        blocks: function that returns all scores in blocks `(slice of images, scores [b, C])`; it is called twice.
+        blocks: function that returns all scores in blocks `(slice of images, scores [b, C])`; it
+            is called twice.
         target: column of each image's label [N].
         seen, feasible_mask: masks of the columns [C] (default: all feasible).
     """
@@ -221,13 +225,15 @@ def sampled_bias_metrics(
     for rows, block in blocks():
         scores = _tensor(block, rows)
         barrier = scores[:, mask].topk(k, dim=1).values[:, -1]
-        margin = barrier - scores.gather(1, labels[rows, None])[:, 0] - EPSILON  # raises a label to the k-th seen score
+        own = scores.gather(1, labels[rows, None])[:, 0]
+        margin = barrier - own - EPSILON  # raises a label to the k-th seen score
         far_parts.append(is_right(scores, rows, FAR))
         margin_parts.append(margin)
     far, margins = torch.cat(far_parts), torch.cat(margin_parts)  # [N] each
     chosen = margins[~is_seen & far].sort().values
     biases = chosen[:: max(chosen.numel() // POINTS, 1)]
-    hits = torch.zeros(len(biases), 2, dtype=torch.int64)  # seen and unseen images that are right at each bias
+    # seen and unseen images that are right at each bias
+    hits = torch.zeros(len(biases), 2, dtype=torch.int64)
     for rows, block in blocks():
         scores = _tensor(block, rows)
         for place, bias in enumerate(biases):
@@ -239,9 +245,10 @@ def sampled_bias_metrics(
 
 
 def sampled_from_margins(margins: Margins) -> Metrics:
-    """Top-1 metrics from about 20 sampled biases, as in published tables, but computed from margins instead of scores.
+    """Top-1 metrics from about 20 sampled biases, computed from margins instead of scores.
 
-    The results differ from those of `sampled_bias_metrics` where scores are equal or nearly equal in single precision.
+    The results differ from those of `sampled_bias_metrics` where scores are equal or nearly equal
+    in single precision.
     """
     chosen = np.sort(margins.unseen[margins.unseen < FAR]) - EPSILON
     biases = [*chosen[:: max(chosen.size // POINTS, 1)].tolist(), FAR]
@@ -254,7 +261,8 @@ def _tensor(scores: Any, rows: slice) -> torch.Tensor:
 
     array = scores.detach().cpu().float().numpy() if isinstance(scores, torch.Tensor) else np.asarray(scores)
     wide = np.float64 if array.dtype.kind == "f" and array.dtype.itemsize >= 8 else np.float32
-    tensor = torch.from_numpy(np.array(array, dtype=wide))  # published code reads half precision as float32
+    # published code reads half precision as float32
+    tensor = torch.from_numpy(np.array(array, dtype=wide))
     bad = torch.isnan(tensor).any(dim=1).nonzero()
     if len(bad):
         raise DuplexError(
@@ -269,7 +277,6 @@ def _summarise(hits: Ints, seen_images: int, unseen_images: int, biases: list[An
     accuracy = np.divide(hits, images, out=np.full(hits.shape, np.nan), where=images > 0)
     best, both = accuracy.max(axis=0), bool(images.all())
     harmonic = harmonic_mean(accuracy[:, 0], accuracy[:, 1])
-    area = float(((accuracy[1:, 0] + accuracy[:-1, 0]) / 2 * np.diff(accuracy[:, 1])).sum())  # trapezoids
     return Metrics(
         k=k,
         images_seen=seen_images,
@@ -277,7 +284,7 @@ def _summarise(hits: Ints, seen_images: int, unseen_images: int, biases: list[An
         seen=float(best[0]) if seen_images else None,
         unseen=float(best[1]) if unseen_images else None,
         hm=float(harmonic.max()) if both else None,
-        auc=area if both else None,
+        auc=area_under(accuracy[:, 0], accuracy[:, 1]) if both else None,
         bias=float(biases[int(harmonic.argmax())]) if both else None,
     )
 
@@ -287,7 +294,7 @@ def number(value: float | None, form: str = ".2f") -> str:
 
 
 def interval_of(values: Mapping[str, Any], name: str = "auc") -> tuple[float, float] | None:
-    """The ends of a metric's 95 % interval, `NAME_low` and `NAME_high` in `values`; None if one is missing."""
+    """The ends of a metric's 95 % interval, `NAME_low` and `NAME_high`; None if one is missing."""
     low, high = values.get(f"{name}_low"), values.get(f"{name}_high")
     return None if low is None or high is None else (low, high)
 
@@ -299,7 +306,7 @@ def interval_text(values: Mapping[str, Any], name: str = "auc", form: str = ".1f
 
 
 def estimate_line(name: str, estimate: Mapping[str, Any]) -> str:
-    """A line for one metric, such as `auc       12.34   [11.00, 13.70]   p = 0.012`; interval and p may be missing."""
+    """A line such as `auc       12.34   [11.00, 13.70]   p = 0.012`."""
     line = f"{name}{number(estimate['value']):>6}"
     if estimate["interval"] is not None:
         low, high = estimate["interval"]
@@ -311,7 +318,7 @@ def estimate_line(name: str, estimate: Mapping[str, Any]) -> str:
 
 
 def metrics_line(values: Mapping[str, Any]) -> str:
-    """A line such as `S 41.30  U 20.00  HM 18.20  AUC 6.90 [6.10, 7.80]`; the open world adds `all pairs 7.10`."""
+    """A line such as `S 41.30  U 20.00  HM 18.20  AUC 6.90 [6.10, 7.80]  all pairs 7.10`."""
     line = "  ".join(f"{title} {number(values.get(name))}" for name, title in METRICS.items())
     if (ends := interval_of(values)) is not None:
         line += f" [{ends[0]:.2f}, {ends[1]:.2f}]"

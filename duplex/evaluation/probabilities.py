@@ -1,19 +1,22 @@
-"""Calibrate the probabilities that methods give to their answers, and measure how reliable they are.
+"""Calibrate the probabilities of methods' answers, and measure how reliable they are.
 
-From `l_c = log p(c|x)`, a method's log probability of pair `c` for image `x`, the calibrated probability is
+From `l_c = log p(c|x)`, a method's log probability of pair `c` for image `x`, the calibrated
+probability is
 
-    q(c|x) = exp(l_c / T + log prior(c)) / Z,    prior(c) = r e^k / n_u  if c is unseen,  (1 - r) / n_s  if it is seen,
+    q(c|x) = exp(l_c / T + log prior(c)) / Z
+    prior(c) = r e^k / n_u  if c is unseen,  (1 - r) / n_s  if it is seen,
 
-`T` is the temperature, `Z` the sum over candidates, `n_u` and `n_s` the numbers of unseen and seen candidates, and `r`
-the expected share of unseen-pair images among the images to recognise. Methods trained on seen pairs prefer these in
-`p(c|x)`; the log-odds `k` correct for that. The N_s validation images of seen pairs have the weight (1 - r) / N_s each,
-the N_u of unseen pairs r / N_u. With these weights w_i and the labels c_i, T and k are fitted by
+`T` is the temperature, `Z` the sum over candidates, `n_u` and `n_s` the numbers of unseen and seen
+candidates, and `r` the expected share of unseen-pair images among the images to recognise. Methods
+trained on seen pairs prefer these in `p(c|x)`; the log-odds `k` correct for that. The N_s
+validation images of seen pairs have the weight (1 - r) / N_s each, the N_u of unseen pairs r /
+N_u. With these weights w_i and the labels c_i, T and k are fitted by
 
     min  -sum_i w_i log q(c_i|x_i)    over a = 1 / T and k
 
-This is convex, as `q` is an exponential family with the statistics `(l_c, [c unseen])`. At the minimum, the mean
-probability of unseen pairs equals `r`, because the derivative with respect to `k` is their difference. If another share
-is expected later, `r` alone is replaced.
+This is convex, as `q` is an exponential family with the statistics `(l_c, [c unseen])`. At the
+minimum, the mean probability of unseen pairs equals `r`, because the derivative with respect to
+`k` is their difference. If another share is expected later, `r` alone is replaced.
 """
 
 from __future__ import annotations
@@ -42,14 +45,14 @@ BINS = 15
 
 @checked_dataclass(frozen=True, config=ConfigDict(allow_inf_nan=False))
 class Confidence:
-    """Calibration of log probabilities: temperature, log-odds added to unseen pairs, expected share of their images."""
+    """Calibration of log probabilities."""
 
-    temperature: Annotated[float, Field(ge=1e-6, le=1e6)] = 1.0  # T, by which log probabilities are divided
-    unseen_log_odds: Annotated[float, Field(ge=-1e3, le=1e3)] = 0.0  # k, log-odds added to unseen pairs
-    new_share: Annotated[float, Field(gt=0, lt=1)] = NEW_SHARE  # r, expected share of images of unseen pairs
+    temperature: Annotated[float, Field(ge=1e-6, le=1e6)] = 1.0  # T, divides log probabilities
+    unseen_log_odds: Annotated[float, Field(ge=-1e3, le=1e3)] = 0.0  # k, added to unseen pairs
+    new_share: Annotated[float, Field(gt=0, lt=1)] = NEW_SHARE  # r, expected of unseen pairs
 
     def log_prior(self, seen: Bools, feasible: Bools) -> Floats:
-        """The candidates' log prior [C], from masks of seen and of feasible candidates; -inf for infeasible ones."""
+        """The candidates' log prior [C], from masks of candidates; -inf for infeasible ones."""
         prior = np.where(seen, np.log1p(-self.new_share), np.log(self.new_share) + self.unseen_log_odds)
         for group in (seen & feasible, ~seen & feasible):
             prior[group] -= math.log(max(1, group.sum()))
@@ -63,15 +66,16 @@ UNFITTED = Confidence()  # leaves the probabilities of a method as they are, bes
 
 
 def log_probabilities(probabilities: Callable[[Tensor], Tensor], scores: Tensor) -> Tensor:
-    """Logarithms [B, C] of the probabilities that a method derives from scores, in float64; at least log 1e-300."""
+    """Logarithms [B, C] of a method's probabilities, in float64; at least log 1e-300."""
     return probabilities(scores.double()).clamp(min=LEAST).log()
 
 
 def fit_probabilities(log_p: Tensor, target: Any, seen: Bools, new_share: float = NEW_SHARE) -> Confidence:
-    """Fit the temperature and the log-odds of unseen pairs to labelled images, by weighted maximum likelihood.
+    """Fit temperature and log-odds to labelled images, by weighted maximum likelihood.
 
-    The log-odds are 0 unless there are images of both seen and unseen pairs. Far from its minimum, the loss of
-    overconfident scores is flat; so Newton's method starts at the best of several points and takes short steps.
+    The log-odds are 0 unless there are images of both seen and unseen pairs. Far from its minimum,
+    the loss of overconfident scores is flat; so Newton's method starts at the best of several
+    points and takes short steps.
 
     Args:
         log_p: log probabilities of the candidates [N, C], in float64.
@@ -94,7 +98,8 @@ def fit_probabilities(log_p: Tensor, target: Any, seen: Bools, new_share: float 
             hessian[0, 1] = hessian[1, 0] = 0.0
             hessian[1, 1] = 1.0
         step = torch.linalg.solve(hessian + 1e-12 * torch.eye(2, dtype=torch.float64), gradient)
-        longest = torch.stack([theta[0] / 2, torch.ones_like(theta[1])])  # of a step in 1/T and in k
+        # longest step in 1/T and in k
+        longest = torch.stack([theta[0] / 2, torch.ones_like(theta[1])])
         step = step * min(1.0, float((longest / step.abs().clamp(min=LEAST)).min()))
         for halvings in range(HALVINGS):
             trial = torch.stack(
@@ -120,7 +125,8 @@ def _loss(
     q = log_q.exp()
     mean = torch.stack([(q * log_p).sum(1), q @ unseen], dim=1)  # [N, 2]
     own = torch.stack([log_p.gather(1, label[:, None])[:, 0], unseen[label]], dim=1)
-    squares = torch.stack([(q * log_p**2).sum(1), (q * log_p) @ unseen, q @ unseen], dim=1)  # aa, ak, kk
+    # aa, ak, kk
+    squares = torch.stack([(q * log_p**2).sum(1), (q * log_p) @ unseen, q @ unseen], dim=1)
     aa, ak, kk = weights @ torch.stack(
         [squares[:, 0] - mean[:, 0] ** 2, squares[:, 1] - mean[:, 0] * mean[:, 1], squares[:, 2] - mean[:, 1] ** 2], 1
     )
@@ -130,7 +136,7 @@ def _loss(
 
 @dataclass(frozen=True)
 class Reliability:
-    """Compares probability with accuracy: a model's answers, sorted by probability into B bins of equal width."""
+    """Probability against accuracy of answers, sorted by probability into B equal bins."""
 
     images: Ints  # [B]
     weight: Floats  # [B] share of the images' weight
@@ -139,7 +145,7 @@ class Reliability:
 
     @classmethod
     def of(cls, probability: Floats, right: Bools, weight: Floats) -> Reliability:
-        """Sort N answers into bins by `probability`, given whether each answer is `right`, and its `weight`."""
+        """Sort N answers into bins, given whether each is `right`, and its `weight`."""
         place = np.minimum((probability * BINS).astype(int), BINS - 1)
         share = weight / weight.sum()
         mass = np.bincount(place, share, BINS).astype(np.float64)
@@ -150,12 +156,15 @@ class Reliability:
 
     @property
     def calibration_error(self) -> float:
-        """Expected calibration error, a fraction: sum over the bins of `weight * |accuracy - probability|`."""
+        """Expected calibration error: sum over bins of `weight * |accuracy - probability|`."""
         return float(np.nansum(self.weight * np.abs(self.accuracy - self.probability)))
 
 
 def image_weights(is_seen: Bools, new_share: float) -> Floats:
-    """Weights [N] with sum 1; images of unseen pairs add up to `new_share`. All are equal if one kind is missing."""
+    """Weights [N] with sum 1; images of unseen pairs add up to `new_share`.
+
+    All are equal if one kind is missing.
+    """
     unseen = int((~is_seen).sum())
     if unseen in (0, len(is_seen)):
         return np.full(len(is_seen), 1 / max(1, len(is_seen)))
@@ -164,7 +173,7 @@ def image_weights(is_seen: Bools, new_share: float) -> Floats:
 
 @dataclass(frozen=True)
 class AnsweredImages:
-    """Labelled images, each with a model's answer: the composition that the model finds most probable."""
+    """Labelled images, each with the composition that a model finds most probable."""
 
     labels: LabelSpace
     rows: Ints  # [N] rows of the manifest
@@ -204,5 +213,5 @@ class AnsweredImages:
         return Reliability.of(self.probability, self.right, image_weights(self.is_seen, self.new_share))
 
     def matrix(self, part: Callable[[Ints], Ints], size: int) -> Ints:
-        """Confusion matrix [size, size]: images by label (row) and answer (column); `part`: compositions -> classes."""
+        """Counts by label (row) and answer (column); `part`: compositions -> classes."""
         return np.bincount(part(self.target) * size + part(self.answer), minlength=size * size).reshape(size, size)

@@ -1,8 +1,11 @@
-"""Read score files: `.npz` or `.h5` files with arrays `scores [N, C]`, `target [N]` (label's column) and `seen [C]`.
+"""Read score files, with arrays `scores [N, C]`, `target [N]` (label's column) and `seen [C]`.
 
-Optional arrays: `feasible_mask [C]` (columns outside of it score -inf), `k` (one or more numbers, for top-k accuracy),
-`state [C]` and `object [C]` (each column's state and object, as numbers or text). Files with further arrays are
-refused. An `.h5` file is read in blocks, so it may be larger than memory.
+They are `.npz` or `.h5` files.
+
+Optional arrays: `feasible_mask [C]` (columns outside of it score -inf), `k` (one or more numbers,
+for top-k accuracy), `state [C]` and `object [C]` (each column's state and object, as numbers or
+text). Files with further arrays are refused. An `.h5` file is read in blocks, so it may be larger
+than memory.
 """
 
 from __future__ import annotations
@@ -26,12 +29,12 @@ from duplex.labels import Bools, Ints
 REQUIRED = ("scores", "target", "seen")
 OPTIONAL = ("feasible_mask", "k", "state", "object")
 BLOCK = 1 << 23  # scores read at a time
-READ_ERRORS = (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error)  # of h5py, numpy and zipfile
+READ_ERRORS = (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error)
 
 
 @dataclass(frozen=True)
 class ScoreFile:
-    """An open file of scores and labels; an `.h5` file's scores are read from disk when `scores` is sliced."""
+    """An open file of scores and labels; `.h5` scores are read when `scores` is sliced."""
 
     path: Path
     scores: Any  # [N, C]
@@ -44,7 +47,7 @@ class ScoreFile:
 
     @property
     def steps(self) -> range:
-        """The index of the first image of each block; scores are read from the file block by block."""
+        """The index of the first image of each block."""
         return range(0, self.target.size, max(1, BLOCK // self.seen.size))
 
     def blocks(self) -> Iterator[tuple[slice, NDArray[Any]]]:
@@ -57,7 +60,7 @@ class ScoreFile:
 
 
 def require_same_columns(first: ScoreFile, second: ScoreFile) -> None:
-    """Raise `UsageError` unless two files have the same labels, seen columns and, if given, states and objects."""
+    """Raise `UsageError` unless two files have the same labels, seen columns and names."""
     for name, field in (("target", "target"), ("seen", "seen"), ("state", "states"), ("object", "objects")):
         a, b = getattr(first, field), getattr(second, field)
         if a is not None and b is not None and not np.array_equal(a, b):
@@ -69,7 +72,7 @@ def require_same_columns(first: ScoreFile, second: ScoreFile) -> None:
 
 @contextmanager
 def open_scores(path: Path) -> Iterator[ScoreFile]:
-    """Context manager: open and check a score file; raises `UsageError` if anything is wrong with it."""
+    """Context manager: open and check a score file; raises `UsageError` if anything is wrong."""
     if not path.is_file():
         raise UsageError(f"there is no file {path}; give an .npz or .h5 file with {', '.join(map(repr, REQUIRED))}")
     if path.suffix not in (".npz", ".h5", ".hdf5"):

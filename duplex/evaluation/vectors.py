@@ -1,4 +1,4 @@
-"""Word vectors of states and objects from a file in GloVe's format, and nearest neighbours by cosine, with NumPy."""
+"""Word vectors of states and objects in GloVe's format, and nearest neighbours by cosine."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class WordVectors:
 
 
 def word_vectors_file(path: str | Path | None) -> Path | None:
-    """The absolute path of a word-vector file, or None if `path` is None; `UsageError` if the file is missing."""
+    """The file's absolute path; None if `path` is None. `UsageError` if it is missing."""
     if path is None:
         return None
     file = expanded_path(path, "word_vectors")
@@ -42,10 +42,10 @@ def word_vectors_file(path: str | Path | None) -> Path | None:
 
 
 def read_word_vectors(path: Path, names: Sequence[str]) -> WordVectors:
-    """Read one vector per state or object: the mean over the words of its name (`Faux.Fur`: faux, fur).
+    """Read one vector per name: the mean over its words (`Faux.Fur`: faux, fur).
 
-    A hyphenated word that the file lacks is replaced by its parts; other missing words are skipped. If the file has no
-    word of a name, `DuplexError` is raised.
+    A hyphenated word that the file lacks is replaced by its parts; other missing words are
+    skipped. If the file has no word of a name, `DuplexError` is raised.
     """
     words = [prompt_name(name).split() for name in names]
     wanted = set(chain.from_iterable(words))
@@ -90,7 +90,7 @@ def _read(path: Path, wanted: set[str]) -> dict[str, Floats]:
 def _numbers(text: str, place: str) -> Floats | None:
     try:
         float(text.partition(" ")[0])
-    except ValueError:  # of several words, such as "at a@b.com 0.3"; published files have a few such lines
+    except ValueError:  # of several words, such as "at a@b.com 0.3", as in published files
         return None
     try:
         vector = np.array(text.split(), dtype=np.float64)
@@ -109,7 +109,7 @@ def unit(vectors: Vectors) -> Floats:
 
 
 def nearest(queries: Vectors, gallery: Vectors, k: int) -> tuple[Ints, Floats]:
-    """Rows of the k vectors in `gallery` [N, d] nearest to each query [Q, d], and their cosines, both [Q, min(k, N)].
+    """Rows of the k vectors in `gallery` [N, d] nearest to each query, and their cosines [Q, k].
 
     The largest cosine comes first; of equal cosines, the one with the lower row number.
     """
@@ -117,7 +117,7 @@ def nearest(queries: Vectors, gallery: Vectors, k: int) -> tuple[Ints, Floats]:
 
 
 def most_similar(queries: Vectors, gallery: Vectors, k: int) -> tuple[Ints, Floats]:
-    """Rows and cosines [Q, min(k, N)] of the vectors in `gallery` nearest to each query; all must have unit length."""
+    """As `nearest`, for vectors of unit length."""
     k = min(k, len(gallery))
     nearest_rows = np.empty((len(queries), k), dtype=np.int64)
     cosines = np.empty((len(queries), k), np.result_type(queries, gallery))
@@ -142,5 +142,5 @@ def _largest(similar: Floats, k: int) -> Ints:
 
 
 def precision(rows: Ints, labels: Ints, wanted: Ints) -> float:
-    """Share of retrieved items, `rows` [Q, k] of `labels`, with their query's label `wanted` [Q]; NaN without items."""
+    """Share of retrieved `rows` [Q, k] with the label `wanted` [Q]; NaN without items."""
     return float((labels[rows] == wanted[:, None]).mean()) if rows.size else float("nan")

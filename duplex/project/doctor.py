@@ -23,7 +23,7 @@ from duplex.features.encode import WantedOutputs
 from duplex.features.file import IMPORTED, ROOT, cache_shapes, partial_path, read_features, row_bytes, size_text
 from duplex.project.prepare import images_remedy
 from duplex.project.run import ProjectData
-from duplex.report.tables import package_version
+from duplex.report.page import package_version
 from duplex.system.files import report_write_errors, sha256
 from duplex.system.version import __version__
 

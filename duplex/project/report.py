@@ -26,7 +26,8 @@ from duplex.report.blocks import Block, Note, ReportPart, write_report
 from duplex.report.claims import counts_of
 from duplex.report.figures import map_figures
 from duplex.report.own import OwnData, write_page
-from duplex.report.tables import build_report, run_table
+from duplex.report.page import build_report
+from duplex.report.tables import run_table
 from duplex.system.files import replace_file, write_json, write_text
 from duplex.system.processes import track
 from duplex.training.checkpoint import read_record

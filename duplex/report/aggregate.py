@@ -1,6 +1,7 @@
 """Read the results of runs for the report, and average metrics and seen–unseen curves over seeds.
 
-A run is one method on one data set with one seed. Metrics are percentages, for the closed and the open world.
+A run is one method on one data set with one seed. Metrics are percentages, for the closed and the
+open world.
 """
 
 from __future__ import annotations
@@ -26,24 +27,30 @@ from duplex.evaluation.metrics import METRICS
 from duplex.labels import GROUPS, WORLDS
 
 Tree = dict[str, Any]
-GROUPINGS = {"groups": "accuracy", "groups_at_ends": "accuracy_at_ends"}  # in summaries -> the averaged field of a run
-VALIDATION = {"auc": "val_auc", "auc_all": "val_auc_all"}  # numbers of the table `validation` -> of a run
+GROUPINGS = {  # in summaries -> the averaged field of a run
+    "groups": "accuracy",
+    "groups_at_ends": "accuracy_at_ends",
+}
+VALIDATION = {"auc": "val_auc", "auc_all": "val_auc_all"}  # in `validation` -> of a run
 STREAM = "+stream"  # after the name of a method: as it adapted to the test images
 TERMS = "terms_"  # prefix of tables with some summands of the score only
 NO_RUN = "no run of params.yaml has been evaluated; `dvc repro` trains and evaluates the runs"
 ALSO_AVERAGED = ("state_accuracy", "object_accuracy", "seen_at_val_bias", "unseen_at_val_bias", "hm_at_val_bias")
-SHOWN = ("auc", "auc_se", "hm", "seen", "unseen", "auc_all")  # by world in artifacts/metrics.json, after validation
+SHOWN = ("auc", "auc_se", "hm", "seen", "unseen", "auc_all")  # by world in metrics.json
 POINTS, ROUNDS = 81, 200  # of a mean curve: its points, and bootstrap rounds of its interval
 Aggregate = dict[str, dict[str, dict[str, dict[str, float]]]]
 
 
 def aggregate(runs: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]) -> Aggregate:
-    """Average metrics over seeds, as `{data set: {method: {world: {auc: mean, auc_se: .., auc_low: .., seeds: n}}}}`.
+    """Average metrics over seeds.
 
-    `auc_se` is the standard error over seeds; `auc_low`, `auc_high` are means of the seeds' 95 % intervals. Other keys
-    beside the worlds: `validation` (validation AUC, and as `untrained` the number of seeds whose best epoch is 0);
-    `terms_...` (the closed world with only these score terms); `groups` (accuracies of frequency groups); and
-    `groups_at_ends` (the same at the ends of the curve). A number that a seed lacks is left out.
+    Returns `{data set: {method: {world: {auc: mean, auc_se: .., auc_low: .., seeds: n}}}}`.
+
+    `auc_se` is the standard error over seeds; `auc_low`, `auc_high` are means of the seeds' 95 %
+    intervals. Other keys beside the worlds: `validation` (validation AUC, and as `untrained` the
+    number of seeds whose best epoch is 0); `terms_...` (the closed world with only these score
+    terms); `groups` (accuracies of frequency groups); and `groups_at_ends` (the same at the ends
+    of the curve). A number that a seed lacks is left out.
     """
     table: Aggregate = {}
     for (dataset, method), records in runs.items():
@@ -68,7 +75,7 @@ def aggregate(runs: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]) -> Ag
 
 
 def headline_numbers(table: Aggregate) -> Aggregate:
-    """Select at most fourteen averaged numbers per method, to show in `dvc metrics diff` and `dvc exp show`.
+    """Select at most fourteen averaged numbers per method, for artifacts/metrics.json.
 
     Validation AUC comes first, since options should be chosen by it and not by test metrics.
     """
@@ -89,7 +96,7 @@ def headline_numbers(table: Aggregate) -> Aggregate:
 def _means(
     records: Sequence[Mapping[str, Any]], names: Iterable[str], end: str = "", *, errors: bool = True
 ) -> dict[str, float]:
-    """Means and standard errors of the numbers that all records have; `end` is appended to the names."""
+    """Means and standard errors of the numbers that all records have; `end`: ends of names."""
     means = {}
     for name in names:
         values: list[Any] = [record.get(name) for record in records]
@@ -117,7 +124,7 @@ def _summary(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def at_threshold(record: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Metrics at the feasibility threshold in an open-world record, even if unused; empty without a threshold."""
+    """Metrics at the feasibility threshold, even if unused; empty without a threshold."""
     unused: Mapping[str, Any] = record.get("words", {})
     return record if "threshold" in record else unused
 
@@ -131,7 +138,7 @@ def standard_error(values: Sequence[float]) -> float:
 
 
 def read_metrics(path: Path, command: str = "dvc repro report") -> dict[str, Any]:
-    """Read a JSON file of numbers, NaN as None; if it is missing, a `DuplexError` gives the command to write it."""
+    """Read a JSON file of numbers, NaN as None; raises `DuplexError` if it is missing."""
     metrics = stored_numbers(path, command)
     if metrics is None:
         raise DuplexError(f"{path} does not exist; `{command}` writes it")
@@ -139,7 +146,7 @@ def read_metrics(path: Path, command: str = "dvc repro report") -> dict[str, Any
 
 
 def stored_numbers(path: Path, command: str = "dvc repro") -> Tree | None:
-    """Read a JSON file of numbers, NaN as None; None if it is missing. If it is damaged, the error names `command`."""
+    """Read a JSON file of numbers, NaN as None; None if it is missing."""
     try:
         return dict(json.loads(path.read_text(encoding="utf-8"), parse_constant=lambda _: None))
     except FileNotFoundError:
@@ -150,7 +157,7 @@ def stored_numbers(path: Path, command: str = "dvc repro") -> Tree | None:
 
 @dataclass(frozen=True)
 class MeanCurve:
-    """Seen–unseen curve averaged over seeds: unseen accuracy, with an interval, at evenly spaced seen accuracies."""
+    """Unseen accuracy, averaged over seeds, at evenly spaced seen accuracies."""
 
     seen: Floats  # percent
     unseen: Floats
@@ -160,7 +167,7 @@ class MeanCurve:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What the files of one run contain; `files` maps each field to the path of the file that it was read from."""
+    """What the files of one run contain; `files` maps each field to the path of its file."""
 
     metrics: Tree
     history: pd.DataFrame | None = None
@@ -177,13 +184,13 @@ class RunRecord:
 
 @dataclass(frozen=True)
 class DatasetResults:
-    """One data set's results for the report: runs, means over seeds, ablations, and counts of pairs and images."""
+    """One data set's results for the report."""
 
     name: str
     summary: Mapping[str, Tree]  # method -> world -> seen, seen_se, ...; -> "groups" -> accuracies
     runs: Mapping[str, Mapping[int, RunRecord]] = field(default_factory=dict)
     shown_as: Mapping[str, str] = field(default_factory=dict)  # method -> its name in figures
-    ablations: Mapping[str, Tree] = field(default_factory=dict)  # name -> world -> ..., as `summary`
+    ablations: Mapping[str, Tree] = field(default_factory=dict)  # name -> as in `summary`
     statistics: Tree | None = None
     statistics_file: str = ""
     extraction: Tree | None = None
@@ -208,11 +215,11 @@ class Results:
     metrics_file: str = "artifacts/summary.json"
     ablations_file: str = "ablations/artifacts/summary.json"
     seeds: tuple[int, ...] = ()
-    not_evaluated: Mapping[str, Sequence[str]] = field(default_factory=dict)  # data set -> names of runs
+    not_evaluated: Mapping[str, Sequence[str]] = field(default_factory=dict)  # data set -> runs
 
 
 def read_run(files: RunPaths) -> RunRecord:
-    """Read metrics, history, timing and predictions of one run; missing files leave fields empty."""
+    """Read the files of one run; missing files leave fields empty."""
     names = ("metrics", "history", "timing", "evaluation_timing", "predictions")
     return RunRecord(
         metrics=stored_numbers(files.metrics) or {},
@@ -225,7 +232,10 @@ def read_run(files: RunPaths) -> RunRecord:
 
 
 def read_table(path: Path, advice: str = "`dvc repro -f` runs the pipeline again and writes it") -> pd.DataFrame | None:
-    """Read a CSV file; None if it does not exist. Names stay text, even a state `NA`; `advice` ends error messages."""
+    """Read a CSV file; None if it does not exist.
+
+    Names stay text, even a state `NA`. `advice` ends error messages.
+    """
     text = ("image", "label", "object", "map", "kind", "world", "top1", "top2", "top3")
     missing = {"margin": ["", "nan"], "val_auc": [""]}  # not every epoch is validated
     try:
@@ -237,7 +247,7 @@ def read_table(path: Path, advice: str = "`dvc repro -f` runs the pipeline again
 
 
 def margins_of(predictions: pd.DataFrame, world: str) -> Margins | None:
-    """The margins in a run's `predictions` for one world; None if there are no images of seen or of unseen pairs."""
+    """The margins of a run in one world; None without images of seen or of unseen pairs."""
     rows = predictions[predictions["world"] == world]
     is_seen = rows["seen"].to_numpy(dtype=bool)
     margin = rows["margin"].to_numpy(dtype=np.float64)
@@ -247,9 +257,12 @@ def margins_of(predictions: pd.DataFrame, world: str) -> Margins | None:
 
 
 def mean_curve(seeds: Sequence[Margins], points: int = POINTS, rounds: int = ROUNDS) -> MeanCurve:
-    """The seen–unseen curve averaged over seeds, with a bootstrap interval if all seeds have the same test images.
+    """The seen–unseen curve averaged over seeds.
 
-    points: of the curve; rounds: of the bootstrap, each of which resamples the same images for all seeds.
+    It has a bootstrap interval if all seeds have the same test images.
+
+    points: of the curve; rounds: of the bootstrap, each of which resamples the same images for all
+        seeds.
     """
     curves = [Curve.of(margins) for margins in seeds]
     grid = np.linspace(0.0, max(float(curve.seen_accuracies[0]) for curve in curves), points)
@@ -267,6 +280,6 @@ def mean_curve(seeds: Sequence[Margins], points: int = POINTS, rounds: int = ROU
 
 
 def unseen_at(seen: Floats, unseen: Floats, grid: Floats) -> Floats:
-    """For each value in `grid`, the highest unseen accuracy of points with at least this seen accuracy; 0 if none."""
+    """The highest unseen accuracy with at least each seen accuracy in `grid`; 0 if none."""
     last = seen.size - np.searchsorted(seen[::-1], grid - 1e-12, side="left") - 1
     return np.where(last >= 0, unseen[last], 0.0)

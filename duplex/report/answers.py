@@ -1,7 +1,8 @@
-"""Parts of a page on a model's answers for test images: examples, confusions, accuracies and probabilities.
+"""Parts of a page on answers for test images: examples, confusions, accuracies, probabilities.
 
-`answers` is a table with one line per image: `image` (its name), `label`, `answer`, `seen` (whether the label occurs in
-training) and `right` (whether the answer is the label). `training` maps each training image to its label.
+`answers` is a table with one line per image: `image` (its name), `label`, `answer`, `seen`
+(whether the label occurs in training) and `right` (whether the answer is the label). `training`
+maps each training image to its label.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def answers_of(answered: AnsweredImages, manifest: pd.DataFrame) -> pd.DataFrame
 def example_and_error_parts(
     predictions: pd.DataFrame, source: str, thumbnails: Thumbnails, notes: Sequence[Block], texts: RetrievedTexts
 ) -> list[ReportPart]:
-    """Report parts `Examples` (`notes` first) and `Errors` from a run's `predictions`; cells cite the file `source`."""
+    """Parts `Examples` (`notes` first) and `Errors` of a run; cells cite the file `source`."""
     answers = predictions[predictions["world"] == "closed"].rename(columns={"top1": "answer"})
     few = min(SHOWN, answers["label"].nunique() // 2)
     tables = [
@@ -84,7 +85,7 @@ def example_and_error_parts(
 
 
 def example_gallery(answers: pd.DataFrame, thumbnails: Thumbnails, texts: Mapping[int, Sequence[Caption]]) -> Gallery:
-    """Gallery of right and wrong, seen and unseen test images, each with its three best answers and its `texts`."""
+    """Right and wrong, seen and unseen test images, each with its three best answers."""
     groups = []
     for seen, right in ((True, True), (False, True), (True, False), (False, False)):
         rows = answers[(answers["seen"] == seen) & (answers["right"] == right)].drop_duplicates("label")
@@ -107,7 +108,7 @@ def _example(row: pd.Series, thumbnails: Thumbnails, texts: Sequence[Caption]) -
 
 
 def most_confused(answers: pd.DataFrame) -> list[tuple[str, str, list[str], int]]:
-    """Confusions, the most frequent first: (label, wrong answer, image names, number of images with the label)."""
+    """Label, wrong answer, images, number of images with the label; most frequent first."""
     images = answers["label"].value_counts()
     wrong = answers[answers["label"] != answers["answer"]]
     groups: list[Any] = sorted(wrong.groupby(["label", "answer"]), key=lambda group: -len(group[1]))
@@ -131,7 +132,7 @@ def pair_accuracy_table(
     best: bool = False,
     train: Mapping[str, int] | None = None,  # number of training images
 ) -> Table:
-    """Table of up to `limit` pairs, the lowest accuracy first (`best`: the highest), of equal ones the most images."""
+    """Up to `limit` pairs, the lowest accuracy first (`best`: the highest), then most images."""
     pairs = answers.groupby("label").agg(seen=("seen", "first"), images=("right", "size"), share=("right", "mean"))
     shown = pairs.sort_values(["share", "images"], ascending=[not best, False], kind="stable").head(limit)
     rivals: dict[str, str] = {}
@@ -180,7 +181,7 @@ def _overall_table(answered: AnsweredImages) -> Table:
 
 
 def primitive_table(kind: str, answered: AnsweredImages, part: Callable[[Ints], Ints], labels: Sequence[str]) -> Table:
-    """Table of the accuracy of each state (`part` is `state_of`) or object (`object_of`), the lowest first."""
+    """Accuracy of each state (`part` is `state_of`) or object (`object_of`), the lowest first."""
     names = [prompt_name(name) for name in labels]
     target = part(answered.target)
     answer = part(answered.answer)
@@ -207,7 +208,7 @@ def primitive_table(kind: str, answered: AnsweredImages, part: Callable[[Ints], 
 def confusion_parts(
     answered: AnsweredImages, answers: pd.DataFrame, training: pd.Series, thumbnails: Thumbnails | None
 ) -> list[ReportPart]:
-    """Confusion matrices of states and of objects, and most confused pairs, with images if there are `thumbnails`."""
+    """Confusion matrices of states and of objects, and the most confused pairs."""
     labels = answered.labels
     kinds = (("States", labels.state_of, labels.states), ("Objects", labels.object_of, labels.objects))
     parts = [
@@ -248,7 +249,7 @@ def _confused_gallery(answers: pd.DataFrame, training: pd.Series, thumbnails: Th
 
 
 def wrong_answers_part(answers: pd.DataFrame, thumbnails: Thumbnails | None) -> ReportPart | None:
-    """A gallery of the most probable wrong answers; None without wrong answers or without images to show."""
+    """The most probable wrong answers; None if there are none, or no images to show."""
     wrong = answers[~answers["right"]].sort_values("probability", ascending=False, kind="stable")
     if thumbnails is None or not len(wrong):
         return None

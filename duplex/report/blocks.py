@@ -1,20 +1,20 @@
 """Building blocks of an HTML page, and functions that draw and write them.
 
-A report has sections, a section has parts, a part has blocks: tables, figures, notes, galleries of thumbnails and
-confusion matrices. Colours of line charts are CSS classes (`charts.css`), so that one drawing fits light pages, dark
-pages and print.
+A report has sections, a section has parts, a part has blocks: tables, figures, notes, galleries of
+thumbnails and confusion matrices. Colours of line charts are CSS classes (`charts.css`), so that
+one drawing fits light pages, dark pages and print.
 """
 
 from __future__ import annotations
 
 import math
 from base64 import b64encode
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from itertools import groupby
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 from xml.sax.saxutils import escape, quoteattr
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
@@ -26,7 +26,7 @@ from duplex.system.files import replace_folder, write_json
 
 @dataclass(frozen=True)
 class TableCell:
-    """Cell of a report table; `source` cites where its number comes from, such as `metrics.json#/closed/auc`."""
+    """Cell of a report table; `source` cites its number, such as `metrics.json#/closed/auc`."""
 
     text: str
     value: float | str | None = None  # to sort by
@@ -37,8 +37,9 @@ class TableCell:
 
 
 def json_pointer(file: str, *keys: object) -> str:
-    """Pointer to the value in a JSON file under the given keys, such as `file#/a/b`; escapes `/` and `~` (RFC 6901)."""
-    return file + "#" + "".join("/" + str(key).replace("~", "~0").replace("/", "~1") for key in keys)
+    """Pointer to a value in a JSON file, such as `file#/a/b`; escapes `/` and `~` (RFC 6901)."""
+    escaped = [str(key).replace("~", "~0").replace("/", "~1") for key in keys]
+    return file + "#" + "".join(f"/{key}" for key in escaped)
 
 
 def text_cell(text: str) -> TableCell:
@@ -49,7 +50,7 @@ def text_cell(text: str) -> TableCell:
 def number_cell(
     value: float | None, form: str = "{:.1f}", source: str = "", *, spread: str = "", tip: str = ""
 ) -> TableCell:
-    """Cell that shows a number in the format `form` and is sorted by it; None is shown as a dash."""
+    """Cell that shows a number and is sorted by it; None is shown as a dash."""
     return TableCell(MISSING) if value is None else TableCell(form.format(value), value, source, 0, spread, tip)
 
 
@@ -60,7 +61,7 @@ def count_cell(count: int, source: str = "") -> TableCell:
 
 @dataclass(frozen=True)
 class TableRow:
-    """Row of a report table; `quoted` says that its numbers are quoted from publications, not measured."""
+    """Row of a report table; `quoted`: its numbers are published ones, not measured."""
 
     cells: Sequence[TableCell]
     quoted: bool = False
@@ -76,8 +77,12 @@ class Column:
 
 
 def headings(*titles: str, texts: int = 1) -> list[Column]:
-    """Column headings with these titles: the first `texts` columns hold text, all others numbers."""
+    """Headings with these titles: the first `texts` columns hold text, all others numbers."""
     return [Column(title, place >= texts) for place, title in enumerate(titles)]
+
+
+def text_column(title: str, tip: str = "") -> Column:
+    return Column(title, False, tip)
 
 
 @dataclass(frozen=True)
@@ -87,6 +92,39 @@ class Table:
     columns: Sequence[Column]
     rows: Sequence[TableRow]
     note: str = ""
+
+
+Item = TypeVar("Item")
+ColumnOf = tuple[Column, Callable[[Item], TableCell]]  # a heading, and what it says of an item
+
+
+def table_of(caption: str, columns: Sequence[ColumnOf[Item]], items: Iterable[Item], note: str = "") -> Table:
+    """Table with a row per item, whose cells are made by the functions of the columns."""
+    rows = [TableRow([cell(item) for _, cell in columns]) for item in items]
+    return Table(caption, [column for column, _ in columns], rows, note)
+
+
+def pair_table(caption: str, pairs: Iterable[tuple[str, TableCell]], value: Column) -> Table:
+    """Table with a row per item, its name and its cell; `value` is the heading of the cells."""
+    columns: list[ColumnOf[tuple[str, TableCell]]] = [
+        (text_column("item"), lambda pair: text_cell(pair[0])),
+        (value, lambda pair: pair[1]),
+    ]
+    return table_of(caption, columns, pairs)
+
+
+def ranked(rows: Sequence[TableRow], places: Iterable[int]) -> list[TableRow]:
+    """Copies of rows, in which the two largest numbers of each column in `places` are ranked."""
+    grid = [list(row.cells) for row in rows]
+    for place in places:
+        numbers = [line[place].value for line in grid]
+        largest = {number for number in numbers if isinstance(number, int | float)}
+        values = sorted(largest, reverse=True)
+        for line in grid:
+            value = line[place].value
+            if isinstance(value, int | float) and value in values[:2] and len(values) > 1:
+                line[place] = replace(line[place], rank=1 + values.index(value))
+    return [TableRow(cells, row.quoted) for cells, row in zip(grid, rows, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -100,7 +138,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Note:
-    """Paragraph of a report; if it is about missing results, `command` is the shell command that computes them."""
+    """Paragraph of a report; `command`: the shell command that computes missing results."""
 
     kind: ClassVar[str] = "note"
     text: str
@@ -109,7 +147,7 @@ class Note:
 
 @dataclass(frozen=True)
 class Caption:
-    """Line of text below a thumbnail; `right` tells whether the prediction in it is right (None: no prediction)."""
+    """Line of text below a thumbnail; `right`: whether its prediction is right, if it is one."""
 
     text: str
     right: bool | None = None
@@ -118,7 +156,7 @@ class Caption:
 
 @dataclass(frozen=True)
 class Thumb:
-    """Thumbnail with its label and lines of text; `uri` is None if the image is not on this machine."""
+    """Thumbnail with its label and lines of text."""
 
     uri: str | None  # data URI
     name: str  # label
@@ -152,7 +190,7 @@ class Gallery:
 
 @dataclass(frozen=True)
 class ConfusionMatrix:
-    """Confusion matrix: `counts[i][j]` is the number of images with the label `names[i]` and the answer `names[j]`."""
+    """`counts[i][j]`: number of images with the label `names[i]` and the answer `names[j]`."""
 
     kind: ClassVar[str] = "matrix"
     caption: str
@@ -162,7 +200,7 @@ class ConfusionMatrix:
 
     @property
     def rows(self) -> list[tuple[str, list[tuple[int, float, str]]]]:
-        """Each row's label and cells; a cell is (number of images, their share of the row, hover text)."""
+        """Each row's label and cells: number of images, share of the row, hover text."""
         table = []
         for name, counts in zip(self.names, self.counts, strict=True):
             total = max(1, sum(counts))
@@ -258,7 +296,7 @@ class Axis:
 
 
 def draw(chart: Chart) -> str:
-    """Return a line chart as an `<svg>` element for an HTML page; the page's style sheet sets the colours."""
+    """A line chart as an `<svg>` element, whose colours the page's style sheet sets."""
     tones = [place if series.tone is None else series.tone for place, series in enumerate(chart.series)]
     coloured = [(series, f"t{tone % TONES}") for series, tone in zip(chart.series, tones, strict=True)]
     legend, legend_height = _legend(coloured)
@@ -279,14 +317,14 @@ def draw(chart: Chart) -> str:
 
 
 def standalone_svg(svg: str) -> str:
-    """Return the content of an SVG file: the `<svg>` element with the style sheet that sets its colours."""
+    """The content of an SVG file: the `<svg>` element with its style sheet."""
     style = package_text("charts.css")
     head, rest = svg.split(">", 1)
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{head}>\n<style>{escape(style)}</style>{rest}\n'
 
 
 def ticks(low: float, high: float, whole: bool = False) -> list[float]:
-    """About five round numbers that cover [low, high]; their step is 1, 2 or 5 times a power of ten."""
+    """About five round numbers that cover [low, high], 1, 2 or 5 times a power of ten apart."""
     raw = max(high - low, 1e-9) / 5
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(m * power for m in (1, 2, 5, 10) if m * power >= raw * 0.999)
@@ -372,7 +410,7 @@ def _series(series: Series, x: Axis, y: Axis, colour: str) -> list[str]:
 
 
 def render_page(report: Report) -> str:
-    """The report as a self-contained HTML page: styles, script, drawings and images are embedded."""
+    """The report as a self-contained HTML page."""
     style = Markup(package_text("page.css") + "\n" + package_text("charts.css"))
     template = _environment().get_template("page.html.j2")
     return template.render(report=report, style=style, script=Markup(package_text("page.js")))
@@ -384,7 +422,7 @@ def render_for_notebook(title: str, blocks: Sequence[Block]) -> str:
 
 
 def write_report(report: Report, folder: Path, figures: Path, numbers: Mapping[str, object] | None = None) -> Path:
-    """Write a report and JSON files (`numbers`, by name) to `folder`, drawings to `figures`; returns the page's path.
+    """Write a report and JSON files to `folder`, drawings to `figures`; returns the page's path.
 
     Both folders are replaced as a whole, because their old files may be links into DVC's cache.
     """

@@ -1,9 +1,10 @@
-"""Find the runs that match rows of the paper's tables, and judge by them the claims listed in claims.yaml.
+"""Find the runs that match rows of the paper's tables, and judge the claims of claims.yaml.
 
-A run is recognised as a row by its settings in the summary or, if the summary has none, by its name. Its numbers are
-compared with the paper's if the encoder is the row's and the data set has a benchmark's number of pairs and images. A
-claim that one row is above another is judged on any data, between runs with the same data, encoder and fine-tuned
-blocks; if a claim is about whole methods, their blocks may differ.
+A run is recognised as a row by its settings in the summary or, if the summary has none, by its
+name. Its numbers are compared with the paper's if the encoder is the row's and the data set has a
+benchmark's number of pairs and images. A claim that one row is above another is judged on any
+data, between runs with the same data, encoder and fine-tuned blocks; if a claim is about whole
+methods, their blocks may differ.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ UNDECIDED = "undecided"
 NOT_COMPARABLE = "not comparable"
 NOT_RUN = "not run"
 VERDICTS = (REPRODUCED, NOT_REPRODUCED, UNDECIDED, NOT_COMPARABLE, NOT_RUN)
-T_QUANTILES = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706)  # 97.5 % of Student's t with 1 to 5 degrees of freedom
+T_QUANTILES = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706)  # 97.5 %, 1 to 5 degrees of freedom
 CLOSE = 1.0  # points by which a reproduced number may differ
 PAPER_SEEDS = 5  # of numbers with a standard error
 CLIP = "CLIP ViT-L/14"
@@ -39,13 +40,13 @@ COSTS = {"parameters": "parameters", "peak_bytes": "memory", "seconds_per_epoch"
 
 @lru_cache
 def read_package_yaml(name: str) -> Tree:
-    """Read quoted.yaml (published numbers), claims.yaml (the paper's claims) or ablation_tables.yaml."""
+    """Read quoted.yaml (published numbers), claims.yaml or ablation_tables.yaml."""
     return dict(YAML(typ="safe", pure=True).load(package_text(name)))
 
 
 @dataclass(frozen=True)
 class MeanWithError:
-    """A mean over seeds with its standard error; for a published number without error, `error` and `seeds` are 0."""
+    """A mean over seeds; for a published number without error, `error` and `seeds` are 0."""
 
     mean: float
     error: float | None
@@ -55,7 +56,7 @@ class MeanWithError:
 
 @dataclass(frozen=True)
 class Gap:
-    """A sum or difference of values; with a 95 % interval if each of them has a standard error over seeds."""
+    """A sum or difference of values; with a 95 % interval if all have a standard error."""
 
     value: float
     low: float | None = None
@@ -63,7 +64,7 @@ class Gap:
 
     @classmethod
     def of(cls, *terms: tuple[float, MeanWithError]) -> Gap:
-        """Sum independent terms (factor, value); the interval has one degree of freedom less than the fewest seeds."""
+        """Sum terms (factor, value); has one degree of freedom less than the fewest seeds."""
         total = math.fsum(factor * value.mean for factor, value in terms)
         errors = [None if value.error is None else (factor * value.error) ** 2 for factor, value in terms]
         freedom = min((value.seeds for _, value in terms if value.seeds), default=0) - 1
@@ -75,14 +76,14 @@ class Gap:
 
     @property
     def order(self) -> str:
-        """Verdict on `value` > 0: reproduced if the interval is above 0, not reproduced if below, else undecided."""
+        """Verdict on `value` > 0, by whether the interval is above 0, below or neither."""
         if self.low is None or self.high is None or self.low <= 0 <= self.high:
             return UNDECIDED
         return REPRODUCED if self.low > 0 else NOT_REPRODUCED
 
     @property
     def equality(self) -> str:
-        """Is `value` 0? Reproduced if 0 is in the interval and |value| <= 1 point, not if outside, else undecided."""
+        """Verdict on `value` = 0: reproduced if the interval has 0 and |value| <= 1 point."""
         if self.order != UNDECIDED:
             return NOT_REPRODUCED
         return REPRODUCED if self.low is not None and abs(self.value) <= CLOSE else UNDECIDED
@@ -93,7 +94,7 @@ class Gap:
 
 
 def t_quantile(freedom: int) -> float:
-    """The 97.5 % quantile of Student's t, with an error below 0.1 %, for a number of degrees of freedom."""
+    """The 97.5 % quantile of Student's t, with an error below 0.1 %."""
     if freedom <= len(T_QUANTILES):
         return T_QUANTILES[freedom - 1]
     z = NormalDist().inv_cdf(0.975)
@@ -104,7 +105,7 @@ def t_quantile(freedom: int) -> float:
 
 @dataclass(frozen=True)
 class Measured:
-    """One method's results on one data set, read from a summary, to compare with rows of the paper's tables."""
+    """One method's results on one data set, to compare with rows of the paper's tables."""
 
     name: str
     dataset: str
@@ -127,10 +128,11 @@ class Measured:
         return found
 
     def value(self, table: str, metric: str, sampled: bool = False) -> MeanWithError | None:
-        """Mean of a metric in a table of the summary (or `costs`), with its standard error; None if not measured.
+        """Mean of a metric in a table of the summary (or `costs`); None if not measured.
 
         Open-world metrics are at the feasibility threshold by words, if there is one.
-        sampled: prefer the value by the published protocol, which samples the bias, to that of the exact curve.
+
+        sampled: prefer the value by the published protocol, which samples the bias.
         """
         if table == "costs":
             return self._cost(metric)
@@ -155,14 +157,15 @@ class Measured:
         return MeanWithError(fmean(numbers), error, len(numbers), sources)
 
     def surroundings(self, table: str, shared: Sequence[str] = SHARED) -> str:
-        """The settings named in `shared` of a `table` of the summary, as JSON; equal JSON: results can be compared."""
+        """The settings named in `shared`, as JSON; if equal, results can be compared."""
         settings = self.settings(table)
         return "" if settings is None else json.dumps([settings.get(key) for key in shared])
 
 
 def measured_methods(results: Results, data: DatasetResults) -> list[Measured]:
-    """All methods measured on a data set: the ablations, which have more seeds, then the methods under `run:`."""
-    ablations = {} if results.ablations_file == results.metrics_file else data.ablations  # equal in a reproduction
+    """All methods measured: the ablations, which have more seeds, then those under `run:`."""
+    is_reproduction = results.ablations_file == results.metrics_file
+    ablations = {} if is_reproduction else data.ablations
     found = [Measured(name, data.name, results.ablations_file, tree) for name, tree in ablations.items()]
     for name, tree in data.summary.items():
         found.append(Measured(name, data.name, results.metrics_file, tree, data.runs.get(name, {})))
@@ -170,13 +173,13 @@ def measured_methods(results: Results, data: DatasetResults) -> list[Measured]:
 
 
 def paper_row(name: str) -> Tree:
-    """The entry of the row `name` in claims.yaml or, for a published method, an entry made from quoted.yaml."""
+    """The row `name` of claims.yaml or, for a published method, one made from quoted.yaml."""
     rows = read_package_yaml("claims.yaml")["rows"]
     return dict(rows[name]) if name in rows else {"quoted": name, **read_package_yaml("quoted.yaml")["entries"][name]}
 
 
 def is_row(settings: Tree, row: Tree) -> bool:
-    """Whether a run's `settings` match a `row` of the paper: in its kind, and in options that distinguish rows."""
+    """Whether a run's kind and the options that distinguish rows are those of the `row`."""
     if settings["kind"] != row["kind"]:
         return False
     defaults = read_package_yaml("claims.yaml")["defaults"].get(row["kind"], {})
@@ -189,7 +192,7 @@ def _plain(value: Any) -> Any:
 
 
 def runs_of(row: Tree, candidates: Sequence[Measured], *tables: str) -> list[Measured]:
-    """Runs that match a `row` of the paper in all `tables`: first those that it lists, then others by settings."""
+    """Runs that match a `row` in all `tables`: those that it lists, then others by settings."""
     names = row.get("run", [])
     listed = sorted((each for each in candidates if each.name in names), key=lambda each: names.index(each.name))
     others = [each for each in candidates if each.name not in names and each.settings(tables[0]) is not None]
@@ -197,7 +200,7 @@ def runs_of(row: Tree, candidates: Sequence[Measured], *tables: str) -> list[Mea
 
 
 def _fits(each: Measured, row: Tree, table: str) -> bool:
-    """Whether a run is the row in a table; in the open world, the paper's own method must be trained for it."""
+    """In the open world, the paper's own method must be trained for it."""
     settings = each.settings(table)
     if table == "open" and row["kind"] == "duplex" and (settings is None or settings.get("world") != "open"):
         return False
@@ -205,7 +208,7 @@ def _fits(each: Measured, row: Tree, table: str) -> bool:
 
 
 def counts_of(statistics: Tree | None) -> Tree | None:
-    """Number of states and objects and, per split, of seen pairs, unseen pairs and images, as in benchmarks.yaml."""
+    """Numbers of states, objects, pairs and images, as in benchmarks.yaml."""
     if statistics is None:
         return None
     counts: Tree = {key: statistics.get(key) for key in ("states", "objects")}
@@ -215,20 +218,20 @@ def counts_of(statistics: Tree | None) -> Tree | None:
 
 
 def benchmark_of(counts: Tree | None) -> str | None:
-    """The paper's benchmark with these `counts` (made by `counts_of`); None if none has them or `counts` is None."""
+    """The paper's benchmark with these `counts` (of `counts_of`); None if there is none."""
     known = {name: each["counts"] for name, each in read_benchmarks().items() if "archives" in each}
     return next((str(name) for name, each in known.items() if each == counts), None)
 
 
 def backbone_of(encoder: str) -> str | None:
-    """The paper's name for `encoder` (a name and weights); None if the paper has no results with it."""
+    """The paper's name for `encoder` (name and weights); None if it has no results with it."""
     known = read_package_yaml("claims.yaml")["encoders"]
     trained = [name for name, start in known.items() if f"{encoder} ".startswith(start) and "random:" not in encoder]
     return trained[0] if trained else None
 
 
 def obstacle(settings: Tree | None, backbone: str) -> str:
-    """Why a run's numbers cannot be compared with the paper's numbers for `backbone`; empty if they can."""
+    """Why a run cannot be compared with the paper's numbers for `backbone`; empty if it can."""
     if settings is None:
         return "its encoder and data are not recorded"
     if backbone_of(settings["encoder"]) != backbone:
@@ -239,7 +242,7 @@ def obstacle(settings: Tree | None, backbone: str) -> str:
 
 
 def paper_value(row: Tree, table: str, benchmark: str, metric: str) -> MeanWithError | None:
-    """One number of the paper's tables, None if missing; its standard error is 0 if the paper gives none."""
+    """One number of the paper's tables, None if missing."""
     numbers = row.get(table, {}).get(benchmark)
     errors: Sequence[float] = ()
     if numbers is None or (isinstance(numbers, Mapping) and metric not in numbers):
@@ -257,7 +260,7 @@ def paper_value(row: Tree, table: str, benchmark: str, metric: str) -> MeanWithE
 
 
 def published_rows(table: str) -> list[Tree]:
-    """All results in quoted.yaml for a world, if `table` names one (closed, open); otherwise an empty list."""
+    """All results in quoted.yaml for a world (closed, open); empty for other tables."""
     published = read_package_yaml("quoted.yaml")
     backbones = published["backbones"] if table == "closed" else ()
     return [*published[table], *published["later"][table], *backbones] if table in WORLDS else []
@@ -265,7 +268,7 @@ def published_rows(table: str) -> list[Tree]:
 
 @dataclass(frozen=True)
 class Judgement:
-    """Verdict on one claim of the paper for one metric; `reason` says what was compared, or why nothing was."""
+    """Verdict on one claim for one metric; `reason`: what was compared, or why nothing was."""
 
     source: str
     text: str
@@ -281,7 +284,7 @@ class Judgement:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One comparison that a claim makes: the names of its rows, and the table and metric of each of its two sides."""
+    """One comparison of a claim: the names of its rows, and each side's table and metric."""
 
     claim: Tree
     names: tuple[str, ...]
@@ -292,7 +295,9 @@ class Comparison:
     def sides(self) -> list[tuple[float, str, str, str]]:
         """Terms (factor, row, table, metric) of a sum that is above zero if the claim holds."""
         is_cost = "cost" in self.claim
-        factors = [-1.0, float(self.claim["at_most"])] if is_cost else [1.0, -1.0, -1.0, 1.0]  # the last two of a gain
+        factors = [1.0, -1.0, -1.0, 1.0]  # the last two of a gain
+        if is_cost:
+            factors = [-1.0, float(self.claim["at_most"])]
         return [
             (factor, name, self.tables[place % 2], self.metrics[place % 2])
             for place, (factor, name) in enumerate(zip(factors, self.names, strict=False))
@@ -313,7 +318,7 @@ class Comparison:
         return " > ".join(dict.fromkeys(self.names))
 
     def paper(self, benchmark: str) -> str:
-        """The paper's own numbers for this comparison on a benchmark, as text such as `21.7 > 20.1`."""
+        """The paper's own numbers on a benchmark, as text such as `21.7 > 20.1`."""
         values = [paper_value(paper_row(name), table, benchmark, key) for _, name, table, key in self.sides]
         numbers = [value.mean for value in values if value is not None]
         if len(numbers) < len(values):
@@ -336,7 +341,7 @@ def format_number(metric: str, number: float) -> str:
 
 
 def comparisons_of(claim: Tree) -> Iterator[Comparison]:
-    """Split a claim into comparisons: one for each metric and, if the claim lists several rows, for each row."""
+    """Split a claim into one comparison per metric and, if it lists several, per row."""
     places = claim.get("in", "costs" if "cost" in claim else "closed")
     tables = (places, places) if isinstance(places, str) else (places[0], places[1])
     first, *others = _names(claim)
@@ -354,7 +359,7 @@ def _names(claim: Tree) -> list[Any]:
 
 
 def judge_all(results: Results, data: DatasetResults) -> list[Judgement]:
-    """Judge every claim of claims.yaml on a data set, per metric and per setting of encoder, data and fine-tuning."""
+    """Judge every claim on a data set, per metric and setting of encoder and fine-tuning."""
     candidates = measured_methods(results, data)
     benchmark = benchmark_of(counts_of(data.statistics))
     found: list[Judgement] = []
@@ -393,7 +398,7 @@ def _judge(line: Comparison, candidates: Sequence[Measured], benchmark: str | No
 
 
 def _groups(line: Comparison, found: Mapping[str, Sequence[Measured]]) -> list[dict[str, Measured]]:
-    """Groups (row -> run) of comparable runs: equal data, encoder and blocks (any blocks for whole methods)."""
+    """Row -> run, for comparable runs: equal data, encoder and blocks (see `methods`)."""
     groups: dict[str, dict[str, Measured]] = {}
     if line.claim.get("methods"):
         first, *others = found
@@ -444,7 +449,7 @@ def _number(line: Comparison, row: Tree, each: Measured) -> dict[str, Any]:
 
 
 def number_verdict(each: Measured, row: Tree, table: str, metric: str) -> tuple[str, Gap | None, str]:
-    """Compare a run's number with the paper's for a row; returns verdict, difference and reason."""
+    """Compare a run's number with the paper's; returns verdict, difference and reason."""
     settings = each.settings(table)
     value = each.value(table, metric, sampled=True)
     if found := obstacle(settings, row.get("backbone", CLIP)):
@@ -458,13 +463,14 @@ def number_verdict(each: Measured, row: Tree, table: str, metric: str) -> tuple[
 
 
 def _with(used: Iterable[Measured], table: str) -> str:
-    """Text that gives the runs, seeds and encoder of a comparison, and which runs are untrained."""
+    """The runs, seeds and encoder of a comparison, and which runs are untrained."""
     runs = list(used)
     settings = runs[0].settings(table)
     seeds = min(each.tree.get(table, {}).get("seeds", each.seeds) for each in runs)
     encoder = "encoder not recorded" if settings is None else settings["encoder"]
     tuned = ", fine-tuned blocks" if settings and settings.get("finetune") else ""
-    same = [each for each in runs if table != "open" or "settings_open" not in each.tree]  # run as in the closed world
+    # in the closed world's run
+    same = [each for each in runs if table != "open" or "settings_open" not in each.tree]
     untrained = [f"{each.name} untrained in {each.untrained} of {each.seeds}" for each in same if each.untrained]
     names = ", ".join(dict.fromkeys(each.name for each in runs))
     return "; ".join([names, f"{seeds} {'seed' if seeds == 1 else 'seeds'}, {encoder}{tuned}", *untrained])

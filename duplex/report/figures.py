@@ -1,8 +1,9 @@
-"""Figures of the report: seen–unseen curves, training curves, results by momentum lambda, and t-SNE maps.
+"""Figures of the report: seen–unseen curves, training curves, results by lambda, t-SNE maps.
 
-Maps show images (dots) and prototypes (other symbols) in two dimensions, as in the Duplex paper's figures. The map
-`prototypes` shows test images with semantic and visual prototypes; `before` and `after` show test images with visual
-prototypes before and after training; `semantic`, `visual` and `combined` show prototypes only, coloured by object.
+Maps show images (dots) and prototypes (other symbols) in two dimensions, as in the Duplex paper's
+figures. The map `prototypes` shows test images with semantic and visual prototypes; `before` and
+`after` show test images with visual prototypes before and after training; `semantic`, `visual` and
+`combined` show prototypes only, coloured by object.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ SYMBOLS = {  # kind of point -> how a caption names it
     "star": "visual prototypes (☆)",
     "combined": "each pair's semantic and visual prototype as one vector (□)",
 }
-PLACES = {"semantic": "object", "visual": "object", "combined": "object"}  # meaning of the hue; else the pair
+PLACES = dict.fromkeys(("semantic", "visual", "combined"), "object")  # of the hue; else the pair
 CLASSES, IMAGES = 20, 40  # compositions of a map with images, and images of each
 PROTOTYPES = 300  # compositions of a map of prototypes
 COLUMNS = ["map", "kind", "label", "object", "seen", "x", "y"]
@@ -56,7 +57,7 @@ def slug(*words: str) -> str:
 
 
 def curve_figure(data: DatasetResults, world: str) -> Figure | None:
-    """Figure of all methods' seen–unseen curves in one world; None if there are no predictions for it."""
+    """All methods' seen–unseen curves in one world; None without predictions for it."""
     curves = data.curves[world]
     if not curves:
         return None
@@ -77,13 +78,13 @@ def curve_figure(data: DatasetResults, world: str) -> Figure | None:
 
 
 def tones_of(data: DatasetResults) -> dict[str, int]:
-    """Map each method, by its own name and by the name shown in figures, to the number of its colour."""
+    """Method, by its own name and by that in figures -> number of its colour."""
     tones = {method: tone for tone, method in enumerate(data.runs)}
     return {data.shown_as.get(method, method): tone for method, tone in tones.items()} | tones
 
 
 def training_figures(data: DatasetResults) -> list[Figure]:
-    """Figures of validation AUC and of the total loss by epoch, for methods that train; empty if none does."""
+    """Validation AUC and total loss by epoch, of methods that train; empty if none does."""
     legend = "Lines: mean over seeds. Bands: lowest to highest seed."
     figures = []
     for title, label, value, caption in (
@@ -107,7 +108,8 @@ def _by_epoch(data: DatasetResults, value: Callable[[pd.DataFrame], pd.Series]) 
         if not seeds:
             continue
         length = min(map(len, seeds))
-        table = np.stack([value(history).to_numpy(dtype=float)[:length] for history in seeds])  # [seeds, epochs]
+        values = [value(history).to_numpy(dtype=float)[:length] for history in seeds]
+        table = np.stack(values)  # [seeds, epochs]
         known = ~np.isnan(table).any(axis=0)
         x = seeds[0]["epoch"].to_numpy(dtype=float)[:length][known].tolist()
         table = table[:, known]
@@ -123,7 +125,7 @@ def _total_loss(history: pd.DataFrame) -> pd.Series:
 
 
 def lambda_figures(data: DatasetResults, places: Sequence[Tree]) -> list[Figure]:
-    """Figures of AUC and HM by lambda, the prototypes' momentum; `places`: names and lambdas of ablations."""
+    """AUC and HM by lambda, the prototypes' momentum; `places`: ablations and lambdas."""
     runs = data.ablations
     points = [(row["value"], row["run"]) for row in places if "closed" in runs.get(row["run"], {})]
     figures = []
@@ -144,7 +146,7 @@ def lambda_figures(data: DatasetResults, places: Sequence[Tree]) -> list[Figure]
 
 @dataclass(frozen=True)
 class Scene:
-    """Points of t-SNE maps: test images and visual prototypes, before and after training, and semantic prototypes."""
+    """Points of t-SNE maps: test images and prototypes, before and after training."""
 
     labels: LabelSpace
     compositions: Ints  # [n] compositions of the test images
@@ -156,12 +158,12 @@ class Scene:
 
 
 def map_count(scene: Scene) -> int:
-    """Number of maps that `compute_tsne_maps` makes; it depends on the kinds of prototypes that the method has."""
+    """Number of maps of a scene, which depends on the method's kinds of prototypes."""
     return sum(1 for _ in _plans(scene))
 
 
 def compute_tsne_maps(scene: Scene, tick: Tick) -> pd.DataFrame:
-    """Compute t-SNE maps as a table with a row per point; calls `tick` with the number of finished steps."""
+    """Table with a row per point; `tick` is called with the number of finished steps."""
     tables = []
     done = 0
     for name, parts in _plans(scene):
@@ -196,7 +198,7 @@ def _plans(scene: Scene) -> Iterator[tuple[str, list[tuple[str, Ints, Array]]]]:
 
 
 def largest_compositions(compositions: Ints) -> tuple[Ints, Ints]:
-    """The 20 compositions with the most images, and the indices of up to 40 evenly spaced images of each."""
+    """The 20 largest compositions, and indices of up to 40 evenly spaced images of each."""
     names, counts = np.unique(compositions, return_counts=True)
     largest = np.sort(names[np.argsort(-counts, kind="stable")[:CLASSES]])
     picked = []
@@ -233,7 +235,7 @@ def _tsne(vectors: Array, tick: Tick, done: int) -> NDArray[np.float64]:
 
 
 def map_figures(table: pd.DataFrame, data: str) -> list[Figure]:
-    """Draw the t-SNE maps in `table`, the output of `compute_tsne_maps`: one figure with a caption per map."""
+    """One figure with a caption for each map of `compute_tsne_maps`."""
     figures = []
     for name, title in TITLES.items():
         rows = table[table["map"] == name]
@@ -246,7 +248,7 @@ def map_figures(table: pd.DataFrame, data: str) -> list[Figure]:
 
 
 def draw_map(rows: pd.DataFrame, hue_by: str, alt: str) -> str:
-    """Draw a map as SVG, prototypes on top of images, with hover text; column `hue_by` sets the hues."""
+    """Draw a map as SVG, prototypes on top of images; column `hue_by` sets the hues."""
     rows = rows.assign(px=_scaled(rows["x"]), py=SIDE - _scaled(rows["y"]))
     hues = {name: i * GOLDEN % 360 for i, name in enumerate(sorted(rows[hue_by].unique()))}
     out = [
@@ -279,6 +281,8 @@ def _marker(kind: str, x: float, y: float) -> str:
         return f'<rect class="proto" {corner} width="{size}" height="{size}"/>'
     corners = [(x, y - 6), (x + 5.5, y + 4.5), (x - 5.5, y + 4.5)]
     if kind == "star":
-        turns = [(8.0 if i % 2 == 0 else 3.4, math.pi * (i / 5 - 0.5)) for i in range(10)]  # radius, angle
+        angles = [math.pi * (i / 5 - 0.5) for i in range(10)]
+        radii = [8.0, 3.4] * 5
+        turns = list(zip(radii, angles, strict=True))
         corners = [(x + r * math.cos(a), y + r * math.sin(a)) for r, a in turns]
     return f'<path class="proto" d="M{"L".join(f"{coordinate(a)} {coordinate(b)}" for a, b in corners)}Z"/>'

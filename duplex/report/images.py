@@ -1,7 +1,8 @@
-"""Report parts on test images: those nearest to prototypes, the texts nearest to them, and swapped factors.
+"""Report parts on test images: nearest to prototypes, their nearest texts, swapped factors.
 
-Nearest means the largest cosine, as in the Duplex paper's qualitative figure; the bias on unseen pairs is not used.
-A swap joins the state factor of one image with the object factor of another, and looks for the nearest image.
+Nearest means the largest cosine, as in the Duplex paper's qualitative figure; the bias on unseen
+pairs is not used. A swap joins the state factor of one image with the object factor of another,
+and looks for the nearest image.
 """
 
 from __future__ import annotations
@@ -48,12 +49,12 @@ Thumbnails = Callable[[str], str | None]  # data URI of an image, by its name in
 
 
 def thumbnails_under(root: Path) -> Thumbnails:
-    """A function that returns the thumbnail of an image, given its path below `root`; None for an unreadable image."""
+    """A function: path of an image below `root` -> its thumbnail; None if unreadable."""
     return lambda image: thumbnail(root / image)
 
 
 def missing_images_note(root: Path, images: Sequence[str], dataset: str) -> list[Block]:
-    """A list of one note if none of a data set's images exists in `root`; otherwise an empty list."""
+    """One note if none of a data set's images exists in `root`; otherwise an empty list."""
     if any((root / uncropped_path(image)).is_file() for image in images):
         return []
     return [Note(f"The images of {dataset} are not on this machine (expected in {root}); only labels are shown.")]
@@ -61,7 +62,7 @@ def missing_images_note(root: Path, images: Sequence[str], dataset: str) -> list
 
 @dataclass(frozen=True)
 class ImageFeatures:
-    """Features of test images: `z` for visual prototypes, `text_space` for semantic ones, and the factors."""
+    """Features of test images, as the method compares them with its prototypes."""
 
     z: Array | None  # z^c [n, d], of unit length; None if the method has none
     text_space: Array | None  # [n, d] features that semantic prototypes are compared with
@@ -69,7 +70,7 @@ class ImageFeatures:
     objects: Array | None  # z^o [n, d]
 
     def in_space_of(self, prototype_kind: str) -> Array:
-        """The image features that the method compares with its prototypes of the kind `semantic` or `visual`."""
+        """The features compared with prototypes of the kind `semantic` or `visual`."""
         features = self.text_space if prototype_kind == "semantic" else self.z
         assert features is not None
         return features
@@ -90,7 +91,7 @@ def image_features(method: Inspectable, examples: Examples) -> ImageFeatures:
 
 @dataclass(frozen=True)
 class RetrievalContext:
-    """Input of retrieval: a method with its features and prototypes, and the test images with their thumbnails."""
+    """A method with its features and prototypes, and the test images with thumbnails."""
 
     method: Inspectable
     labels: LabelSpace
@@ -112,12 +113,12 @@ class RetrievalContext:
         return self.features.z is not None and bool(has_any)
 
     def prototypes(self, compositions: Ints) -> dict[str, Array]:
-        """Prototypes [C, d] of C compositions, by kind (`semantic`, `visual`), for the kinds that the method has."""
+        """Kind (`semantic`, `visual`) -> prototypes [C, d], for the method's kinds."""
         kinds = {"semantic": self.method.semantic, "visual": self.method.visual}
         return {name: rows(compositions).cpu().numpy() for name, rows in kinds.items() if rows is not None}
 
     def joined(self, states: Array, objects: Array) -> Array:
-        """State and object factors [n, d] joined by the learned fusion (the Duplex paper's Eq. 11) or concatenated."""
+        """Factors [n, d] joined by the learned fusion (the paper's Eq. 11) or concatenated."""
         if self.method.fuse is None:
             return np.concatenate([states, objects], axis=1)
         return np.asarray(self.method.fuse(torch.from_numpy(states), torch.from_numpy(objects)).cpu())
@@ -125,7 +126,7 @@ class RetrievalContext:
 
 @dataclass(frozen=True)
 class Hit:
-    """A test image near a composition's prototype or swapped factors; `right`: its label is that composition."""
+    """A test image near a prototype or swapped factors."""
 
     row: int  # among the test images
     image: str
@@ -135,7 +136,7 @@ class Hit:
 
 
 def prototype_hits(context: RetrievalContext, composition: int, top: int) -> dict[str, list[Hit]]:
-    """For each kind of prototype of a composition, the `top` test images whose features are nearest to it."""
+    """Kind of prototype -> the `top` test images nearest to that of the composition."""
     if not context.can_retrieve:
         raise UsageError("the run's method has no prototypes; choose one that has some, such as `--method duplex`")
     hits = {}
@@ -174,7 +175,7 @@ def _shares_table(
 
 
 def prototype_blocks(context: RetrievalContext, file: str) -> tuple[list[Block], dict[str, Any]]:
-    """Report blocks on test images nearest to prototypes, and the numbers that they cite from the JSON `file`."""
+    """Blocks on images nearest to prototypes, and the numbers that they cite from `file`."""
     if not context.can_retrieve:
         return [Note("The method has no prototypes.")], {}
     present = np.unique(context.compositions)
@@ -209,7 +210,7 @@ def _prototype_gallery(context: RetrievalContext, present: Ints) -> Gallery:
 
 @dataclass(frozen=True)
 class RetrievedTexts:
-    """The texts (semantic prototypes) nearest to each test image, for the report; empty if the method has no texts."""
+    """The texts (semantic prototypes) nearest to test images; empty without texts."""
 
     lines: Mapping[int, Sequence[Caption]] = field(default_factory=dict)  # by row of the manifest
     blocks: Sequence[Block] = ()
@@ -217,7 +218,7 @@ class RetrievedTexts:
 
 
 def nearest_texts(context: RetrievalContext) -> tuple[Ints, Floats] | None:
-    """The three texts nearest to each test image, as compositions [n, 3], with cosines; None without texts."""
+    """The three nearest texts of each test image [n, 3], with cosines; None without texts."""
     text_space = context.features.text_space
     if context.method.semantic is None or text_space is None:
         return None
@@ -227,7 +228,7 @@ def nearest_texts(context: RetrievalContext) -> tuple[Ints, Floats] | None:
 
 
 def retrieve_texts(context: RetrievalContext, file: str) -> RetrievedTexts:
-    """Find the texts nearest to each test image, and the share of right texts; cells cite the JSON file `file`."""
+    """Find each test image's nearest texts, and the share of right ones, cited from `file`."""
     found = nearest_texts(context)
     if found is None:
         return RetrievedTexts()
@@ -248,10 +249,11 @@ def retrieve_texts(context: RetrievalContext, file: str) -> RetrievedTexts:
 
 
 def swap_parts(context: RetrievalContext, file: str) -> tuple[list[Block], dict[str, Any]]:
-    """Report blocks on swapped factors of test images, and the numbers that they cite from the JSON `file`.
+    """Blocks on swapped factors of test images, and the numbers that they cite from `file`.
 
-    For each test pair, the state factor of an image that shares only its state is joined with the object factor of one
-    that shares only its object; the nearest other test image should show the pair.
+    For each test pair, the state factor of an image that shares only its state is joined with the
+    object factor of one that shares only its object; the nearest other test image should show the
+    pair.
     """
     if context.features.states is None or context.features.objects is None:
         return [Note("The method has no state and object factors to swap.")], {}

@@ -1,8 +1,6 @@
 """The page of one data set: a model's answers, and what more labelled images would bring.
 
-`duplex fit` and `duplex report --dataset` write it. To estimate what more images would bring, a closed-form classifier
-on the frozen features is trained on random parts of each pair's training images; its test accuracy by number of images
-is extrapolated to twice as many.
+`duplex fit` and `duplex report --dataset` write it.
 """
 
 from __future__ import annotations
@@ -15,102 +13,23 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
-from torch import Tensor
 
 from duplex.data.images import uncropped_path
 from duplex.data.tables import complete_rows
-from duplex.evaluation.accumulate import Floats
-from duplex.evaluation.probabilities import NEW_SHARE, AnsweredImages, fit_probabilities, image_weights
+from duplex.evaluation.probabilities import AnsweredImages
 from duplex.features.tokens import Examples
-from duplex.labels import SPLITS, Ints, LabelSpace
-from duplex.methods.gaussian import ClassStatistics, ClosedForm
-from duplex.methods.layers import unit
+from duplex.labels import SPLITS, LabelSpace
 from duplex.report.answers import accuracy_parts, answers_of, confusion_parts, probability_part, wrong_answers_part
 from duplex.report.blocks import Chart, Figure, Mark, Note, Report, ReportPart, ReportSection, Series, draw, render_page
+from duplex.report.costs import recipe_table
 from duplex.report.images import thumbnails_under
-from duplex.report.tables import recipe_table
 from duplex.system.files import write_text
-
-SHARES = (0.25, 0.5, 1.0)  # of the training images
-DRAWS = 5  # of each share below 1
-BLOCK_SCORES = 1 << 22  # scores in memory at once, and scores from which temperature and prior are fitted
-
-
-@dataclass(frozen=True)
-class SampleSizeCurve:
-    """Test accuracy by number of training images, the power law of its error, and accuracy for twice as many."""
-
-    accuracies: Mapping[int, Sequence[float]]  # number of training images -> accuracy in percent of each random draw
-    slope: float  # exponent beta of the power law
-    doubled: float  # accuracy in percent expected of twice as many images: an extrapolation
-
-    @classmethod
-    def of(cls, examples: Mapping[str, Examples], labels: LabelSpace) -> SampleSizeCurve | None:
-        """Measure accuracy with a quarter, half and all training images; None if two of these numbers are equal."""
-        train = examples["train"].compositions.numpy()
-        known = np.flatnonzero(train >= 0)  # rows with both labels
-        target = examples["test"].compositions.numpy()
-        weights = image_weights(labels.is_seen(target), NEW_SHARE)  # images of unseen pairs together count `NEW_SHARE`
-        accuracies = {}
-        for share in SHARES:
-            draws = [known[draw_share(train[known], share, seed)] for seed in range(DRAWS if share < 1 else 1)]
-            right = [closed_form_answers(examples, labels, rows) == target for rows in draws]
-            accuracies[len(draws[0])] = [100 * float(weights @ each) for each in right]
-        if len(accuracies) < len(SHARES):
-            return None
-        means = [fmean(each) for each in accuracies.values()]
-        return cls(accuracies, *extrapolate(list(accuracies), means, len(examples["test"])))
-
-
-def draw_share(compositions: Ints, share: float, seed: int) -> Ints:
-    """Draw a random share of each pair's images, at least one per pair; returns indices in ascending order."""
-    generator = np.random.default_rng(seed)
-    rows = []
-    for pair in np.unique(compositions):
-        members = np.flatnonzero(compositions == pair)
-        rows.append(generator.permutation(members)[: max(1, int(share * len(members) + 0.5))])
-    return np.sort(np.concatenate(rows))
-
-
-def extrapolate(images: list[int], accuracies: list[float], measured: int) -> tuple[float, float]:
-    """Fit a power law to error by number of images; returns its slope beta, and the accuracy for twice as many.
-
-        log e(n) = alpha + beta log n,    e = 100 - accuracy, fitted by least squares
-
-    measured: number of test images; an error below half a test image counts as half an image.
-    """
-    error = np.maximum(100 - np.array(accuracies), 50 / measured)
-    beta, alpha = np.polyfit(np.log(images), np.log(error), 1)
-    return float(beta), 100 - float(min(100.0, np.exp(alpha + beta * np.log(2 * images[-1]))))
-
-
-def closed_form_answers(examples: Mapping[str, Examples], labels: LabelSpace, rows: Ints) -> Ints:
-    """Answers for test images by a closed form, fitted to training images `rows`, calibrated on validation images."""
-    train, val = examples["train"], examples["val"]
-    chosen = torch.from_numpy(rows)
-    shape = len(labels.states), len(labels.objects)
-    statistics = ClassStatistics.of(unit(train.cls[chosen]), train.compositions[chosen], *shape)
-    candidates = labels.candidates("closed", "train")
-    seen = labels.is_seen(candidates)
-    scorer = ClosedForm.fit(statistics).to(torch.float32).scorer(torch.from_numpy(candidates))
-
-    def log_p(cls: Tensor) -> Tensor:
-        return scorer(unit(cls).float()).log_softmax(1)
-
-    step = max(1, BLOCK_SCORES // len(candidates))
-    judged = torch.from_numpy(np.linspace(0, len(val) - 1, min(len(val), step)).astype(int))
-    label = np.searchsorted(candidates, val.compositions[judged].numpy())
-    confidence = fit_probabilities(log_p(val.cls[judged]).double(), label, seen)
-    prior: Floats = confidence.log_prior(seen, np.ones_like(seen))
-    shift = torch.from_numpy(prior * confidence.temperature).float()  # the argmax of log p / T + prior
-    best = [(log_p(part) + shift).argmax(1).numpy() for part in examples["test"].cls.split(step)]
-    return np.asarray(candidates[np.concatenate(best)])
+from duplex.training.more_images import DRAWS, SampleSizeCurve
 
 
 @dataclass(frozen=True)
 class OwnData:
-    """What the page about one data set shows: its images and labels, and a model's answers for the test images."""
+    """What the page about one data set shows."""
 
     name: str
     labels: LabelSpace

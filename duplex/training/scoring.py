@@ -26,9 +26,8 @@ from torch import Tensor
 
 from duplex.errors import DuplexError, UsageError
 from duplex.evaluation.accumulate import Floats, ScoreAccumulator
-from duplex.evaluation.curve import Curve, Margins
+from duplex.evaluation.curve import AucComponents, Curve, Margins
 from duplex.evaluation.feasibility import BucketNumbers, buckets, choose_threshold, thresholds
-from duplex.evaluation.intervals import AucComponents
 from duplex.evaluation.probabilities import NEW_SHARE, Confidence, fit_probabilities, image_weights, log_probabilities
 from duplex.features.tokens import Examples
 from duplex.labels import Bools, CandidateSet, Ints, LabelSpace, World

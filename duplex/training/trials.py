@@ -23,8 +23,7 @@ import torch
 from duplex.artifacts import RunPaths
 from duplex.config.params import EvaluationParams
 from duplex.errors import DuplexError
-from duplex.evaluation.curve import Margins
-from duplex.evaluation.intervals import AucComponents
+from duplex.evaluation.curve import AucComponents, Margins
 from duplex.features.tokens import Examples
 from duplex.methods.base import Method
 from duplex.system.files import json_digest, write_text

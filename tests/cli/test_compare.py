@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from duplex.artifacts import ArtifactPaths
 from duplex.cli import app
-from duplex.config.params import write_dataset
+from duplex.config.datasets import write_dataset
 from duplex.errors import DuplexError
 from duplex.evaluation.curve import Margins
 from duplex.evaluation.intervals import Difference, compare, compare_splits

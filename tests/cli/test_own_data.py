@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from duplex.config.params import EncoderParams, load_params, read_yaml, write_dataset
+from duplex.config.datasets import write_dataset
+from duplex.config.params import EncoderParams, load_params, read_yaml
 from duplex.data.sources import load_source
 from tests.commands import Command
 from tests.data.makers import OBJECTS, STATES, make_folder, make_standard, make_table, save

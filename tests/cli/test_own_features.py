@@ -7,7 +7,8 @@ import pandas as pd
 import pytest
 
 from duplex.artifacts import ArtifactPaths
-from duplex.config.params import load_params, read_yaml, write_dataset
+from duplex.config.datasets import write_dataset
+from duplex.config.params import load_params, read_yaml
 from duplex.data.shapes import shapes_manifest
 from duplex.errors import DuplexError
 from duplex.features.file import read_features

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from duplex.config.params import load_params, remove_dataset, write_dataset, write_settings
+from duplex.config.datasets import remove_dataset, write_dataset, write_settings
+from duplex.config.params import load_params
 from duplex.errors import UsageError
 from duplex.options import FinetuneOptions
 from tests.projects import edited_params

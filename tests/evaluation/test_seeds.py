@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from duplex.errors import UsageError
-from duplex.evaluation.curve import Curve, Margins
-from duplex.evaluation.intervals import AucComponents, compare, compare_seeds, compare_splits, headline_metrics
+from duplex.evaluation.curve import AucComponents, Curve, Margins
+from duplex.evaluation.intervals import compare, compare_seeds, compare_splits, headline_metrics
 
 
 def drawn(seed: int, shift: float = 0.0, images: tuple[int, int] = (60, 40)) -> Margins:

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from duplex.evaluation.curve import Curve, Margins
-from duplex.evaluation.intervals import AucComponents, _normal_p, bootstrap_metrics, bootstrap_p, compare, percentiles
+from duplex.evaluation.curve import AucComponents, Curve, Margins
+from duplex.evaluation.intervals import _normal_p, bootstrap_metrics, bootstrap_p, compare, percentiles
 from tests.evaluation.twins import literal_components
 
 

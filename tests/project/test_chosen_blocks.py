@@ -13,7 +13,7 @@ from duplex.project.evaluate import evaluate_stage
 from duplex.project.run import ProjectRun
 from duplex.project.train import train_stage
 from duplex.report.aggregate import DatasetResults, read_run
-from duplex.report.tables import auto_finetune_tables
+from duplex.report.costs import auto_finetune_tables
 from duplex.training import recipes
 from duplex.training.checkpoint import read_record
 from tests.projects import SHIPPED, edited_params, encoded_project, interrupt

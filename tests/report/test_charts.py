@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from duplex.evaluation.curve import Curve, Margins
-from duplex.evaluation.intervals import AucComponents
+from duplex.evaluation.curve import AucComponents, Curve, Margins
 from duplex.report.aggregate import mean_curve, unseen_at
 from duplex.report.blocks import Chart, Series, draw, standalone_svg, ticks
 from duplex.report.figures import draw_map

@@ -17,7 +17,7 @@ from duplex.methods.registry import find_method
 from duplex.report import claims
 from duplex.report.aggregate import DatasetResults, Results, RunRecord
 from duplex.report.claims import Gap, MeanWithError, comparisons_of, counts_of, is_row, judge_all, paper_row
-from duplex.report.tables import ablation_tables, claims_table
+from duplex.report.paper_tables import ablation_tables, claims_table
 from tests.report.test_tables import PAPER, line, settings, statistics_of
 from tests.subprocesses import ROOT
 

@@ -9,13 +9,14 @@ import pytest
 from duplex.config.params import load_params
 from duplex.data.tables import read_benchmarks
 from duplex.labels import SPLITS
-from duplex.report import claims, tables
+from duplex.report import claims, costs, paper_tables, tables
 from duplex.report.aggregate import DatasetResults, Results, RunRecord
 from duplex.report.answers import example_and_error_parts
-from duplex.report.blocks import Note, Table, TableCell, TableRow
+from duplex.report.blocks import Note, Table, TableCell, TableRow, ranked
 from duplex.report.claims import counts_of, is_row, paper_row
 from duplex.report.images import RetrievedTexts
-from duplex.report.tables import dataset_section, published_table
+from duplex.report.page import dataset_section
+from duplex.report.paper_tables import published_table
 from tests.projects import SHIPPED
 from tests.subprocesses import ROOT
 
@@ -68,7 +69,7 @@ def test_published_rows_are_shown_for_data_with_the_benchmarks_counts_only(name,
 
 def test_published_numbers_are_the_papers():
     """Closed and open world, MIT-States, UT-Zappos, C-GQA, as the paper's text repeats them for its own method."""
-    rows = {world: tables.read_package_yaml("quoted.yaml")[world][-1] for world in ("closed", "open")}
+    rows = {world: claims.read_package_yaml("quoted.yaml")[world][-1] for world in ("closed", "open")}
     assert rows["closed"]["mit-states"] == [49.7, 55.6, 40.9, 23.7]
     assert rows["closed"]["ut-zappos"] == [70.5, 75.6, 58.2, 46.2]
     assert rows["open"]["cgqa"] == [41.6, 9.7, 12.5, 3.4]
@@ -96,7 +97,7 @@ def test_the_cost_table_shows_fine_tuned_blocks_and_prototypes():
     }
     shown_as = {"duplex_open": "duplex", "dual_finetuned": "dual"}
     data = DatasetResults("shapes", {"duplex": line(20.0), "dual": line(30.0)}, runs=runs, shown_as=shown_as)
-    table = tables.efficiency_table(Results((data,)), data)
+    table = costs.efficiency_table(Results((data,)), data)
     titles = [column.title for column in table.columns]
     said = {row[0]: dict(zip(titles, row, strict=True)) for row in texts(table)}
     asked = ("trained parameters", "fine-tuned blocks", "prototypes", "codebook values", "epoch", "AUC")
@@ -109,8 +110,8 @@ def test_the_cost_table_shows_fine_tuned_blocks_and_prototypes():
 def test_the_best_two_numbers_of_a_column_are_marked():
     rows = [TableRow([TableCell("a", "a"), TableCell(str(v), v)]) for v in (1.0, 3.0, 3.0, 2.0)]
     rows.append(TableRow([TableCell("b"), TableCell("–")]))
-    assert [row.cells[1].rank for row in tables.ranked(rows, [1])] == [0, 1, 1, 2, 0]
-    assert [row.cells[1].rank for row in tables.ranked(rows[:1], [1])] == [0]
+    assert [row.cells[1].rank for row in ranked(rows, [1])] == [0, 1, 1, 2, 0]
+    assert [row.cells[1].rank for row in ranked(rows[:1], [1])] == [0]
 
 
 def test_numbers_are_means_over_the_runs_that_have_them():
@@ -119,10 +120,10 @@ def test_numbers_are_means_over_the_runs_that_have_them():
     done = RunRecord({"groups": groups}, timing={"seconds_per_epoch": 1.5}, files=files)
     data = dataclasses.replace(PLAIN, runs={"csp": {0: done, 1: RunRecord({})}, "clip": {1: RunRecord({})}})
     table = tables.frequency_table(data)
-    assert isinstance(table, tables.Table) and [column.title for column in table.columns][-1] == "csp"
+    assert isinstance(table, Table) and [column.title for column in table.columns][-1] == "csp"
     assert table.rows[0].cells[-1].text == "40.0"
-    costs = {row[0]: row for row in texts(tables.efficiency_table(Results((data,)), data))}
-    assert "1.50 s" in costs["csp"] and set(costs["clip"][1:8]) == {"–"}
+    said = {row[0]: row for row in texts(costs.efficiency_table(Results((data,)), data))}
+    assert "1.50 s" in said["csp"] and set(said["clip"][1:8]) == {"–"}
 
 
 def texts(table: Any) -> list[list[str]]:
@@ -181,7 +182,7 @@ def test_published_open_results_are_compared_with_the_threshold_by_words():
     assert table is not None and "threshold by words" in table.note
     titles = [column.title for column in table.columns]
     said = {row[2]: dict(zip(titles, row, strict=True)) for row in texts(table)}
-    published = tables.read_package_yaml("quoted.yaml")["open"][-1]["mit-states"]
+    published = claims.read_package_yaml("quoted.yaml")["open"][-1]["mit-states"]
     assert (said["duplex"]["HM measured"], said["duplex"]["AUC measured"]) == ("7.0", "8.0")
     assert said["duplex"]["AUC, difference"] == f"{8.0 - published[3]:+.1f}"
     assert said["clip"]["AUC measured"] == "3.0"  # of a run without a threshold by words
@@ -189,7 +190,7 @@ def test_published_open_results_are_compared_with_the_threshold_by_words():
 
 def test_an_ablation_table_has_the_rows_that_were_run():
     whole = results("shapes", ablations={"loss_ct": line(5.0), "loss_ch": line(7.0), "duplex_five": line(9.0)})
-    found = dict(tables.ablation_tables(whole, whole.datasets[0]))
+    found = dict(paper_tables.ablation_tables(whole, whole.datasets[0]))
     losses = found["Loss terms"]
     assert isinstance(losses, Table)
     assert [[cell.text for cell in row.cells[:2]] for row in losses.rows] == [
@@ -214,7 +215,7 @@ def test_score_terms_are_a_table_per_method():
 
 
 def test_every_row_of_the_ablation_tables_exists_in_params():
-    params, spec = load_params(ROOT / "ablations/params.yaml"), tables.read_package_yaml("ablation_tables.yaml")
+    params, spec = load_params(ROOT / "ablations/params.yaml"), claims.read_package_yaml("ablation_tables.yaml")
     known = {**load_params(SHIPPED).methods, **params.methods}
     for entry in spec["tables"]:
         for row in entry["rows"]:
@@ -305,12 +306,12 @@ def test_other_backbones_are_quoted_in_the_closed_world():
     rows = [row for row in tables.result_table(whole, whole.datasets[0], "closed").rows if row.quoted]
     names = [row.cells[0].text for row in rows]
     assert sum("BLIP" in name for name in names) == 2 and sum("ResNet-18" in name for name in names) == 2
-    blip = {row["method"]: row for row in tables.read_package_yaml("quoted.yaml")["backbones"]}["Duplex"]
+    blip = {row["method"]: row for row in claims.read_package_yaml("quoted.yaml")["backbones"]}["Duplex"]
     assert (blip["mit-states"], blip["cgqa"]) == ([57.7, 51.7, 41.0, 24.6], [41.7, 37.5, 31.4, 14.0])
 
 
 def test_every_published_method_with_an_entry_is_one_of_params():
-    shipped, table = load_params(SHIPPED), tables.read_package_yaml("quoted.yaml")
+    shipped, table = load_params(SHIPPED), claims.read_package_yaml("quoted.yaml")
     quoted = {row["method"] for world in ("closed", "open") for row in claims.published_rows(world)}
     assert set(table["entries"]) <= quoted
     for row in table["entries"].values():

@@ -15,9 +15,8 @@ import torch
 from duplex.config.params import EvaluationParams
 from duplex.errors import DuplexError, UsageError
 from duplex.evaluation.accumulate import ScoreAccumulator
-from duplex.evaluation.curve import Margins
+from duplex.evaluation.curve import AucComponents, Margins
 from duplex.evaluation.feasibility import CrossFitGain, Threshold
-from duplex.evaluation.intervals import AucComponents
 from duplex.evaluation.metrics import Metrics, measure
 from duplex.features.tokens import Examples
 from duplex.methods.closed_form import ClosedFormMethod, ClosedFormOptions

@@ -1,0 +1,72 @@
+"""Merge entries under `methods:`: `extends`, `per_dataset`, and data-set files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from duplex.errors import UsageError
+
+Table = Mapping[str, Any]
+
+
+def auto_as_table(value: Any) -> Any:
+    return {"blocks": "auto"} if value == "auto" else value
+
+
+def changed_table(table: Any, changes: Any) -> Any:
+    # of `training` or `finetune`, whose blocks have other options if their number is `auto`
+    if not (isinstance(table, dict) and isinstance(changes, dict)):
+        return changes
+    is_auto = [each.get("blocks") == "auto" for each in (table, changes)]
+    replaces = "blocks" in changes and is_auto[0] != is_auto[1]
+    return {**({} if replaces else table), **changes}
+
+
+def on_datasets(entries: Table, datasets: Table) -> dict[str, Any]:
+    completed = dict(entries)
+    for name, table in datasets.items():
+        own = table.get("methods")
+        for method, changes in own.items() if isinstance(own, dict) else ():
+            before = completed.get(method, {}).get("per_dataset", {})
+            if method in completed and isinstance(before, dict):
+                completed[method] = _changed_entry(completed[method], {"per_dataset": {name: changes}})
+    return completed
+
+
+def _changed_entry(entry: Any, changes: Any) -> Any:
+    """Merge changes into an entry; other keys of `training`, `finetune`, `per_dataset` stay."""
+    if not (isinstance(entry, dict) and isinstance(changes, dict)):
+        return changes
+    changed = {**entry, **changes}
+    for key in ("training", "finetune"):
+        # `finetune: {}` means no block
+        replaces = key == "training" or changes.get(key) != {}
+        if key in entry and key in changes and replaces:
+            changed[key] = changed_table(auto_as_table(entry[key]), auto_as_table(changes[key]))
+    before, after = entry.get("per_dataset"), changes.get("per_dataset")
+    if isinstance(before, dict) and isinstance(after, dict):
+        by_dataset = {name: _changed_entry(before.get(name), table) for name, table in after.items()}
+        changed["per_dataset"] = {**before, **by_dataset}
+    return changed
+
+
+def with_base(place: str, record: Table, methods: Table, path: tuple[str, ...]) -> Table:
+    if "extends" not in record:
+        return record
+    name = record["extends"]
+    if not isinstance(name, str) or name not in methods:
+        raise UsageError(f"params.yaml: {place}.extends: unknown method {name!r}; known: {', '.join(methods)}")
+    if name in path:
+        circle = " -> ".join((*path, name))
+        raise UsageError(f"params.yaml: {place}.extends: {circle} is circular; remove `extends` from one of them")
+    base = with_base(f"methods.{name}", methods[name], methods, (*path, name))
+    copied = {key: value for key, value in base.items() if key not in ("world", "shown_as")}
+    tables = copied.get("per_dataset")
+    if isinstance(tables, dict):  # what the entry sets itself holds for all data sets
+        copied["per_dataset"] = {
+            dataset: _changed_entry(table, {key: record[key] for key in table or () if key in record})
+            for dataset, table in tables.items()
+        }
+    changed: Table = _changed_entry(copied, {key: value for key, value in record.items() if key != "extends"})
+    return changed

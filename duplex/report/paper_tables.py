@@ -1,0 +1,321 @@
+"""Tables that compare measured results with the paper: numbers, ablations and claims."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+
+from duplex.evaluation.metrics import METRICS, MISSING, TIPS
+from duplex.report.aggregate import DatasetResults, Results, Tree
+from duplex.report.blocks import (
+    Column,
+    ColumnOf,
+    Table,
+    TableCell,
+    number_cell,
+    ranked,
+    table_of,
+    text_cell,
+    text_column,
+)
+from duplex.report.claims import (
+    COSTS,
+    NOT_COMPARABLE,
+    VERDICTS,
+    Gap,
+    Judgement,
+    MeanWithError,
+    Measured,
+    benchmark_of,
+    counts_of,
+    judge_all,
+    measured_methods,
+    number_verdict,
+    obstacle,
+    paper_row,
+    paper_value,
+    published_rows,
+    read_package_yaml,
+    runs_of,
+)
+from duplex.report.tables import SummaryLine
+
+COST_FORMS = {
+    "parameters": ("{:,.0f}", 1.0),
+    "peak_bytes": ("{:,.0f} MB", 1e-6),
+    "seconds_per_epoch": ("{:.2f} s", 1.0),
+    "test_seconds": ("{:.2f} s", 1.0),
+}
+NUMBER_NOTE = (
+    "A number is reproduced if it differs by at most a point and the 95 % interval of the "
+    "difference over seeds, with the standard errors of both sides, contains 0; not reproduced if "
+    "the interval excludes 0; undecided otherwise. A published number without an error counts as "
+    "exact."
+)
+CLAIMS_NOTE = (
+    "Statements of the paper, as comparisons of runs of this data set. Reproduced: the 95 % "
+    "interval of the difference over seeds (Student's t, the standard errors of both sides) lies "
+    "above 0; not reproduced: below 0; undecided: it contains 0, or there is none. The verdict "
+    "holds for this data set and the encoder named in the last column, and for no other. Intervals "
+    "are not corrected for the number of statements: of 40 about equal rows, two are decided by "
+    "chance on average."
+)
+UNTRAINED_TIP = "seeds whose best epoch by validation AUC is 0: an untrained model"
+NOT_RECORDED = "Validation AUC, best epochs, encoder and settings of these runs were not recorded."
+ORDER_TIP = "whether AUC is below that of the last row, as in the paper"
+
+
+def _spread(value: MeanWithError | None) -> str:
+    if value is None or value.error is None or value.seeds < 2:
+        return ""
+    return f"± {value.error:.1f}"
+
+
+def _value_cell(value: MeanWithError | None, metric: str) -> TableCell:
+    if value is None:
+        return TableCell(MISSING)
+    form, scale = COST_FORMS.get(metric, ("{:.1f}", 1.0))
+    spread = "" if metric in COST_FORMS else _spread(value)
+    return number_cell(scale * value.mean, form, value.source, spread=spread)
+
+
+def _gap_cell(gap: Gap | None) -> TableCell:
+    return TableCell(MISSING) if gap is None else TableCell(f"{gap.value:+.1f}", gap.value)
+
+
+def _interval_cell(gap: Gap | None) -> TableCell:
+    return TableCell(MISSING) if gap is None else TableCell(gap.interval, gap.low)
+
+
+@dataclass(frozen=True)
+class PublishedLine:
+    """A published row, and a run that matches it."""
+
+    row: Tree
+    run: Measured
+    world: str
+    benchmark: str
+
+    @cached_property
+    def verdict(self) -> tuple[str, Gap | None, str]:
+        return number_verdict(self.run, self.row, self.world, "auc")
+
+    def published(self, metric: str) -> TableCell:
+        value = paper_value(self.row, self.world, self.benchmark, metric)
+        return number_cell(None if value is None else value.mean, spread=_spread(value))
+
+    def measured(self, metric: str) -> TableCell:
+        return _value_cell(self.run.value(self.world, metric, sampled=True), metric)
+
+
+def published_table(results: Results, data: DatasetResults, world: str) -> Table | None:
+    """Measured against published metrics; None if no method here has published results."""
+    benchmark = benchmark_of(counts_of(data.statistics))
+    quoted = read_package_yaml("quoted.yaml")
+    candidates = [
+        each for each in measured_methods(results, data) if each.file == results.metrics_file and world in each.tree
+    ]
+    lines = []
+    for line in published_rows(world):
+        if benchmark in line and line["method"] in quoted["entries"]:
+            row = {**quoted["entries"][line["method"]]}
+            row |= {"quoted": line["method"], "backbone": line["backbone"]}
+            found = runs_of(row, candidates, world)
+            if line in quoted["backbones"]:
+                found = [run for run in found if not obstacle(run.settings(world), line["backbone"])]
+            lines += [PublishedLine(row, run, world, str(benchmark)) for run in found]
+    if not lines:
+        return None
+    columns: list[ColumnOf[PublishedLine]] = [
+        (text_column("method"), lambda line: text_cell(line.row["quoted"])),
+        (text_column("encoder"), lambda line: text_cell(line.row["backbone"])),
+        (text_column("name here"), lambda line: text_cell(line.run.name)),
+    ]
+    for name, title in METRICS.items():
+        columns += [
+            (Column(f"{title} published"), partial(PublishedLine.published, metric=name)),
+            (Column(f"{title} measured", tip=TIPS[title]), partial(PublishedLine.measured, metric=name)),
+        ]
+    columns += [
+        (text_column("AUC, difference"), lambda line: _gap_cell(line.verdict[1])),
+        (text_column("95 %"), lambda line: _interval_cell(line.verdict[1])),
+        (text_column("verdict on AUC"), lambda line: text_cell(line.verdict[0])),
+        (text_column("why"), lambda line: text_cell(line.verdict[2])),
+    ]
+    note = (
+        f"Published numbers are quoted from {quoted['source']}. Measured ones are of the same "
+        "sweep if runs have it; exact ones have an AUC higher by up to 0.8 %. Runs are found by "
+        "kind and options, whatever their names. Numbers are compared if data and encoder are the "
+        "paper's. " + NUMBER_NOTE
+    )
+    if world == "open":
+        note += " Both have a feasibility threshold by words, chosen on validation images: the published protocol."
+    return table_of(f"{data.name}, {world} world: measured and published", columns, lines, note)
+
+
+def ablation_tables(results: Results, data: DatasetResults) -> list[tuple[str, Table | None]]:
+    """Each table of `ablation_tables.yaml` with its title; None if its ablations were not run."""
+    tables: list[tuple[str, Table | None]] = []
+    candidates = measured_methods(results, data)
+    for entry in read_package_yaml("ablation_tables.yaml")["tables"]:
+        lines = []
+        for row in entry["rows"]:
+            run = _ablation(candidates, names_of(row))
+            if run is not None:
+                lines.append(AblationLine(row, run))
+        was_run = any(line.run.file == results.ablations_file for line in lines)
+        table = _ablation_table(entry, lines, data.name) if was_run and len(lines) > 1 else None
+        tables.append((entry["title"], table))
+    return tables
+
+
+def names_of(row: Tree) -> list[str]:
+    """The names of runs that a row of `ablation_tables.yaml` may show, the best first."""
+    return [row["run"]] if isinstance(row["run"], str) else row["run"]
+
+
+def _ablation(candidates: Sequence[Measured], names: Sequence[str]) -> Measured | None:
+    for name in names:
+        for each in candidates:
+            if each.name == name and "closed" in each.tree:
+                return each
+    return None
+
+
+@dataclass(frozen=True)
+class AblationLine:
+    """A row of an ablation table, and the run that it shows."""
+
+    row: Tree
+    run: Measured
+
+    @cached_property
+    def paper(self) -> Tree:
+        """The row of the paper's tables, with its numbers."""
+        known = read_package_yaml("claims.yaml")["rows"]
+        return paper_row(next(name for name in names_of(self.row) if name in known))
+
+    @property
+    def verdict(self) -> str:
+        return number_verdict(self.run, self.paper, "closed", "auc")[0]
+
+    def label(self, place: int) -> TableCell:
+        return text_cell(self.row["cells"][place])
+
+    def cell(self, dataset: str, table: str, metric: str) -> TableCell:
+        place = (self.run.file, dataset, self.run.name, table)
+        return SummaryLine("", self.run.tree.get(table, {}), place).cell(metric)
+
+    def published(self, benchmark: str) -> TableCell:
+        values = [paper_value(self.paper, "closed", benchmark, metric) for metric in METRICS]
+        shown = [MISSING if value is None else f"{value.mean:.1f}" for value in values]
+        return text_cell(" / ".join(shown))
+
+    def below(self, last: Measured) -> str:
+        """Verdict on whether AUC is below that of the `last` row; empty if not defined."""
+        above = last.value("closed", "auc")
+        below = self.run.value("closed", "auc")
+        if last is self.run or above is None or below is None:
+            return ""
+        if last.surroundings("closed") != self.run.surroundings("closed"):
+            return NOT_COMPARABLE
+        return Gap.of((1.0, above), (-1.0, below)).order
+
+    @property
+    def untrained(self) -> str:
+        count = self.run.untrained
+        if count is None:
+            return MISSING
+        return f"{count} of {self.run.seeds} seeds" if count else ""
+
+    @property
+    def settings(self) -> str:
+        settings = self.run.settings()
+        if settings is None:
+            return MISSING
+        left_out = ("world", "encoder", "counts")
+        shown = {key: value for key, value in settings.items() if key not in left_out}
+        return json.dumps(shown)[1:-1].replace('"', "")
+
+
+def _ablation_table(entry: Tree, lines: Sequence[AblationLine], dataset: str) -> Table:
+    last = lines[-1].run
+    is_recorded = any(line.run.settings() or "validation" in line.run.tree for line in lines)
+    columns: list[ColumnOf[AblationLine]] = []
+    for place, title in enumerate(entry["columns"]):
+        columns.append((text_column(title), partial(AblationLine.label, place=place)))
+    first = len(columns)
+    for name, title in METRICS.items():
+        cell = partial(AblationLine.cell, dataset=dataset, table="closed", metric=name)
+        columns.append((Column(title, tip=TIPS[title]), cell))
+    columns += [
+        (text_column("below the last row", ORDER_TIP), lambda line: text_cell(line.below(last))),
+        (text_column("paper's AUC", NUMBER_NOTE), lambda line: text_cell(line.verdict)),
+    ]
+    for benchmark in entry["paper"]:
+        heading = text_column(f"paper, {benchmark}: S / U / HM / AUC")
+        columns.append((heading, partial(AblationLine.published, benchmark=benchmark)))
+    if is_recorded:
+        columns += [
+            (Column("validation AUC"), lambda line: line.cell(dataset, "validation", "auc")),
+            (text_column("untrained", UNTRAINED_TIP), lambda line: text_cell(line.untrained)),
+            (text_column("settings"), lambda line: text_cell(line.settings)),
+        ]
+    caption = f"{entry['title']} ({entry['source']}): {dataset}, closed world"
+    table = table_of(caption, columns, lines)
+    rows = ranked(table.rows, range(first, first + len(METRICS)))
+    note = entry["caption"] if is_recorded else f"{entry['caption']} {NOT_RECORDED}"
+    return Table(caption, table.columns, rows, note)
+
+
+def _metric_of(found: Judgement) -> str:
+    # the key of the metric whose title the judgement has; empty for a comparison of two metrics
+    titles = {**METRICS, **COSTS}
+    return next((key for key, title in titles.items() if title == found.metric), "")
+
+
+def _cost_ratio(found: Judgement) -> float | None:
+    if _metric_of(found) not in COSTS or found.left is None or found.right is None:
+        return None
+    return found.left.mean / found.right.mean
+
+
+def _difference_cell(found: Judgement) -> TableCell:
+    ratio = _cost_ratio(found)
+    return _gap_cell(found.gap) if ratio is None else TableCell(f"× {ratio:.2f}", ratio)
+
+
+def _claim_interval_cell(found: Judgement) -> TableCell:
+    return _interval_cell(found.gap if _cost_ratio(found) is None else None)
+
+
+CLAIM_COLUMNS: list[ColumnOf[Judgement]] = [
+    (text_column("source"), lambda found: text_cell(found.source)),
+    (text_column("statement"), lambda found: replace(text_cell(found.text), tip=found.rows)),
+    (text_column("metric"), lambda found: text_cell(found.metric)),
+    (text_column("verdict"), lambda found: text_cell(found.verdict)),
+    (
+        Column("left", tip="what is to be higher or small"),
+        lambda found: _value_cell(found.left, _metric_of(found)),
+    ),
+    (
+        Column("right", tip="what it is compared with"),
+        lambda found: _value_cell(found.right, _metric_of(found)),
+    ),
+    (text_column("difference"), _difference_cell),
+    (text_column("95 %"), _claim_interval_cell),
+    (text_column("paper"), lambda found: text_cell(found.paper)),
+    (text_column("runs, or why not"), lambda found: text_cell(found.reason)),
+]
+
+
+def claims_table(results: Results, data: DatasetResults) -> Table:
+    """Verdicts on the paper's claims for a data set, a row per claim and metric."""
+    judgements = judge_all(results, data)
+    counts = Counter(found.verdict for found in judgements)
+    shown = ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict])
+    caption = f"Claims of the paper on {data.name}: {shown}"
+    return table_of(caption, CLAIM_COLUMNS, judgements, f"{CLAIMS_NOTE} {NUMBER_NOTE}")
