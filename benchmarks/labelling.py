@@ -46,9 +46,13 @@ def main() -> None:
             data = Dataset.from_arrays(features[kept], shapes.iloc[kept].reset_index(drop=True), encoder="tiny")
             run = fit(data, "closed_form")
         open_world = data.labels.candidates("open", "train")
-        scorer, probabilities = run.method.scorer(open_world.copy()), run.method.probabilities
-        known = run.record.confidence
-        candidates = Candidates.of(data.labels, open_world, None, known, scorer, None, probabilities)
+        candidates = Candidates.of(
+            data.labels,
+            open_world,
+            confidence=run.record.confidence,
+            scorer=run.method.scorer(open_world.copy()),
+            probabilities=run.method.probabilities,
+        )
         object.__setattr__(candidates, "novelty", run.record.novelty)
         return list(candidates.answers({"cls": torch.from_numpy(features[asked])}, 2))
 

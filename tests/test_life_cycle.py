@@ -117,7 +117,15 @@ class LifeCycle:
             SplitScorer.of(method, columns), test, LABELS, k=2, feasible_mask=live, top=3, bias=chosen.bias
         )
         scorer, terms = method.scorer(columns), method.score_terms(columns)
-        panel = Candidates.of(LABELS, columns, live, Confidence(), scorer, terms, method.probabilities)
+        panel = Candidates.of(
+            LABELS,
+            columns,
+            feasible=live,
+            confidence=Confidence(),
+            scorer=scorer,
+            terms=terms,
+            probabilities=method.probabilities,
+        )
         guesses = [guess for answer in panel.answers(test.inputs, 2) for guess in answer.top]
         tensors = method.portable(columns)
         exported = (

@@ -15,7 +15,7 @@ from duplex.data.tables import read_manifest
 from duplex.encoders.base import load_encoder
 from duplex.errors import UsageError
 from duplex.features.tokens import read_tokens
-from duplex.methods.finetuned import finetuned_blocks_factory
+from duplex.methods.blocks import finetuned_blocks_factory
 from duplex.options import FinetuneOptions
 from duplex.project import stages
 from duplex.project.stages import extract, prepare

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import product
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, get_args
+from typing import Any, ClassVar, Generic, TypeVar, get_args
 
 import numpy as np
 import torch
@@ -31,14 +31,11 @@ from torch import Tensor, nn
 from duplex.encoders.base import TextTower
 from duplex.errors import DuplexError, UsageError, require
 from duplex.labels import Bools, Ints, LabelSpace, World
-from duplex.methods.gaussian import FittedStatistics
+from duplex.methods.blocks import FinetunedBlocks
 from duplex.methods.layers import copy_to_device, unit
 from duplex.methods.prompts import TEMPLATE, Prompts, Prototypes
 from duplex.options import FinetuneOptions, Options
 from duplex.system.plugins import installed_plugins, load_plugin
-
-if TYPE_CHECKING:
-    from duplex.methods.finetuned import FinetunedBlocks
 
 STEPS = (4.0, 2.0, 2**0.5)  # factors by which a weight of a score's summand is tried larger and smaller, in turn
 LARGEST_WEIGHT = 64
@@ -287,10 +284,6 @@ class Method(nn.Module, Generic[OptionsT]):
     def probabilities(self, scores: Tensor) -> Tensor:
         """Convert `scores` [B, C] to probabilities of the candidates; an excluded candidate has the score -inf."""
         return scores.softmax(-1)
-
-    def fitted_statistics(self) -> FittedStatistics | None:
-        """Statistics with which `duplex update` fits closed-form prototypes anew; None without such prototypes."""
-        return None
 
     def portable(self, candidates: Ints) -> dict[str, Tensor] | None:
         """Named tensors from which an export computes `candidates`' scores; None if the method has no export."""

@@ -29,7 +29,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -520,6 +520,14 @@ class FittedStatistics:
 
     statistics: ClassStatistics
     settings: FitSettings
+
+
+@runtime_checkable
+class HasStatistics(Protocol):
+    """A method with closed-form prototypes, which `duplex update` fits again; other methods lack the function."""
+
+    def fitted_statistics(self) -> FittedStatistics | None:
+        """What the prototypes were fitted with; None without such prototypes."""
 
 
 @dataclass(frozen=True)

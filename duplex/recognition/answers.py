@@ -139,10 +139,11 @@ class Candidates:
         cls,
         labels: LabelSpace,
         compositions: Ints,
-        feasible: Bools | None,
+        *,
+        feasible: Bools | None = None,
         confidence: Confidence,
         scorer: Scorer,
-        terms: ScoreTerms | None,
+        terms: ScoreTerms | None = None,
         probabilities: Callable[[Tensor], Tensor],
     ) -> Candidates:
         """Make candidates of compositions [C] of `labels`; other arguments are fields (`feasible` None: all True)."""
@@ -243,7 +244,13 @@ def answers_with_labels(
     """Answer labelled images; returns each image's most probable composition, its probability, and the label."""
     compositions = labels.candidates(world, "train")
     task = SplitScorer.of(method, compositions)
-    candidates = Candidates.of(labels, compositions, None, confidence, task.scorer, None, method.probabilities)
+    candidates = Candidates.of(
+        labels,
+        compositions,
+        confidence=confidence,
+        scorer=task.scorer,
+        probabilities=method.probabilities,
+    )
     answers = []
     shares = []
     for _, scores in task.blocks(examples.inputs):

@@ -51,6 +51,7 @@ from duplex.evaluation.probabilities import AnsweredImages
 from duplex.features.extract import encode_shared, user_cache
 from duplex.features.tokens import Examples
 from duplex.labels import Ints, LabelSpace, World, prompt_name
+from duplex.methods.gaussian import HasStatistics
 from duplex.methods.registry import method_entry_point, parse_options
 from duplex.options import SourceOptions, TrainingOptions
 from duplex.recognition.answers import answers_with_labels
@@ -660,7 +661,7 @@ def _write_model(
     trained = TrainedRun(recipes.final_files(choice.recipe).checkpoint, recipes.device)
     data = recipes.data
     counts = count_dataset(data.labels, data.manifest).to_dict()
-    fitted = run.method.fitted_statistics()
+    fitted = run.method.fitted_statistics() if isinstance(run.method, HasStatistics) else None
     images = data.manifest["split"].value_counts()
     record = {  # without dates or durations, so that equal fits have equal files
         "encoder": recipes.encoder.model_dump(exclude_defaults=True),

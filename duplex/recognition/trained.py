@@ -28,13 +28,8 @@ from duplex.features.file import IMPORTED, shortened
 from duplex.labels import LabelSpace, World
 from duplex.methods import portable
 from duplex.methods.base import Method, MethodContext, PrimitiveVectors
-from duplex.methods.finetuned import (
-    FINETUNED_PREFIX,
-    FinetunedBlocks,
-    WithFinetuning,
-    finetuned_blocks_factory,
-    with_finetuned_features,
-)
+from duplex.methods.blocks import FINETUNED_PREFIX, FinetunedBlocks, finetuned_blocks_factory
+from duplex.methods.finetuned import WithFinetuning, with_finetuned_features
 from duplex.methods.prompts import encode_words
 from duplex.methods.registry import find_method
 from duplex.options import FinetuneOptions
@@ -192,7 +187,15 @@ class TrainedRun(TrainedModel):
             feasible = None if mask is None else mask[compositions]
         terms = method.score_terms(compositions.copy())
         scorer = method.scorer(compositions.copy()) if terms is None else sum_scorer(terms)  # prompts are encoded once
-        return Candidates.of(self.labels, compositions, feasible, self.confidence, scorer, terms, method.probabilities)
+        return Candidates.of(
+            self.labels,
+            compositions,
+            feasible=feasible,
+            confidence=self.confidence,
+            scorer=scorer,
+            terms=terms,
+            probabilities=method.probabilities,
+        )
 
     def tensors(self, world: World) -> dict[str, Tensor] | None:
         return self.method.portable(self.labels.candidates(world, "train"))
@@ -230,9 +233,17 @@ class ExportedModel(TrainedModel):
         t = self.tensors(world)
         compositions = self.labels.composition(*(t[name].cpu().numpy() for name in ("state_of", "object_of")))
         feasible = t["feasible"].cpu().numpy() if "feasible" in t else None
-        terms, probabilities = portable_term_function(t), partial(portable.probabilities, t)
-        parts = compositions, feasible, self.confidence, sum_scorer(terms), terms, probabilities
-        return self.on_finetuned_features(Candidates.of(self.labels, *parts))
+        terms = portable_term_function(t)
+        candidates = Candidates.of(
+            self.labels,
+            compositions,
+            feasible=feasible,
+            confidence=self.confidence,
+            scorer=sum_scorer(terms),
+            terms=terms,
+            probabilities=partial(portable.probabilities, t),
+        )
+        return self.on_finetuned_features(candidates)
 
     def tensors(self, world: World) -> dict[str, Tensor]:
         self.calibration_of(world)

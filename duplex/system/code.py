@@ -25,7 +25,7 @@ STAGES: dict[str, tuple[str, ...]] = {  # stage -> modules, or folders of module
         *("labels", "options", "training", "features/file", "features/tokens", "system/threads"),
         *("encoders/base", "encoders/image_blocks", "encoders/prompt_tree", "encoders/text"),
         *("evaluation/accumulate", "evaluation/probabilities", "evaluation/feasibility", "evaluation/vectors"),
-        *("methods/base", "methods/finetuned", "methods/augmentation"),
+        *("methods/base", "methods/blocks", "methods/finetuned", "methods/augmentation"),
     ),
     "evaluate": ("training/run", "training/scoring", "training/inputs", "evaluation", "methods/base"),
     "stream": ("project/stream",),  # beside `evaluate`, with the module of the adapter

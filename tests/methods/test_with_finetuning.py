@@ -15,7 +15,8 @@ from duplex.encoders.base import load_encoder
 from duplex.encoders.image_blocks import capture_block_input
 from duplex.errors import UsageError
 from duplex.methods.base import Batch, Method, MethodContext
-from duplex.methods.finetuned import WithFinetuning, finetuned_blocks_factory
+from duplex.methods.blocks import finetuned_blocks_factory
+from duplex.methods.finetuned import WithFinetuning
 from duplex.methods.prompt_method import PromptMethod, PromptOptions
 from duplex.methods.registry import make_method, parse_options
 from duplex.options import FinetuneOptions, TrainingOptions

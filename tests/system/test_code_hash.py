@@ -48,7 +48,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [("data/tables", {"prepare"}), ("data/shapes", {"draw"}), ("features/extract", {"extract"}),
      ("encoders/open_clip", {"extract", *TRAIN, "evaluate duplex"}), ("training/loop", TRAIN),
      ("training/scoring", {*TRAIN, "evaluate duplex"}), ("methods/base", {*TRAIN, "evaluate duplex", "report"}),
-     ("methods/finetuned", {*TRAIN, "evaluate duplex", "report"}),
+     ("methods/blocks", {*TRAIN, "evaluate duplex", "report"}),
      ("methods/duplex", {"train duplex", "evaluate duplex", "report"}),  # duplex extends prompt_method:
      ("methods/prompt_method", {"train duplex", "train prompt_method", "evaluate duplex", "report"}),
      ("methods/closed_form", {"train closed_form", "report"}),
