@@ -251,7 +251,7 @@ class Method(nn.Module, Generic[OptionsT]):
     def after_epoch(self, epoch: int) -> None:
         """Update what depends on `epoch`, the number of finished epochs; called after each epoch, before validation."""
 
-    def tune(self, images: Inputs, candidates: Ints, auc: Callable[[Tensor], float]) -> None:
+    def choose_options(self, images: Inputs, candidates: Ints, auc: Callable[[Tensor], float]) -> None:
         """Choose settings such as score weights by validation AUC and store them in buffers; called after training.
 
         images: inputs of the V validation images.
@@ -261,7 +261,7 @@ class Method(nn.Module, Generic[OptionsT]):
         """
 
     def chosen_options(self) -> dict[str, Any]:
-        """The values that `tune` chose, by option name, to train later without validation images."""
+        """The values that `choose_options` chose, by option name, to train later without validation images."""
         return {}
 
     @torch.no_grad()

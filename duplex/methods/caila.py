@@ -34,7 +34,7 @@ from duplex.methods.base import Batch, Inputs, MethodContext
 from duplex.methods.families import TextMethod, TextOptions
 from duplex.methods.layers import Adapter, CompositionIndex, unit
 from duplex.methods.prompts import TEMPLATE, Prompts, Prototypes
-from duplex.options import Count, Positive, Rate, Template
+from duplex.options import Count, Positive, Rate, Template, refuse
 
 PRIMITIVE_SCALE = 20  # of states and objects relative to compositions, in the published code
 
@@ -53,8 +53,9 @@ class CailaOptions(TextOptions):
 
     def rules(self) -> Iterable[tuple[object, str]]:
         for name in ("width", "dropout", "scale", "mixture"):
-            is_used = self.adapter == "feature" or getattr(self, name) == getattr(type(self), name)
-            yield is_used, f"adapter: blocks has no {name}; leave {name} out"
+            is_set = getattr(self, name) != getattr(type(self), name)
+            message = f"adapter: blocks has no {name}; leave {name} out"
+            yield refuse(self.adapter == "blocks" and is_set, message)
 
 
 class ConceptAdapters(nn.Module):

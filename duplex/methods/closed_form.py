@@ -37,7 +37,7 @@ from duplex.methods.layers import CompositionIndex, unit, zero_initialised
 from duplex.methods.paths import PathOptions, Paths, inspect_paths
 from duplex.methods.portable import candidate_primitives, normalise_posterior_sums, portable_closed_form, portable_paths
 from duplex.methods.score_formula import FLOOR, LEAST
-from duplex.options import NonNegative, Positive
+from duplex.options import NonNegative, Positive, refuse
 
 Term = Literal["semantic", "factors", "linear", "gaussian", "gaussian_factors"]
 HEAD_LOSSES = {"state", "object", "composition"}
@@ -63,20 +63,30 @@ class ClosedFormOptions(PathOptions):
     def rules(self) -> Iterable[tuple[object, str]]:
         yield from super().rules()
         yield from self.path_rules(self.losses, self.inference)
-        yield "gaussian" in self.inference, "inference has no term gaussian; add it, or use kind: prompts"
-        alone = "linear" not in self.inference or (not self.uses_text and {"state", "object"} <= {*self.losses})
-        yield alone, "the term linear needs state and object in losses, and no semantic or factors in inference"
-        needed = {"semantic": {"semantic"}, "factors": {"state", "object"}}
-        used = {name for term in self.inference for name in needed.get(term, ())} if self.uses_text else HEAD_LOSSES
-        unused = [name for name in self.losses if name not in used]
-        message = f"losses {unused} train no term of inference {list(self.inference)}; remove them or add their terms"
-        yield not unused, message
-        counted = self.weights is None or len(self.weights) == len(self.inference)
-        yield counted, f"weights has {len(self.weights or ())} numbers; expected {len(self.inference)}, one per term"
+        terms = list(self.inference)
+        message = "inference has no term gaussian; add it, or use kind: prompts"
+        yield refuse("gaussian" not in terms, message)
+        if "linear" in terms:
+            message = "the term linear needs state and object in losses, "
+            message += "and no semantic or factors in inference"
+            yield refuse(self.uses_text or not {"state", "object"} <= {*self.losses}, message)
+        unused = [name for name in self.losses if name not in self.used_losses()]
+        message = f"losses {unused} train no term of inference {terms}; remove them or add their terms"
+        yield refuse(unused, message)
+        if self.weights is not None:
+            message = f"weights has {len(self.weights)} numbers; expected {len(terms)}, one per term"
+            yield refuse(len(self.weights) != len(terms), message)
 
     @property
     def uses_text(self) -> bool:
         return bool({"semantic", "factors"} & set(self.inference))
+
+    def used_losses(self) -> set[str]:
+        """The losses that train a term of `inference`."""
+        if not self.uses_text:
+            return HEAD_LOSSES
+        used = {"semantic"} if "semantic" in self.inference else set[str]()
+        return used | ({"state", "object"} if "factors" in self.inference else set())
 
     def trained_losses(self) -> set[str]:
         return super().trained_losses() if self.uses_text else HEAD_LOSSES
@@ -206,7 +216,7 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
             losses, _ = self.paths.losses(self.paths.adapt(batch.cls), batch.compositions, shared, names)
         return {name: losses[name] for name in names}
 
-    def tune(self, images: Inputs, candidates: Ints, auc: Callable[[Tensor], float]) -> None:
+    def choose_options(self, images: Inputs, candidates: Ints, auc: Callable[[Tensor], float]) -> None:
         if self.options.weights is not None or len(self.options.inference) < 2:
             return
         terms = [term.cpu() for term in self._log_terms(candidates)(images)]

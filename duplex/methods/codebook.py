@@ -1,6 +1,7 @@
 """The codebook `H`: a visual prototype (estimated mean image feature) per composition, most of them not stored.
 
     h_mn = normalise(mean_s + mean_o - mean_all)                            the Duplex paper's Eq. 10
+    h' = normalise(lambda h + (1 - lambda) message), lambda: momentum       Eq. 17-18
     z . h_mn = (z . a_m + z . b_n) / |a_m + b_n|,   a_m = mean_s - mean_all,   b_n = mean_o
 
 * mean_s, mean_o, mean_all: mean features of the training images of state m, of object n, and of all
@@ -238,6 +239,29 @@ class TrainedCodebook(nn.Module):
     def logits_over(self, candidates: Ints | None) -> Logits:
         rows = self.prototypes(np.arange(self.labels.size) if candidates is None else candidates)
         return lambda z, scale: scale * (z @ rows.T)
+
+
+def refined_rows(
+    codebook: Codebook | TrainedCodebook,
+    compositions: Ints,
+    messages: Tensor,
+    reached: Tensor,
+    momentum: float,
+) -> Tensor:
+    """Refined prototypes of `compositions` [C, d], which `write_back` stores (Eq. 17-18).
+
+    messages: the mean message to each composition [C, d]; reached: whether it receives any [C].
+    momentum: weight of the old prototype; for an anchored codebook, of the initial one.
+    """
+    rows = codebook.prototypes(compositions)
+    old = rows if codebook.initial is None else codebook.initial.prototypes(compositions)
+    return torch.where(reached[:, None], blend(old, messages, momentum), rows)
+
+
+def blend(rows: Tensor, messages: Tensor, momentum: float) -> Tensor:
+    if momentum == 1.0:
+        return rows
+    return normalize(momentum * rows + (1.0 - momentum) * messages, dim=-1)
 
 
 def group_means(z: Tensor, groups: Tensor, count: int) -> Tensor:

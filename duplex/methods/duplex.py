@@ -18,17 +18,17 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy, normalize, one_hot
+from torch.nn.functional import cross_entropy, one_hot
 
 from duplex.labels import CandidateSet, Ints
 from duplex.methods.base import Batch, Inputs, Inspectable, MethodContext, ScoreTerms
-from duplex.methods.codebook import Codebook, TrainedCodebook
+from duplex.methods.codebook import Codebook, TrainedCodebook, refined_rows
 from duplex.methods.layers import Fusion, copy_to_device, mean_over, unit
 from duplex.methods.paths import FactorPosteriors, PathOptions, Paths
 from duplex.methods.portable import means_by_word, portable_paths
 from duplex.methods.prompt_method import PathSumMethod
 from duplex.methods.prompts import Prototypes
-from duplex.options import Count, Options, Share
+from duplex.options import Count, Options, Share, refuse
 
 BLOCK_BYTES = {"cpu": 2**20}  # elsewhere 256 MiB
 EPSILON = 1e-12
@@ -60,8 +60,8 @@ class Reading(Options):
     fusion_rank: Count | None = None
 
     def rules(self) -> Iterable[tuple[object, str]]:
-        paired = self.counterfactuals == "pairs" or self.diagonal
-        yield paired, "with counterfactuals: labels, no image is paired with itself; leave diagonal out"
+        message = "with counterfactuals: labels, no image is paired with itself; leave diagonal out"
+        yield refuse(self.counterfactuals == "labels" and not self.diagonal, message)
 
     def changed(self) -> set[str]:
         return {name for name, value in self.to_dict().items() if value != getattr(type(self), name)}
@@ -255,14 +255,6 @@ def _counterfactual_sums(
     return sums, weight.new_zeros(len(candidates)).index_add(0, cell, weight)[:, None]
 
 
-def blend(rows: Tensor, aggregated: Tensor, momentum: float, renormalise: bool) -> Tensor:
-    """Refined prototypes [C, d]: `rows` (weight `momentum`) mixed with mean messages `aggregated` (Eq. 17-18)."""
-    if momentum == 1.0:
-        return rows
-    mixed = momentum * rows + (1.0 - momentum) * aggregated
-    return normalize(mixed, dim=-1) if renormalise else mixed
-
-
 class RefinedPrototypes(NamedTuple):
     """The refined prototypes of a batch's candidates, before they are written to the codebook."""
 
@@ -278,7 +270,6 @@ def refine(
     fusion: Fusion | None,
     messages: tuple[Message, ...],
     momentum: float,
-    renormalise: bool = True,
     reading: Reading = Reading(),
 ) -> RefinedPrototypes:
     """Move the prototypes of a batch's candidates towards the mean of their messages (Algorithm 1).
@@ -293,10 +284,8 @@ def refine(
     states, objects = compositions // n, compositions % n
     local = BatchCandidates.of(states, objects, candidates, n, nodes.z.device, reading.diagonal)
     aggregated, reached = mean_messages(nodes, local, fusion, messages, reading)
-    rows = codebook.prototypes(local.compositions)
-    anchor = rows if codebook.initial is None else codebook.initial.prototypes(local.compositions)
-    blended = blend(anchor, aggregated, momentum, renormalise)
-    return RefinedPrototypes(local.compositions, torch.where(reached[:, None], blended, rows))
+    rows = refined_rows(codebook, local.compositions, aggregated, reached, momentum)
+    return RefinedPrototypes(local.compositions, rows)
 
 
 @dataclass(frozen=True)
@@ -314,7 +303,6 @@ class DuplexOptions(PathOptions):
     fusion: Literal["learned", "linear", "additive"] = "learned"  # counterfactuals: Eq. 11, without its relu, or sums
     momentum: Share = 0.9  # lambda, the weight of a prototype's old value per refinement
     blend: Literal["recursive", "anchored"] = "recursive"  # whether the old value is the current or the initial one
-    renormalise: bool = True  # whether refined prototypes get unit length
     refine_over: Literal["world", "closed", "open"] = "world"  # whose candidates training refines; world: the method's
 
     # objective (Eq. 20) and inference (Eq. 21)
@@ -326,32 +314,40 @@ class DuplexOptions(PathOptions):
     def rules(self) -> Iterable[tuple[object, str]]:
         yield from super().rules()
         yield from self.path_rules(self.losses, self.inference)
-        yield self.paths == "three" or not self.graph, "graph: true needs paths: three"
-        yield not self.graph or self.messages, "graph: true needs at least one kind in messages"
-        yield len(set(self.messages)) == len(self.messages), "messages lists a kind twice; remove one"
-        recomputed = self.rows == "recomputed"
-        yield not (recomputed and self.graph), "rows: recomputed would undo the refinement; set graph to false"
-        from_data = (self.seen_rows, self.unseen_rows) == ("data", "compose")
-        yield from_data or not recomputed, "rows: recomputed needs seen_rows: data and unseen_rows: compose"
-        yield self.visual or not recomputed, "rows: recomputed needs visual in losses or inference"
+        if self.graph:
+            yield refuse(self.paths != "three", "graph: true needs paths: three")
+            yield refuse(not self.messages, "graph: true needs at least one kind in messages")
+        repeated = len(set(self.messages)) < len(self.messages)
+        yield refuse(repeated, "messages lists a kind twice; remove one")
+        if self.rows == "recomputed":
+            message = "rows: recomputed would undo the refinement; set graph to false"
+            yield refuse(self.graph, message)
+            message = "rows: recomputed needs seen_rows: data and unseen_rows: compose"
+            yield refuse("random" in (self.seen_rows, self.unseen_rows), message)
+            message = "rows: recomputed needs visual in losses or inference"
+            yield refuse(not self.visual, message)
         yield from self._reading_rules()
 
     def _reading_rules(self) -> Iterable[tuple[object, str]]:
-        changed, trained = self.reading.changed(), self.reading.codebook == "trained"
+        changed = self.reading.changed()
         about_graph = sorted(changed - {"softmax", "codebook"})
         names = ", ".join(about_graph)
-        yield self.graph or not about_graph, f"reading: {names} only changes the local graph; set graph to true"
-        factors = {"state", "object"} & set(self.messages)
-        yield factors or "edges" not in changed, "reading.edges needs state or object in messages"
-        paired = "counterfactual" in self.messages or not changed & {"counterfactuals", "diagonal", "fusion_rank"}
-        yield paired, "reading.counterfactuals, diagonal and fusion_rank need counterfactual in messages"
-        has_matrices = self.fusion != "additive" or "fusion_rank" not in changed
-        yield has_matrices, "fusion: additive has no matrices; leave reading.fusion_rank out"
-        yield "visual" in self.losses or not trained, "reading.codebook: trained needs visual in losses"
-        yield self.rows == "initial" or not trained, "rows: recomputed would undo the training of reading.codebook"
-        is_all = self.reading.softmax == "all"
-        given = self.semantic_negatives == "seen" or not is_all
-        yield given, "reading.softmax: all already compares all compositions; leave semantic_negatives out"
+        message = f"reading: {names} only changes the local graph; set graph to true"
+        yield refuse(about_graph and not self.graph, message)
+        has_factors = "state" in self.messages or "object" in self.messages
+        message = "reading.edges needs state or object in messages"
+        yield refuse("edges" in changed and not has_factors, message)
+        about_pairs = changed & {"counterfactuals", "diagonal", "fusion_rank"}
+        message = "reading.counterfactuals, diagonal and fusion_rank need counterfactual in messages"
+        yield refuse(about_pairs and "counterfactual" not in self.messages, message)
+        message = "fusion: additive has no matrices; leave reading.fusion_rank out"
+        yield refuse(self.fusion == "additive" and "fusion_rank" in changed, message)
+        if self.reading.codebook == "trained":
+            yield refuse("visual" not in self.losses, "reading.codebook: trained needs visual in losses")
+            message = "rows: recomputed would undo the training of reading.codebook"
+            yield refuse(self.rows == "recomputed", message)
+        message = "reading.softmax: all already compares all compositions; leave semantic_negatives out"
+        yield refuse(self.reading.softmax == "all" and self.semantic_negatives != "seen", message)
 
     def trained_losses(self) -> set[str]:
         trained = self.adapted or self.reading.codebook == "trained" or (self.graph and self.momentum < 1)
@@ -409,7 +405,6 @@ class Duplex(PathSumMethod[DuplexOptions]):
                 self.fusion,
                 messages=self.options.messages,
                 momentum=self.options.momentum,
-                renormalise=self.options.renormalise,
                 reading=self.options.reading,
             )
         if "visual" in names:

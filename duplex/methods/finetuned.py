@@ -102,8 +102,8 @@ class WithFinetuning(Method[Options]):
         self.method.after_epoch(epoch)
 
     @torch.no_grad()
-    def tune(self, images: Inputs, candidates: Ints, auc: Callable[[Tensor], float]) -> None:
-        self.method.tune(FinetunedInputs(images, self.blocks), candidates, auc)
+    def choose_options(self, images: Inputs, candidates: Ints, auc: Callable[[Tensor], float]) -> None:
+        self.method.choose_options(FinetunedInputs(images, self.blocks), candidates, auc)
 
     def chosen_options(self) -> dict[str, Any]:
         return self.method.chosen_options()

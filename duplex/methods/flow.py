@@ -35,11 +35,11 @@ from duplex.methods.layers import unit
 from duplex.methods.paths import Paths
 from duplex.methods.prompts import Prototypes
 from duplex.methods.registry import find_method, parse_options
-from duplex.options import NonNegative, Options, Positive
+from duplex.options import NonNegative, Options, Positive, refuse
 
 LOSSES = ("state", "object", "semantic")  # of the three paths
 HOOKS = (  # methods of `Method` in which the base alone has a part
-    *("start", "before_step", "after_batch", "after_step", "on_features_changed", "after_epoch", "tune"),
+    *("start", "before_step", "after_batch", "after_step", "on_features_changed", "after_epoch", "choose_options"),
     *("probabilities", "inspectable"),
 )
 
@@ -58,7 +58,8 @@ class FlowOptions(Options):
         return {**super().describe_types(), "base": "table of a kind and its options"}
 
     def rules(self) -> Iterable[tuple[object, str]]:
-        yield isinstance(self.base.get("kind"), str), "base needs a kind, such as {kind: prompts}"
+        is_named = isinstance(self.base.get("kind"), str)
+        yield refuse(not is_named, "base needs a kind, such as {kind: prompts}")
         self.base_options()  # raises an error for wrong ones
 
     def base_options(self) -> Options:

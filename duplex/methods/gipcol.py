@@ -31,7 +31,7 @@ from duplex.methods.cge import CompositionGraph, GraphNetwork
 from duplex.methods.families import TextMethod, TextOptions
 from duplex.methods.layers import CompositionIndex, unit
 from duplex.methods.prompts import TEMPLATE, Prompts, Prototypes, Source
-from duplex.options import Count, LearningRate, Rate, Template
+from duplex.options import Count, LearningRate, Rate, Template, refuse
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,8 @@ class GipcolOptions(TextOptions):
 
     def rules(self) -> Iterable[tuple[object, str]]:
         is_plain = self.words == "added" and self.network_rate is None and self.network_decay is None
-        yield self.edges or is_plain, "edges: false uses no network; leave words, network_rate and network_decay out"
+        message = "edges: false uses no network; leave words, network_rate and network_decay out"
+        yield refuse(not self.edges and not is_plain, message)
 
 
 class GraphPrompts(Prompts):

@@ -76,7 +76,7 @@ class Linear(Method[LinearOptions]):
         for name, classifier in self._tried[l2].items():
             self.get_buffer(name).copy_(classifier)
 
-    def tune(self, images: Inputs, candidates: Ints, auc: Callable[[Tensor], float]) -> None:
+    def choose_options(self, images: Inputs, candidates: Ints, auc: Callable[[Tensor], float]) -> None:
         unseen = torch.as_tensor(~self.labels.is_seen(candidates))
         results = {}
         for l2 in self._tried:

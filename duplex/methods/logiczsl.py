@@ -30,7 +30,7 @@ from duplex.labels import LabelSpace
 from duplex.methods.base import Batch, MethodContext
 from duplex.methods.families import ThreePathOptions, ThreePaths
 from duplex.methods.prompts import Prototypes
-from duplex.options import NonNegative
+from duplex.options import NonNegative, refuse
 
 LINE = re.compile(r"(state|object):\s*(.+?)\s+(excludes|implies)\s+(.+?)\s*")
 FORM = "write `state: A excludes B`, `state: A implies B`, or the same with `object:`"
@@ -84,7 +84,7 @@ class LogicOptions(ThreePathOptions):
     def rules(self) -> Iterable[tuple[object, str]]:
         yield from super().rules()
         for line in self.rules_written:
-            yield LINE.fullmatch(line), f"rules_written: {line!r} is no rule; {FORM}"
+            yield refuse(not LINE.fullmatch(line), f"rules_written: {line!r} is no rule; {FORM}")
 
 
 class LogicZsl(ThreePaths[LogicOptions]):

@@ -22,7 +22,7 @@ from duplex.labels import Ints, LabelSpace, World
 from duplex.methods.base import Inspectable
 from duplex.methods.layers import Adapter, FactorNetworks, unit
 from duplex.methods.prompts import TEMPLATE, Prompts, Prototypes
-from duplex.options import Count, Options, Rate, Template
+from duplex.options import Count, Options, Rate, Template, refuse
 
 EXCLUDED = -1e4  # a logit whose probability is 0
 
@@ -49,15 +49,17 @@ class PathOptions(Options):
     semantic_negatives: Literal["seen", "target"] = "seen"
 
     def path_rules(self, losses: Sequence[str], inference: Sequence[str]) -> Iterable[tuple[object, str]]:
-        """Yield (whether it holds, message if not) for each condition on `losses` and score terms `inference`."""
-        three = self.paths == "three"
-        yield three or not {"state", "object"} & set(losses), "the losses state and object need paths: three"
-        yield three or "factors" not in inference, "the score term factors needs paths: three"
-        yield inference, "inference needs at least one term"
+        """Rules, as of `rules`, on the terms `losses` of the loss and `inference` of the score."""
+        if self.paths != "three":
+            needs_three = {"state", "object"} & set(losses)
+            yield refuse(needs_three, "the losses state and object need paths: three")
+            yield refuse("factors" in inference, "the score term factors needs paths: three")
+        yield refuse(not inference, "inference needs at least one term")
         for key, names in (("losses", losses), ("inference", inference)):
-            yield len(set(names)) == len(names), f"{key} lists a term twice; remove one"
-        message = f"with these options, the losses {list(losses)} have no parameter to train; set losses to []"
-        yield not losses or self.trained_losses() & set(losses), message
+            yield refuse(len(set(names)) < len(names), f"{key} lists a term twice; remove one")
+        message = f"with these options, the losses {list(losses)} have no parameter to train; "
+        message += "set losses to []"
+        yield refuse(losses and not self.trained_losses() & set(losses), message)
 
     def trained_losses(self) -> set[str]:
         learned = self.context == "learned" or self.vocabulary == "learned"

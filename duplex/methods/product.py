@@ -23,7 +23,7 @@ from duplex.labels import Ints
 from duplex.methods.base import Inputs, Method, MethodContext, ScoreTerms, Weights, tuned_weights
 from duplex.methods.portable import joined_members
 from duplex.methods.score_formula import LEAST
-from duplex.options import CombinedRunsOptions
+from duplex.options import CombinedRunsOptions, refuse
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,8 @@ class ProductOptions(CombinedRunsOptions):
 
     def rules(self) -> Iterable[tuple[object, str]]:
         yield from super().rules()
-        several = self.weights == "equal" or len(self.of) > 1
-        yield several, f"weights: tuned needs two methods in `of`, not {list(self.of)}; add one, or omit weights"
+        message = f"weights: tuned needs two methods in `of`, not {list(self.of)}; add one, or omit weights"
+        yield refuse(self.weights == "tuned" and len(self.of) < 2, message)
 
 
 class ProductMethod(Method[ProductOptions]):
@@ -79,7 +79,7 @@ class ProductMethod(Method[ProductOptions]):
     def groups(self) -> list[dict[str, Any]]:
         return []
 
-    def tune(self, images: Inputs, candidates: Ints, auc: Callable[[Tensor], float]) -> None:
+    def choose_options(self, images: Inputs, candidates: Ints, auc: Callable[[Tensor], float]) -> None:
         if self.options.weights == "equal":
             return
         terms = [term.cpu() for _, term in self._log_terms(candidates)(images)]

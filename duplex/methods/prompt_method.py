@@ -30,7 +30,7 @@ from duplex.methods.base import Batch, Inputs, Inspectable, Method, MethodContex
 from duplex.methods.paths import EXCLUDED, PathOptions, Paths, inspect_paths
 from duplex.methods.portable import normalise_posterior_sums, portable_paths
 from duplex.methods.prompts import Prototypes
-from duplex.options import Count
+from duplex.options import Count, refuse
 
 
 @dataclass(frozen=True)
@@ -46,10 +46,14 @@ class PromptOptions(PathOptions):
     def rules(self) -> Iterable[tuple[object, str]]:
         yield from super().rules()
         yield from self.path_rules(self.losses, self.inference)
-        yield self.sampled is None or "semantic" in self.losses, "sampled needs semantic in losses"
-        compared = "semantic" in self.inference and (not self.losses or "semantic" in self.losses)
-        yield compared or not self.maxima, "maxima needs semantic in losses and in inference"
-        yield self.sampled is None or not self.maxima, "maxima needs all compositions, not samples; set sampled to null"
+        if self.sampled is not None:
+            yield refuse("semantic" not in self.losses, "sampled needs semantic in losses")
+        if self.maxima:
+            untrained = self.losses and "semantic" not in self.losses
+            message = "maxima needs semantic in losses and in inference"
+            yield refuse(untrained or "semantic" not in self.inference, message)
+            message = "maxima needs all compositions, not samples; set sampled to null"
+            yield refuse(self.sampled is not None, message)
 
 
 class PathSumMethod(Method[OptionsT], Generic[OptionsT]):

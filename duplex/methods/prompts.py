@@ -1,6 +1,8 @@
-"""Text prompts of compositions, states and objects, encoded by a frozen text tower (the Duplex paper's Eq. 1-2, 6-7).
+"""Text prompts of compositions, states and objects, encoded by a frozen text tower (Eq. 1-2, 6-7).
 
-`prompt_method` has the method that scores with them (`kind: prompts`).
+The template `TEMPLATE` ("a photo of") is set here: text towers (`duplex.encoders`) know tokens only.
+`prompt_method` has the method that scores with prompts (`kind: prompts`). The equations are those of
+the Duplex paper.
 """
 
 from __future__ import annotations

@@ -63,13 +63,13 @@ from duplex.training.scoring import (
     Validation,
     calibrate,
     checked_auc,
+    choose_options,
     count_unseen_pairs,
     feasible_compositions,
     fit_confidence,
     metric_name,
     score_split,
     term_sum_statistics,
-    tune,
 )
 
 _one_thread = threading.RLock()  # PyTorch's settings and its random generators are those of the process
@@ -348,7 +348,7 @@ def tune_and_score(
     Returns the images' closed-world margins, and the fields of `TrainingRecord` that follow from the scores.
     """
     labels, rule = inputs.labels, settings.feasibility
-    tune(method, val, labels)
+    choose_options(method, val, labels)
     kept: list[Tensor] = []
 
     def keep(scores: Tensor, rows: slice) -> None:

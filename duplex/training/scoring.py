@@ -172,24 +172,24 @@ def term_sum_statistics(
     return statistics
 
 
-def tune(method: Method[Any], examples: Examples, labels: LabelSpace) -> None:
-    """Let a trained method choose its own settings, such as score weights, by validation AUC (`Method.tune`)."""
+def choose_options(method: Method[Any], examples: Examples, labels: LabelSpace) -> None:
+    """Let a trained method choose options, such as score weights, by validation AUC."""
     candidates = labels.candidates("closed", "val")
     target = np.searchsorted(candidates, examples.compositions.cpu().numpy())
     seen = labels.is_seen(candidates)
 
     def auc(scores: Tensor) -> float:
         if not isinstance(scores, Tensor):
-            found = type(scores).__name__
             raise DuplexError(
-                f"{method.class_name}: tune() called auc with a {found}; pass a tensor of scores [images, candidates]"
+                f"{method.class_name}: choose_options() called auc with a {type(scores).__name__}; "
+                "pass a tensor of scores [images, candidates]"
             )
         margins = Margins.of(ScoreAccumulator(target, seen).add(scores).competitors())
         if scores[:, torch.from_numpy(~seen)].isneginf().all():
             return float(margins.right()[margins.is_seen].mean())
         return AucComponents.of(margins).auc or 0.0
 
-    method.eval().tune(examples.inputs, candidates.copy(), auc)
+    method.eval().choose_options(examples.inputs, candidates.copy(), auc)
 
 
 def checked_auc(margins: Margins) -> float:

@@ -23,7 +23,14 @@ from duplex.methods.duplex import DuplexOptions as Options
 from duplex.methods.plid import Plid, PlidOptions
 from duplex.training import scoring
 from duplex.training.run import tune_and_score
-from duplex.training.scoring import SplitScorer, Validation, fit_confidence, score_split, term_sum_statistics, tune
+from duplex.training.scoring import (
+    SplitScorer,
+    Validation,
+    choose_options,
+    fit_confidence,
+    score_split,
+    term_sum_statistics,
+)
 from tests.methods.world import batch_of, features, small_context, small_labels, small_method
 
 
@@ -159,7 +166,7 @@ def test_scoring_sets_the_method_to_evaluation_mode():
     for ask in (
         lambda: SplitScorer.of(method, columns),
         lambda: term_sum_statistics(method, columns, eight("test"), labels),
-        lambda: tune(method, eight("val"), labels),
+        lambda: choose_options(method, eight("val"), labels),
         lambda: Validation(eight("val"), labels)(method)["auc"],
     ):
         method.train()
@@ -174,14 +181,14 @@ class Choosing:
     def eval(self) -> Choosing:
         return self
 
-    def tune(self, inputs: Any, columns: np.ndarray, auc: Any) -> None:
+    def choose_options(self, inputs: Any, columns: np.ndarray, auc: Any) -> None:
         self.asked = inputs, columns, auc
 
 
-def test_tune_gets_the_validation_auc_of_scores():
+def test_choose_options_gets_the_validation_auc_of_scores():
     labels = small_labels()
     columns, examples, method = labels.candidates("closed", "val"), eight("val"), Choosing()
-    tune(method, examples, labels)  # type: ignore[arg-type]
+    choose_options(method, examples, labels)  # type: ignore[arg-type]
     inputs, given, auc = method.asked
     assert inputs is examples.inputs and (given == columns).all()
     scores = torch.randn(8, len(columns), generator=torch.Generator().manual_seed(3))
@@ -189,7 +196,7 @@ def test_tune_gets_the_validation_auc_of_scores():
     scores[torch.arange(8), torch.from_numpy(target)] += 2
     expected = measure(ScoreAccumulator(target, labels.seen[columns]).add(scores).competitors(), rounds=0).auc
     assert 0 < auc(scores) == pytest.approx(expected)
-    tune(method, eight("val", labels.pairs["val"][labels.seen[labels.pairs["val"]]]), labels)  # type: ignore[arg-type]
+    choose_options(method, eight("val", labels.pairs["val"][labels.seen[labels.pairs["val"]]]), labels)  # type: ignore[arg-type]
     assert method.asked[2](scores) == 0.0  # undefined
     with pytest.raises(DuplexError, match=r"called auc with a function; pass a tensor of scores"):
         auc(lambda inputs: scores)
