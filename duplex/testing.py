@@ -1,10 +1,10 @@
-"""Checks for authors of methods: `check_method(MyMethod)` tests that training, evaluation and export work with it.
+"""Checks for authors of methods: whether training, evaluation and export work with a class.
 
     check_method(MyMethod, {"width": 32})
 
-The method is built for a small task, trained, saved, loaded, evaluated in both worlds and, if `portable` returns
-tensors, exported, with the functions that the commands of `duplex` use. The first violation of the protocol of methods
-(docs/your_method.md) raises `MethodFault`.
+The method is built for a small task, trained, saved, loaded, evaluated in both worlds and, if
+`portable` returns tensors, exported, with the functions that the commands of `duplex` use. The
+first violation of the protocol of methods (docs/your_method.md) raises `MethodFault`.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ STATES, OBJECTS = ("red", "blue", "striped", "hollow"), ("circle", "star", "hear
 
 
 class MethodFault(AssertionError):
-    """Raised if a class violates the protocol of methods; the message names the class and the fault."""
+    """Raised if a class violates the protocol of methods; the message names class and fault."""
 
 
 @in_initial_modes()
 def check_method(kind: type[Method[Any]], options: Mapping[str, Any] | None = None) -> None:
-    """Check that a class keeps to the protocol of methods (docs/your_method.md); raises `MethodFault` otherwise.
+    """Check that a class keeps to the protocol of methods; raises `MethodFault` otherwise.
 
     kind: the class, a subclass of `Method`.
     options: the method's options by name; None: the defaults.
@@ -96,7 +96,7 @@ def _tower() -> TextTower:
 
 
 def small_context() -> MethodContext:
-    """The context to build a method with in a small test: labels, input shapes, text tower and word vectors."""
+    """The context to build a method with in a small test: labels, shapes, text tower, words."""
     labels = small_labels()
     tower = _tower()
     inputs = {"cls": (tower.dim,), "patch": (PATCHES, WIDTH)}
@@ -104,7 +104,7 @@ def small_context() -> MethodContext:
 
 
 def small_batch(count: int, seed: int = 0, split: str = "train") -> Batch:
-    """A batch of `count` images with random patch tokens, and CLS features that form one cluster per composition."""
+    """`count` images with random patch tokens, and CLS features that form a cluster per pair."""
     labels = small_labels()
     random = torch.Generator().manual_seed(seed)
     listed = torch.as_tensor(labels.pairs[split])
@@ -278,7 +278,7 @@ def _check_run(kind: str, options: Options, folder: Path) -> None:
 
 
 def small_inputs() -> RunInputs:
-    """Inputs for a small training run, with random features in place of those read from a feature cache."""
+    """Inputs for a small training run, with random features in place of a feature cache."""
     labels = small_labels()
     examples = {}
     images = []

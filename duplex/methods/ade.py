@@ -1,4 +1,4 @@
-"""ADE: attention separates state from object; in training, an image also attends to images with its state or object.
+"""ADE: attention separates state from object; training compares images that share one of the two.
 
 Hao et al., "Learning Attention as Disentangler for Compositional Zero-Shot Learning", CVPR 2023.
 
@@ -7,13 +7,16 @@ Hao et al., "Learning Attention as Disentangler for Compositional Zero-Shot Lear
     L   = CE(v_c) + CE(A_s(x, y_s)) + CE(A_s(y_s, x)) + CE(A_o(x, y_o)) + CE(A_o(y_o, x)) + w L_reg
     L_reg = D_s(x, y_s) + D_o(x, y_o) - D_s(x, y_o) - D_o(x, y_s)
 
-* A_c, A_s, A_o: attention for compositions, states, objects; A(x, y): from the CLS feature of x to patch tokens of y
-* y_s, y_o: partners of x in the batch: y_s shares its state but not its object, y_o its object but not its state
+* A_c, A_s, A_o: attention for compositions, states, objects; A(x, y): from the CLS feature of x to
+  patch tokens of y
+* y_s, y_o: partners of x in the batch: y_s shares its state but not its object, y_o its object but
+  not its state
 * CE, cos: cross-entropies (at a temperature) and cosines of features with embedded words
 * D(x, y): distance between the attention maps of x over y and of y over x
 
-The paper's D is an earth mover's distance over attention between all tokens; here it compares the sorted attention maps
-of the two CLS features. The paper's attention has heads, residuals and a feed-forward part; here it has none of these.
+The paper's D is an earth mover's distance over attention between all tokens; here it compares the
+sorted attention maps of the two CLS features. The paper's attention has heads, residuals and a
+feed-forward part; here it has none of these.
 """
 
 from __future__ import annotations
@@ -42,11 +45,12 @@ class AdeOptions(WordOptions):
 
 
 class ConceptAttention(nn.Module):
-    """Attention of an image's CLS feature to patch tokens; returns unit vectors [B, e] and attention weights [B, T].
+    """Attention of a CLS feature to patch tokens: unit vectors [B, e], attention weights [B, T].
 
-    With tokens y_t and q, a linear map of the CLS feature: weights `a = softmax_t (K y_t + b_k) . q / sqrt(e)` and the
-    vector `v = sum_t a_t (V y_t + b_v)`, scaled to unit length; K and V are trained. To save products with tokens, `v`
-    is computed as `V (sum_t a_t y_t) + b_v`, as weights sum to 1, and `(K y_t + b_k) . q` as `y_t . K^T q + b_k . q`.
+    With tokens y_t and q, a linear map of the CLS feature: weights `a = softmax_t (K y_t + b_k) .
+    q / sqrt(e)` and the vector `v = sum_t a_t (V y_t + b_v)`, scaled to unit length; K and V are
+    trained. To save products with tokens, `v` is computed as `V (sum_t a_t y_t) + b_v`, as weights
+    sum to 1, and `(K y_t + b_k) . q` as `y_t . K^T q + b_k . q`.
     """
 
     def __init__(self, dim: int, token_width: int, width: int) -> None:
@@ -66,7 +70,7 @@ class ConceptAttention(nn.Module):
 
 
 class Ade(WordMethod[AdeOptions]):
-    """ADE: composition, state and object features are computed by attention to an image's patch tokens."""
+    """ADE: composition, state and object features by attention to an image's patch tokens."""
 
     required_inputs = ("cls", "patch", "words")
 
@@ -106,9 +110,10 @@ class Ade(WordMethod[AdeOptions]):
     def cross_losses(
         self, attend: ConceptAttention, z: Tensor, tokens: Tensor, partner: Tensor, target: Tensor, words: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Losses if images and partners attend to each other: summed cross-entropies, distance of attention maps.
+        """Losses if images and partners attend to each other: labels, distance of attention.
 
-        partner: index of each image's partner in the batch [B]; `z`, `tokens`: the batch's CLS features and patches.
+        partner: index of each image's partner in the batch [B]; `z`, `tokens`: the batch's CLS
+            features and patches.
         target: row in `words` of the state (or object) that an image and its partner share [B].
         words: embedded states (or objects) [M, e].
         """
@@ -136,7 +141,7 @@ class Ade(WordMethod[AdeOptions]):
 
 
 def partners(same: Tensor, other: Tensor) -> Tensor:
-    """For each image, index [B] of the next with its label in `same`, preferably another in `other`; else its own."""
+    """Index [B] of the next image with equal `same`, preferably another `other`; else its own."""
     equal = same[:, None] == same
     different, exists = next_partner_in_batch(equal & (other[:, None] != other))
     nearest, _ = next_partner_in_batch(equal)

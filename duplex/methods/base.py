@@ -1,4 +1,4 @@
-"""The interface of methods, which learn to score compositions: all that training, evaluation and reports call.
+"""The interface of methods, which learn to score compositions: all that callers know of them.
 
 A method is a class, of this package or a plug-in (docs/your_method.md), that is used like this:
 
@@ -7,9 +7,9 @@ A method is a class, of this package or a plug-in (docs/your_method.md), that is
     for epoch in ...:
         for step in ...:
             method.before_step(compositions)
-            shared = method.shared()                            # once per step, whatever the number of batches
+            shared = method.shared()                            # once per step, for all batches
             for batch in ...:
-                losses = method.losses(batch, shared)           # {name: term}; the loop sums them and calls backward
+                losses = method.losses(batch, shared)           # {name: term}; the loop sums them
                 method.after_batch()
             method.after_step()
         method.on_features_changed(train)
@@ -50,7 +50,7 @@ OptionsT = TypeVar("OptionsT", bound=Options)
 
 @dataclass(frozen=True)
 class Inspectable:
-    """A method's functions that return features, for reports, `duplex retrieve` and `duplex swap`; some may be None."""
+    """A method's functions that return features, for reports and `duplex retrieve`, if any."""
 
     features: Callable[[Inputs], Tensor] | None = None  # unit features z^c [B, d], compared with prototypes
     semantic: Callable[[Ints], Tensor] | None = None  # compositions [C] -> semantic prototypes t^c [C, d]
@@ -70,7 +70,7 @@ class Inspectable:
 
 @dataclass(frozen=True)
 class PrimitiveVectors:
-    """Word vectors of all states and objects, read from a GloVe-format file or computed by the text tower."""
+    """Word vectors of all states and objects, from a GloVe-format file or the text tower."""
 
     states: Tensor  # [M, w]
     objects: Tensor  # [N, w]
@@ -101,9 +101,10 @@ class MethodContext:
         return self.text
 
     def encode_prompts(self, compositions: Ints, templates: str | Sequence[str] = TEMPLATE) -> Prototypes:
-        """Encode prompts such as "a photo of wet dog"; returns unit features of compositions, all states, all objects.
+        """Encode prompts such as "a photo of wet dog": of compositions, all states, all objects.
 
-        compositions: the compositions to encode [C]; state m with object n has the number `m N + n`.
+        compositions: the compositions to encode [C]; state m with object n has the number `m N +
+            n`.
         templates: words before the names; the features of several templates are averaged.
         """
         if self.text is None:
@@ -115,7 +116,7 @@ class MethodContext:
 
 @dataclass(frozen=True)
 class Batch:
-    """Training images as a method receives them: cached encoder outputs (`inputs`) and labels (`compositions`)."""
+    """Training images as a method receives them: cached encoder outputs and labels."""
 
     inputs: Inputs
     compositions: Tensor  # [B]
@@ -141,20 +142,21 @@ class Batch:
 
     @property
     def rows(self) -> Tensor:
-        """Index of each image [B] among all training images, in the order in which `Method.start` receives them."""
+        """Index of each image [B] among all training images, as `Method.start` receives them."""
         return copy_to_device(self.compositions.device, self.rows_np)[0]
 
     @property
     def cls(self) -> Tensor:
-        """CLS features [B, d] of the images, from the cache or, with fine-tuning, from the fine-tuned blocks."""
+        """CLS features [B, d], from the cache or, with fine-tuning, from the fine-tuned blocks."""
         return self.inputs["cls"]
 
 
 class Method(nn.Module, Generic[OptionsT]):
     """Base class of all methods, which learn to score compositions from cached encoder outputs.
 
-    A subclass defines `losses`, and `scorer` or `score_terms`; everything else has a default. Checkpoints store
-    `state_dict()`, which holds parameters and persistent buffers, and nothing of the frozen encoder.
+    A subclass defines `losses`, and `scorer` or `score_terms`; everything else has a default.
+    Checkpoints store `state_dict()`, which holds parameters and persistent buffers, and nothing of
+    the frozen encoder.
     """
 
     Options: ClassVar[type[Options]] = Options  # by default the class in brackets: `class MyMethod(Method[MyOptions])`
@@ -179,7 +181,7 @@ class Method(nn.Module, Generic[OptionsT]):
         return type(self).__name__
 
     def grow(self, name: str, *shape: int, dtype: torch.dtype = torch.float32) -> None:
-        """Register a buffer `name` [0, *shape] of type `dtype`, which `start` fills with any number of rows."""
+        """Register a buffer `name` [0, *shape], which `start` fills with any number of rows."""
         self.register_buffer(name, torch.empty(0, *shape, dtype=dtype))
         self.growing = (*self.growing, name)
 
@@ -192,11 +194,11 @@ class Method(nn.Module, Generic[OptionsT]):
 
     @classmethod
     def accepts_partial_labels(cls, options: Any) -> bool:
-        """Whether training with `options` can use images of which only the state or only the object is known."""
+        """Whether training can use images of which only the state or only the object is known."""
         return False
 
     def known_primitives(self, compositions: Tensor) -> tuple[Tensor, Tensor]:
-        """State and object index of each of the `compositions`; -100, which PyTorch's losses ignore, if unknown."""
+        """State and object index of each composition; -100, which losses ignore, if unknown."""
         m, n = self.primitives(compositions)
         states, alone = len(self.labels.states), -1 - compositions
         m = torch.where(compositions < 0, torch.where(alone < states, alone, UNKNOWN), m)
@@ -209,34 +211,35 @@ class Method(nn.Module, Generic[OptionsT]):
 
     @classmethod
     def needs(cls, options: Any) -> frozenset[str]:
-        """What a method with `options` requires, among `cls`, `patch` (tokens), `text` (tower), `words` (vectors)."""
+        """What is required, among `cls`, `patch` (tokens), `text` (tower), `words` (vectors)."""
         return frozenset(cls.required_inputs)
 
     @classmethod
     def scores_new_words(cls, options: Any) -> bool:
-        """Whether a method with `options` can score states and objects that have no training images."""
+        """Whether the method can score states and objects without training images."""
         return not cls.needs(options).isdisjoint(("text", "words"))
 
     def start(self, train: Batch) -> None:
-        """Compute buffers, which checkpoints store, from all training images `train`; called before the first epoch."""
+        """Compute buffers, which checkpoints store, from all training images; called first."""
 
     def groups(self) -> list[dict[str, Any]]:
-        """The optimiser's parameter groups: dicts with `params` and perhaps `lr`; empty if nothing is trained."""
+        """The optimiser's parameter groups, dicts with `params` and perhaps `lr`; maybe none."""
         parameters = [parameter for parameter in self.parameters() if parameter.requires_grad]
         return [{"params": parameters}] if parameters else []
 
     def before_step(self, compositions: Ints) -> None:
-        """Prepare an optimiser step on images with the labels `compositions`; called before `shared`."""
+        """Prepare an optimiser step on images with these labels; called before `shared`."""
 
     def shared(self) -> tuple[Any, ...]:
-        """Compute what all batches of an optimiser step share, such as encoded prompts; returns a tuple of values.
+        """What all batches of an optimiser step share, such as encoded prompts, as a tuple.
 
-        Gradients with respect to these values are summed over the batches and propagated to the parameters once.
+        Gradients with respect to these values are summed over the batches and propagated to the
+        parameters once.
         """
         return ()
 
     def losses(self, batch: Batch, shared: Any) -> dict[str, Tensor]:
-        """A batch's loss terms, name -> scalar; training minimises their sum. `shared` is what `shared()` returned."""
+        """A batch's loss terms by name, which training sums; `shared`: result of `shared()`."""
         raise DuplexError(f"{type(self).__name__} must define losses()")
 
     def after_batch(self) -> None:
@@ -246,27 +249,27 @@ class Method(nn.Module, Generic[OptionsT]):
         """Update buffers that depend on the parameters; called after each optimiser step."""
 
     def on_features_changed(self, train: Batch) -> None:
-        """Recompute buffers that depend on the features of all training images, `train`; called after each epoch."""
+        """Recompute buffers that depend on training images' features; called after each epoch."""
 
     def after_epoch(self, epoch: int) -> None:
-        """Update what depends on `epoch`, the number of finished epochs; called after each epoch, before validation."""
+        """Update what depends on the number of finished epochs; called before validation."""
 
     def choose_options(self, images: Inputs, candidates: Ints, auc: Callable[[Tensor], float]) -> None:
-        """Choose settings such as score weights by validation AUC and store them in buffers; called after training.
+        """Choose options such as score weights by validation AUC; called after training.
 
         images: inputs of the V validation images.
         candidates: compositions of the closed world [C].
-        auc: function that returns the validation AUC of scores [V, C]; if they exclude all unseen pairs (by -inf), it
-            returns the accuracy on images of seen pairs instead.
+        auc: function that returns the validation AUC of scores [V, C]; if they exclude all unseen
+            pairs (by -inf), it returns the accuracy on images of seen pairs instead.
         """
 
     def chosen_options(self) -> dict[str, Any]:
-        """The values that `choose_options` chose, by option name, to train later without validation images."""
+        """The values that `choose_options` chose, by name, to train without validation images."""
         return {}
 
     @torch.no_grad()
     def scorer(self, candidates: Ints) -> Scorer:
-        """A function from inputs to scores [B, C] of the sorted `candidates`; by default, the sum of `score_terms`."""
+        """A function from inputs to scores [B, C] of the sorted `candidates`."""
         terms = self.score_terms(candidates)
         if terms is None:
             raise DuplexError(f"{type(self).__name__} must define scorer() or score_terms()")
@@ -278,19 +281,19 @@ class Method(nn.Module, Generic[OptionsT]):
         return torch.no_grad()(lambda inputs: torch.stack([term for _, term in terms(inputs)]).sum(0))
 
     def score_terms(self, candidates: Ints) -> ScoreTerms | None:
-        """A function from inputs to (name, summand) pairs of `candidates`' scores; None if scores are not sums."""
+        """A function from inputs to (name, summand) pairs; None if scores are not sums."""
         return None
 
     def probabilities(self, scores: Tensor) -> Tensor:
-        """Convert `scores` [B, C] to probabilities of the candidates; an excluded candidate has the score -inf."""
+        """Convert `scores` [B, C] to probabilities; an excluded candidate has the score -inf."""
         return scores.softmax(-1)
 
     def portable(self, candidates: Ints) -> dict[str, Tensor] | None:
-        """Named tensors from which an export computes `candidates`' scores; None if the method has no export."""
+        """Named tensors from which an export computes scores; None if there is no export."""
         return None
 
     def inspectable(self) -> Inspectable:
-        """Functions that return features and prototypes, for reports, `duplex retrieve` and `duplex swap`."""
+        """Functions that return features and prototypes, for reports and `duplex retrieve`."""
         return Inspectable()
 
     def summary(self) -> dict[str, int]:
@@ -310,11 +313,11 @@ class AdaptedRun:
 
 
 class UnsuitableMethod(UsageError):
-    """Raised by a stream adapter if it cannot adapt a run's method; the run is then evaluated without adapting."""
+    """Raised by a stream adapter that cannot adapt a method; the run is then scored as it is."""
 
 
 class StreamAdapter:
-    """Base class of stream adapters, which adapt a trained method to unlabelled images; a subclass defines `scores`."""
+    """Base class of stream adapters, which adapt a trained method to unlabelled images."""
 
     Options: ClassVar[type[Options]] = Options
     grid: ClassVar[Mapping[str, tuple[Any, ...]]] = {}  # option -> values that validation tries, from the first on
@@ -328,7 +331,7 @@ class StreamAdapter:
 
 
 def find_stream_adapter(name: str) -> type[StreamAdapter]:
-    """The class of a stream adapter, which adapts a trained method to unlabelled images; UsageError if unknown."""
+    """The class of a stream adapter; UsageError if its name is unknown."""
     points = installed_plugins("duplex.stream_adapters")
     found: type[StreamAdapter] = load_plugin(points[require(name, points, STREAM)], STREAM, StreamAdapter)
     return found
@@ -337,7 +340,7 @@ def find_stream_adapter(name: str) -> type[StreamAdapter]:
 def tuned_weights(
     first: Tensor, weighted: Callable[[Weights], Sequence[Tensor]], auc: Callable[[Tensor], float]
 ) -> Tensor:
-    """Search for the weights of K score summands with the best validation AUC, one weight at a time.
+    """Search for the weights of K score summands with the best validation AUC, one at a time.
 
     The last weight stays fixed, because multiplying all weights by one factor changes no ranking.
 

@@ -1,9 +1,10 @@
-"""Copies of an image tower's last blocks, which fine-tuning trains, and adapters of all blocks of the text tower.
+"""Copies of an image tower's last blocks, which fine-tuning trains, and adapters of text towers.
 
-The blocks compute a method's CLS features from their cached inputs or from cached pixels, for which the frozen layers
-before the first block run, too. Plug-ins (`duplex.methods.adapters`) determine what is trained in the blocks. Batch
-norms keep their pretrained statistics. Adapters in the text tower act on each token alone, so prompts that begin with
-the same tokens still share the encoding of this beginning.
+The blocks compute a method's CLS features from their cached inputs or from cached pixels, for
+which the frozen layers before the first block run, too. Plug-ins (`duplex.methods.adapters`)
+determine what is trained in the blocks. Batch norms keep their pretrained statistics. Adapters in
+the text tower act on each token alone, so prompts that begin with the same tokens still share the
+encoding of this beginning.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ FINETUNED_PREFIX = "blocks."  # of the names of the blocks' tensors in checkpoin
 def finetuned_blocks_factory(
     encoder: Mapping[str, str], options: FinetuneOptions, device: str
 ) -> Callable[[], FinetunedBlocks]:
-    """A function that builds the blocks to fine-tune, with float32 weights, for the image tower of an encoder.
+    """A function that builds the blocks to fine-tune, with float32 weights, for an image tower.
 
     encoder: the encoder's `name`, `tag`, `precision` and so on, as checkpoints store them.
     """
@@ -46,13 +47,15 @@ def finetuned_blocks_factory(
 
 
 class FinetunedBlocks(nn.Module):
-    """Trainable copies of an image tower's last blocks, which compute a method's inputs from block inputs.
+    """Trainable copies of an image tower's last blocks, which compute a method's inputs.
 
-    The state dict, and so a checkpoint, holds only trained parameters; frozen weights stay on the tower's device.
+    The state dict, and so a checkpoint, holds only trained parameters; frozen weights stay on the
+    tower's device.
 
     shape: shape of one image's block input: (T, w) for tokens, (C, H, W) for feature maps.
     precision: number format in which the encoder computed the cached block inputs.
-    begin: computes the first block's input from pixels [B, 3, R, R] uint8, for caches that hold pixels.
+    begin: computes the first block's input from pixels [B, 3, R, R] uint8, for caches that hold
+        pixels.
     """
 
     def __init__(
@@ -91,7 +94,7 @@ class FinetunedBlocks(nn.Module):
         return self
 
     def groups(self, more: Sequence[Tensor] = ()) -> list[dict[str, Any]]:
-        """The optimiser's parameter group: the blocks' trained parameters, and the tensors in `more`."""
+        """The optimiser's parameter group: the blocks' trained parameters, and `more`."""
         rate = self.options.learning_rate
         return [{"params": [*self.parameters(), *more], **({} if rate is None else {"lr": rate})}]
 
@@ -99,7 +102,7 @@ class FinetunedBlocks(nn.Module):
         return self.method_inputs(block_inputs)["cls"]
 
     def method_inputs(self, block_inputs: Tensor) -> dict[str, Tensor]:
-        """Compute inputs by name: `cls` [B, d] and, if the options ask, `cls_state`, `cls_object` and `patch`."""
+        """Inputs by name: `cls` [B, d] and, if set, `cls_state`, `cls_object` and `patch`."""
         if torch.is_grad_enabled():
             return self._compute(block_inputs)
         starts = range(0, max(1, len(block_inputs)), IMAGES)
@@ -107,7 +110,7 @@ class FinetunedBlocks(nn.Module):
         return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
     def features(self, block_inputs: Tensor) -> Tensor:
-        """CLS features [B, d] of all images, computed in one pass, with gradients if these are enabled."""
+        """CLS features [B, d] of all images in one pass, with gradients if these are enabled."""
         return self._compute(block_inputs)["cls"]
 
     def _compute(self, block_inputs: Tensor) -> dict[str, Tensor]:
@@ -135,7 +138,7 @@ class FinetunedBlocks(nn.Module):
 
 
 def add_text_adapters(tower: Any, options: FinetuneOptions) -> BlockAdapters:
-    """Add the adapters named by `options.text` to all blocks of a text tower; returns the adapters."""
+    """Add and return the adapters that `options.text` names, in all blocks of a text tower."""
     if not hasattr(tower, "own_blocks"):
         found = "no text tower" if tower is None else "a text tower with blocks of an unknown kind"
         raise UsageError(f"finetune.text is {options.text}, but the encoder has {found}; leave the setting out")

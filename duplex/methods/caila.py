@@ -1,6 +1,7 @@
 """CAILA: bottleneck adapters learn state, object and composition features of images and of texts.
 
-Zheng et al., "CAILA: Concept-Aware Intra-Layer Adapters for Compositional Zero-Shot Learning", WACV 2024.
+Zheng et al., "CAILA: Concept-Aware Intra-Layer Adapters for Compositional Zero-Shot Learning",
+WACV 2024.
 
     z^s = normalise(z + a A_s(z)),   z^o = normalise(z + a A_o(z))
     z^c = normalise(z + a (A_s(z) + A_o(z) + A_c(z)) / 3)                                the mixture of adapters
@@ -8,14 +9,15 @@ Zheng et al., "CAILA: Concept-Aware Intra-Layer Adapters for Compositional Zero-
     L   = L_s + L_o + L_c + L_shift
     S   = p(c|x) = softmax_c cos(z^c, t^c) / tau
 
-* z: image feature;  t_s, t_o, t_c: text features of fixed prompts of a state, an object and a composition
-* A_s, A_o, A_c: adapters, separate ones for images and for texts;  a: their weight;  tau: CLIP's temperature
+* z: image feature;  t_s, t_o, t_c: text features of fixed prompts of state, object, composition
+* A_s, A_o, A_c: adapters, separate for images and texts;  a: their weight;  tau: temperature
 * L_s, L_o, L_c: cross-entropies of states, objects and compositions
-* L_shift: cross-entropy of artificial images, an image's z^s plus the next image's z^o, if their composition is seen
+* L_shift: cross-entropy of artificial images: an image's z^s plus the next one's z^o, if seen
 
-In the paper, adapters are part of every encoder layer; here, they follow the final features. With `adapter: blocks`, z
-and t of each concept come from towers fine-tuned with the adapters `concepts` instead, and each concept has a trained
-tau. In the paper, artificial images replace a tenth of the images; here, they have a loss of their own.
+In the paper, adapters are part of every encoder layer; here, they follow the final features. With
+`adapter: blocks`, z and t of each concept come from towers fine-tuned with the adapters `concepts`
+instead, and each concept has a trained tau. In the paper, artificial images replace a tenth of the
+images; here, they have a loss of their own.
 """
 
 from __future__ import annotations
@@ -61,7 +63,8 @@ class CailaOptions(TextOptions):
 class ConceptAdapters(nn.Module):
     """Three residual adapters: one each for features of compositions, of states and of objects.
 
-    With the option `adapter: blocks`, they return features unchanged: the towers' blocks have adapters instead.
+    With the option `adapter: blocks`, they return features unchanged: the towers' blocks have
+    adapters instead.
     """
 
     def __init__(self, dim: int, options: CailaOptions) -> None:
@@ -90,7 +93,7 @@ class ConceptAdapters(nn.Module):
 
 
 class Caila(TextMethod[CailaOptions]):
-    """CAILA: adapters (small networks) change features of images and prompts; `shift` also trains on mixed features."""
+    """CAILA: adapters change features of images and prompts; `shift` also trains on mixed ones."""
 
     is_seen: Tensor
 
@@ -105,7 +108,7 @@ class Caila(TextMethod[CailaOptions]):
             self.log_scales = nn.Parameter(torch.tensor([tower.logit_scale, larger, larger]))
 
     def scales(self) -> Any:
-        """Three factors that turn cosines into logits: for compositions, for states and for objects."""
+        """Factors that turn cosines into logits: of compositions, states and objects."""
         return self.log_scales.exp() if self.options.adapter == "blocks" else (self.scale, self.scale, self.scale)
 
     def features(self, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
@@ -130,9 +133,10 @@ class Caila(TextMethod[CailaOptions]):
         return losses
 
     def shift_loss(self, z_s: Tensor, z_o: Tensor, compositions: Tensor, t: Tensor) -> Tensor:
-        """Mean cross-entropy of artificial images: an image's state feature plus the next image's object feature.
+        """Mean cross-entropy of artificial images: a state feature plus another's object feature.
 
-        Only those whose composition is seen count; 0 if there are none. `t`: text features of the seen compositions.
+        Only those whose composition is seen count; 0 if there are none. `t`: text features of the
+        seen compositions.
         """
         images = unit(z_s + z_o.roll(-1, 0))
         m, n = self.primitives(compositions)

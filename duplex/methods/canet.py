@@ -10,7 +10,7 @@ Wang et al., "Learning Conditional Attributes for Compositional Zero-Shot Learni
     S = (1 - a) P_c + a P_s P_o,    P = (1 + d) / 2
 
 * f_s, f_o, f_c: perceptrons from the image feature x to the space of word vectors w
-* o_x: the most probable object;  beta: output of the hyper learner, which scales both layers of the base learner e_s
+* o_x: the most probable object;  beta: output of the hyper learner, which scales layers of e_s
 * g: perceptron on both word vectors;  a: option `share`
 * L_c, L_s, L_o: cross-entropies of cosines at temperature T, L_c over seen compositions
 
@@ -44,7 +44,7 @@ class CanetOptions(WordOptions):
 
 
 class ImageScaledNetwork(nn.Module):
-    """Two-layer network that embeds all states for each image [B, M, w]; an image's `beta` [w] scales its layers."""
+    """Network that embeds all states for each image [B, M, w]; `beta` scales its two layers."""
 
     def __init__(self, word_width: int, options: CanetOptions) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class ImageScaledNetwork(nn.Module):
 
 
 class Canet(WordMethod[CanetOptions]):
-    """CANet: the score combines the image's cosines with embeddings of the composition, of its state and its object."""
+    """CANet: cosines of the image with embeddings of the composition, its state and its object."""
 
     def __init__(self, context: MethodContext, options: CanetOptions) -> None:
         super().__init__(context, options, trained_words=True)

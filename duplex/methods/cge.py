@@ -1,23 +1,26 @@
 """CGE and Co-CGE: a graph network embeds states, objects and compositions.
 
-Naeem et al., "Learning Graph Embeddings for Compositional Zero-shot Learning", CVPR 2021.
-Mancini et al., "Learning Graph Embeddings for Open World Compositional Zero-Shot Learning", TPAMI 2022 (Co-CGE).
+Naeem et al., "Learning Graph Embeddings for Compositional Zero-shot Learning", CVPR 2021. Mancini
+et al., "Learning Graph Embeddings for Open World Compositional Zero-Shot Learning", TPAMI 2022
+(Co-CGE).
 
     H' = relu(D^-1 (A + I) H W)              a graph convolution, two by default; without relu in the last
     CGE:     S = f(x) . h_c
     Co-CGE:  S = cos(f(x), h_c) / T,  in the open world for unseen c  S - alpha rho(c) / T  in the loss
 
-* H: features of the nodes (states, objects, compositions), at first word vectors;  A, D: adjacency, degree;  W: weights
-* h_c: a composition's unit embedding after the last convolution;  f(x): embedding of image x by a perceptron
-* T: temperature;  rho(c): feasibility, from the graph's embeddings of states and objects after each epoch
+* H: features of nodes, at first word vectors;  A, D: adjacency, degree;  W: weights
+* h_c: a composition's unit embedding after the last convolution;  f(x): embedding of image x
+* T: temperature;  rho(c): feasibility, from embeddings of states and objects after each epoch
 * alpha: rises to its final value over the first `margin_epochs`
 
-The loss is a cross-entropy over seen compositions. The graph contains all compositions that the data set's splits list,
-in the open world all compositions. There, Co-CGE weighs messages of unseen compositions by max(0, rho(c)); in its first
-epoch they send none and are excluded from the loss. The cached encoder replaces the papers' trained backbone.
+The loss is a cross-entropy over seen compositions. The graph contains all compositions that the
+data set's splits list, in the open world all compositions. There, Co-CGE weighs messages of unseen
+compositions by max(0, rho(c)); in its first epoch they send none and are excluded from the loss.
+The cached encoder replaces the papers' trained backbone.
 
-No adjacency matrix is built: composition `c = (s, o)` adds the edges s-o, s-c and o-c. A composition outside of the
-graph receives messages and sends none, so its embedding does not depend on the other candidates.
+No adjacency matrix is built: composition `c = (s, o)` adds the edges s-o, s-c and o-c. A
+composition outside of the graph receives messages and sends none, so its embedding does not depend
+on the other candidates.
 """
 
 from __future__ import annotations
@@ -44,9 +47,10 @@ class NodeFeatures(NamedTuple):
 
 
 class CompositionGraph(nn.Module):
-    """Graph of states, objects and compositions that averages features over neighbours; nothing is trained.
+    """Graph of states, objects and compositions that averages features over neighbours.
 
-    weights: of the messages that compositions send [C]; 1, unless Co-CGE sets them in the open world.
+    weights: of the messages that compositions send [C]; 1, unless Co-CGE sets them in the open
+        world.
     """
 
     weights: Tensor
@@ -58,7 +62,7 @@ class CompositionGraph(nn.Module):
         self.register_buffer("weights", torch.ones(len(compositions)))
 
     def means(self, x: NodeFeatures) -> NodeFeatures:
-        """Mean features of each node and its neighbours; states and objects weigh compositions' edges by `weights`."""
+        """Mean features of nodes and neighbours; `weights`: of edges to compositions."""
         m, n = self.columns.states, self.columns.objects
         w = self.weights[:, None]
         states = self._primitive_means(x.states, m, w * (x.objects.index_select(0, n) + x.compositions), self.sizes[0])
@@ -72,13 +76,13 @@ class CompositionGraph(nn.Module):
 
     @staticmethod
     def composition_means(x: NodeFeatures, rows: Tensor, columns: CompositionIndex) -> Tensor:
-        """Mean [C, w] of each composition's own features (`rows`), its state's and its object's (both in `x`)."""
+        """Mean [C, w] of each composition's own `rows`, its state's and its object's (in `x`)."""
         both = x.states.index_select(0, columns.states) + x.objects.index_select(0, columns.objects)
         return (rows + both) / 3
 
 
 class GraphNetwork(nn.Module):
-    """Graph network of `layers` convolutions from `inside` to `out` channels; a call returns every layer's features."""
+    """Graph network of `layers` convolutions; a call returns every layer's features."""
 
     def __init__(self, graph: CompositionGraph, inside: int, width: int, out: int, layers: int, rate: float) -> None:
         super().__init__()
@@ -95,7 +99,7 @@ class GraphNetwork(nn.Module):
         return features
 
     def embed(self, features: list[NodeFeatures], columns: CompositionIndex) -> Tensor:
-        """Embeddings [C, out] of compositions, even of those outside of the graph; `features`: result of `forward`."""
+        """Embeddings [C, out] of any compositions; `features`: result of `forward`."""
         listed = self.graph.columns.compositions
         place = self.graph.columns.positions_of_listed(columns.compositions).clamp(max=len(listed) - 1)
         if bool(contains_sorted(self.graph.columns.compositions_np, columns.compositions_np).all()):
@@ -112,7 +116,7 @@ class GraphNetwork(nn.Module):
 
 
 def mean_pairs(states: Tensor, objects: Tensor, columns: CompositionIndex) -> Tensor:
-    """The mean of the state's and the object's features of each composition in `columns` [C, w]."""
+    """The mean of state's and object's features of each composition in `columns` [C, w]."""
     return (states.index_select(0, columns.states) + objects.index_select(0, columns.objects)) / 2
 
 
@@ -130,7 +134,7 @@ CgeOptionsT = TypeVar("CgeOptionsT", bound=CgeOptions)
 
 
 class GraphHead(EmbeddingHead[CgeOptionsT], Generic[CgeOptionsT]):
-    """Base class of CGE and its variants: a perceptron embeds images, a graph network embeds compositions."""
+    """Base class of CGE and its variants: a perceptron embeds images, a graph network pairs."""
 
     def __init__(self, context: MethodContext, options: CgeOptionsT) -> None:
         super().__init__(context, options, trained_words=False)
@@ -149,7 +153,7 @@ class GraphHead(EmbeddingHead[CgeOptionsT], Generic[CgeOptionsT]):
 
 
 class Cge(GraphHead[CgeOptions]):
-    """CGE: a composition's score is the dot product of the image's embedding and the composition's embedding."""
+    """CGE: the score is the dot product of image embedding and composition embedding."""
 
 
 @dataclass(frozen=True)
@@ -160,7 +164,7 @@ class CoCgeOptions(CgeOptions):
 
 
 class CoCge(GraphHead[CoCgeOptions]):
-    """Co-CGE: scores are scaled cosines; open-world training subtracts margins that grow with feasibility."""
+    """Co-CGE: scores are scaled cosines; open-world training subtracts feasibility margins."""
 
     def __init__(self, context: MethodContext, options: CoCgeOptions) -> None:
         super().__init__(context, options)

@@ -7,7 +7,7 @@
     S = p(c^t|x) + p(c^h|x) + p(s|x) p(o|x)
 
 * L_CGE, p(c^t|x): loss and posterior of CGE (duplex.methods.cge)
-* L_c^h, p(c^h|x): loss and posterior computed from a codebook of visual prototypes, which a local graph refines (the
+* L_c^h, p(c^h|x): loss and posterior by a codebook of visual prototypes, which a local graph refines (the
   Duplex paper's Eq. 10-18)
 * z^s, z^o: state factor and object factor of an image, the outputs of two small networks
 * w, V: word vectors and their linear maps, in place of prompts;  T: temperature
@@ -59,7 +59,7 @@ class CgeVisual(GraphHead[CgeVisualOptions]):
         self.codebook.start(unit(train.cls), train.compositions, seen=True)
 
     def posteriors(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """State and object factors [B, d] of unit features `z`; log probabilities of states [B, M], objects [B, N]."""
+        """Factors [B, d] of unit features `z`; log probabilities of states, of objects."""
         z_s, z_o = self.factors(z)
         t_s, t_o = unit(self.embed_s(self.words.states)), unit(self.embed_o(self.words.objects))
         log_s = (self.options.scale * z_s @ t_s.T).log_softmax(-1)

@@ -1,11 +1,11 @@
-"""Visual prototypes computed in closed form from training features; prompts, trained or not, may join the score.
+"""Visual prototypes in closed form from training features; prompts, trained or not, may join.
 
     log S(c|x) = w_t log p(c^t|x) + w_so log p(s|x) p(o|x) + w_l log p_l(s|x) p_l(o|x)
                + w_g log p_g(c|x) + w_gso log p_g(s|x) p_g(o|x) - log Z
 
 * p(c^t|x), p(s|x), p(o|x): posteriors by prompts of compositions, states and objects
 * p_l(s|x), p_l(o|x): posteriors by linear heads, for encoders without a text tower
-* p_g(c|x): softmax of g_c, the log-likelihood of the image feature under a normal distribution around the mean of
+* p_g(c|x): softmax of g_c, the log-likelihood of the feature under a normal distribution around the mean of
   composition c; all compositions share a covariance (duplex/methods/gaussian.py)
 * p_g(s|x), p_g(o|x): posteriors by a normal distribution per state and per object
 * w: weights that maximise validation AUC;  Z normalises over the candidates
@@ -47,7 +47,7 @@ INITIAL_WEIGHTS = {"semantic": 0.5, "factors": 0.5, "linear": 16.0, "gaussian_fa
 
 @dataclass(frozen=True)
 class ClosedFormOptions(PathOptions):
-    """Options of `kind: closed_form`; by default, the score multiplies powers of probabilities (see `inference`)."""
+    """Options of `kind: closed_form`; by default, the score multiplies powers of probabilities."""
 
     # of the prompts; without any (inference has neither semantic nor factors) of heads: state, object, composition
     losses: tuple[Literal["state", "object", "semantic", "composition"], ...] = ("state", "object", "semantic")
@@ -93,7 +93,7 @@ class ClosedFormOptions(PathOptions):
 
 
 class LinearHeads(nn.Module):
-    """Linear classifiers of states and of objects; their losses also train blocks that compute the features."""
+    """Linear classifiers of states and objects; their losses also train blocks before them."""
 
     def __init__(self, labels: LabelSpace, dim: int) -> None:
         super().__init__()

@@ -7,15 +7,15 @@ Qu et al., "Learning Clustering-based Prototypes for Compositional Zero-Shot Lea
     L = L_c + L_s + L_o + alpha L_contrast + beta L_decorrelation
     S = p(c|x) + p(s|x) p(o|x)
 
-* p: prototypes without gradients, K per state and K per object: cluster centres of the images' factors z^s and z^o.
-  Optimal transport (Sinkhorn-Knopp) assigns each image of a batch to a prototype of its state (object); the prototypes
+* p: prototypes without gradients, K per state and K per object: cluster centres of z^s and z^o.
+  Optimal transport (Sinkhorn-Knopp) assigns a batch's images to prototypes of their state (object); the prototypes
   then move by momentum towards the means of their images (Eq. 9)
-* p^+: the prototype that an image is assigned to, in L_decorrelation, too;  sum_p: over all K (M + N) prototypes
-* HSIC: Hilbert-Schmidt criterion with linear kernels, the squared norm of the batch's cross-covariance
-* L_c, L_s, L_o, p(.|x): cross-entropies and posteriors by prompts of compositions, states and objects (three paths)
+* p^+: the prototype that an image is assigned to;  sum_p: over all K (M + N) prototypes
+* HSIC: Hilbert-Schmidt criterion with linear kernels, squared norm of the cross-covariance
+* L_c, L_s, L_o, p(.|x): cross-entropies and posteriors by prompts on three paths
 
-In the paper, a coherence term (Eq. 7) also makes transport plans similar for images with similar features; it is left
-out here. As in the paper, clusters have no part in inference.
+In the paper, a coherence term (Eq. 7) also makes transport plans similar for images with similar
+features; it is left out here. As in the paper, clusters have no part in inference.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class ClusProOptions(ThreePathOptions):
 
 
 class ClusPro(ThreePaths[ClusProOptions]):
-    """ClusPro: scores by prompts; training pulls state and object factors towards clusters of their state or object."""
+    """ClusPro: three paths; training pulls factors towards clusters of their state or object."""
 
     states: Tensor  # prototypes [M, K, d]
     objects: Tensor  # prototypes [N, K, d]
@@ -80,7 +80,7 @@ class ClusPro(ThreePaths[ClusProOptions]):
         return {**losses, "contrast": alpha * contrast, "decorrelation": beta * dependence}
 
     def contrast(self, z_s: Tensor, z_o: Tensor, own_s: Tensor, own_o: Tensor) -> Tensor:
-        """Contrastive loss of state and object factors [B, d]; `own_s`, `own_o` [B]: prototypes they belong to."""
+        """Contrastive loss of factors [B, d]; `own_s`, `own_o` [B]: prototypes they belong to."""
         states = self.states.flatten(0, 1)  # [M K, d]
         prototypes = torch.cat([states, self.objects.flatten(0, 1)])  # [(M + N) K, d]
         logits_s = z_s @ prototypes.T / self.options.temperature
@@ -95,13 +95,13 @@ class ClusPro(ThreePaths[ClusProOptions]):
 
 
 def covariance_norm(x: Tensor, y: Tensor) -> Tensor:
-    """Squared Frobenius norm of the cross-covariance matrix of `x` and `y` [B, d]; 0 for a single image."""
+    """Squared Frobenius norm of the cross-covariance of `x` and `y` [B, d]; 0 for one image."""
     a, b = x - x.mean(0), y - y.mean(0)
     return ((a.T @ b) / max(len(a) - 1, 1)).square().sum()
 
 
 def initial_clusters(z: Tensor, groups: Tensor, rows: Tensor) -> Tensor:
-    """Initial prototypes [G, K, d]: K evenly spaced ones of each group's features `z`; `rows` for an empty group."""
+    """Initial prototypes [G, K, d]: K evenly spaced features `z` per group; else `rows`."""
     prototypes = rows.clone()
     for group in groups.unique().tolist():
         members = (groups == group).nonzero()[:, 0]
@@ -111,7 +111,7 @@ def initial_clusters(z: Tensor, groups: Tensor, rows: Tensor) -> Tensor:
 
 
 def assign_clusters(z: Tensor, groups: Tensor, rows: Tensor) -> Tensor:
-    """Assign each image to a prototype of its group by optimal transport; returns numbers from 0 to K - 1 [B].
+    """Assign each image to a prototype of its group, from 0 to K - 1, by optimal transport.
 
     z: image features [B, d].
     groups: the state (or object) of each image [B].
@@ -122,7 +122,7 @@ def assign_clusters(z: Tensor, groups: Tensor, rows: Tensor) -> Tensor:
 
 
 def balanced_assignment(similarity: Tensor, groups: Tensor, count: int) -> Tensor:
-    """Soft assignment [B, K] of images to their group's K prototypes, equally used (Sinkhorn-Knopp); `count` groups."""
+    """Soft assignment [B, K] of images to their group's K prototypes, equally used."""
     log = similarity / SHARPNESS
     for _ in range(ROUNDS):
         masses = log.new_zeros(count, log.shape[1]).index_add(0, groups, log.exp())
@@ -132,7 +132,7 @@ def balanced_assignment(similarity: Tensor, groups: Tensor, count: int) -> Tenso
 
 
 def updated_clusters(rows: Tensor, z: Tensor, groups: Tensor, cluster: Tensor, momentum: float) -> Tensor:
-    """New prototypes [G, K, d]: `rows` moved towards the mean features `z` of the images assigned to them.
+    """Prototypes [G, K, d]: `rows` moved towards the mean features `z` of their images.
 
     cluster: number, 0 to K - 1, of each image's prototype in its group [B].
     momentum: weight of the old prototypes.

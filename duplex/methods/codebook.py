@@ -1,13 +1,15 @@
-"""The codebook `H`: a visual prototype (estimated mean image feature) per composition, most of them not stored.
+"""The codebook `H`: a visual prototype (estimated mean feature) per composition, most not stored.
 
     h_mn = normalise(mean_s + mean_o - mean_all)                            the Duplex paper's Eq. 10
     h' = normalise(lambda h + (1 - lambda) message), lambda: momentum       Eq. 17-18
     z . h_mn = (z . a_m + z . b_n) / |a_m + b_n|,   a_m = mean_s - mean_all,   b_n = mean_o
 
-* mean_s, mean_o, mean_all: mean features of the training images of state m, of object n, and of all
+* mean_s, mean_o, mean_all: mean features of the training images of state m, of object n, and of
+  all
 
-Only prototypes of compositions with training images, and those that training refined, are stored; the others are
-composed by this formula when needed, or with `unseen="random"`, an ablation, taken from a random table.
+Only prototypes of compositions with training images, and those that training refined, are stored;
+the others are composed by this formula when needed, or with `unseen="random"`, an ablation, taken
+from a random table.
 """
 
 from __future__ import annotations
@@ -36,11 +38,15 @@ LEAST = 1e-12  # shortest vector that is normalised
 class Codebook(nn.Module):
     """A visual prototype for each composition: initialised by `start`, changed by `write_back`.
 
-    The state dict holds only the K stored prototypes `rows [K, d]` and their compositions `known [K]`.
+    The state dict holds only the K stored prototypes `rows [K, d]` and their compositions `known
+    [K]`.
 
-    unseen: initial prototypes of compositions without training images: "compose" (of mean features) or "random".
-    random_seen: whether to store random prototypes of the training compositions when the codebook is made.
-    anchored: whether to keep the initial prototypes, as `initial`, so that every refinement can start from them.
+    unseen: initial prototypes of compositions without training images: "compose" (of mean
+        features) or "random".
+    random_seen: whether to store random prototypes of the training compositions when the codebook
+        is made.
+    anchored: whether to keep the initial prototypes, as `initial`, so that every refinement can
+        start from them.
     """
 
     growing = ("known", "rows")
@@ -80,7 +86,7 @@ class Codebook(nn.Module):
 
     @torch.no_grad()
     def start(self, z: Tensor, compositions: Tensor, *, seen: bool) -> None:
-        """Compute means of features `z` [n, d] per state, per object and overall; if `seen`, also per seen pair."""
+        """Compute means of features `z` [n, d] by state, object, in all; if `seen`, by pair."""
         if self.unseen == "compose":
             n = len(self.labels.objects)
             self.mean_s.copy_(group_means(z, compositions // n, len(self.labels.states)))
@@ -120,7 +126,7 @@ class Codebook(nn.Module):
 
     @torch.no_grad()
     def write_back(self, compositions: Ints, rows: Tensor) -> None:
-        """Store the refined prototypes `rows` [C, d] of `compositions`; no other prototype changes."""
+        """Store the refined prototypes `rows` [C, d] of `compositions`."""
         positions, _ = self._find_stored(compositions)
         if len(positions) < len(compositions):
             self._make_room(np.setdiff1d(compositions, compositions[positions], assume_unique=True))
@@ -143,7 +149,7 @@ class Codebook(nn.Module):
         self._stored = rows
 
     def logits_over(self, candidates: Ints | None) -> Logits:
-        """A function `(z, scale) -> scale * (z . h)` [B, C]; h: the prototypes of `candidates` (None: of all pairs)."""
+        """`(z, scale) -> scale * (z . h)` [B, C], h: prototypes of `candidates` (None: all)."""
         count = self.labels.size if candidates is None else len(candidates)
         if count > ROWS and self.unseen == "compose":
             return self._logits_by_sums(candidates)
@@ -178,7 +184,7 @@ class Codebook(nn.Module):
 
     @torch.no_grad()
     def inverse_lengths(self) -> Tensor:
-        """Factors [M, N] that scale composed prototypes, a state's plus an object's vector, to unit length."""
+        """Factors [M, N] that scale sums of a state's and an object's vector to unit length."""
         if self._inverse is None:  # in double precision, because terms may cancel
             a, b = (self.mean_s - self.mean_all).double(), self.mean_o.double()
             squares = torch.addmm((a * a).sum(1)[:, None] + (b * b).sum(1), a, b.T, alpha=2)
@@ -206,9 +212,10 @@ class Codebook(nn.Module):
 
 
 class TrainedCodebook(nn.Module):
-    """A codebook whose prototypes are trained by gradients; refinement (`write_back`) changes them, too.
+    """A codebook whose prototypes are trained by gradients, and changed by refinement.
 
-    Training starts at the prototypes of `initial`; if `anchored`, every refinement starts at these as well.
+    Training starts at the prototypes of `initial`; if `anchored`, every refinement starts at these
+    as well.
     """
 
     def __init__(self, labels: LabelSpace, initial: Codebook, *, anchored: bool) -> None:
@@ -265,7 +272,7 @@ def blend(rows: Tensor, messages: Tensor, momentum: float) -> Tensor:
 
 
 def group_means(z: Tensor, groups: Tensor, count: int) -> Tensor:
-    """Mean feature of each group [count, d]; a group without images gets the mean of all images."""
+    """Mean feature of each group [count, d]; a group without images gets the mean of all."""
     sums = torch.zeros(count, z.shape[1], dtype=z.dtype, device=z.device).index_add_(0, groups, z)
     sizes = groups.bincount(minlength=count)[:, None]
     return torch.where(sizes > 0, sums / sizes.clamp(min=1), z.mean(0))

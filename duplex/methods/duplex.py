@@ -1,11 +1,12 @@
 """Duplex (Peng et al.): semantic prototypes, and visual prototypes that training refines.
 
-An image is compared with the text feature of each composition's learned prompt (semantic prototype) and with an
-estimated mean image feature of each composition (visual prototype). The codebook, the table of visual prototypes, is
-refined batch by batch in a local bipartite graph: the prototypes of the batch's candidate compositions receive
-messages from each image's state and object factor, and from each counterfactual (an image's state factor fused with
-another's object factor). Sums of messages factor by state, object and cell of the (state x object) grid, so no matrix
-over nodes is built. Equations in this file are the paper's (Eq. 5-22, Algorithm 1).
+An image is compared with the text feature of each composition's learned prompt (semantic
+prototype) and with an estimated mean image feature of each composition (visual prototype). The
+codebook, the table of visual prototypes, is refined batch by batch in a local bipartite graph: the
+prototypes of the batch's candidate compositions receive messages from each image's state and
+object factor, and from each counterfactual (an image's state factor fused with another's object
+factor). Sums of messages factor by state, object and cell of the (state x object) grid, so no
+matrix over nodes is built. Equations in this file are the paper's (Eq. 5-22, Algorithm 1).
 """
 
 from __future__ import annotations
@@ -38,16 +39,21 @@ Message = Literal["state", "object", "counterfactual"]
 
 @dataclass(frozen=True)
 class Reading(Options):
-    """Options for what the paper's text leaves open; the defaults are this package's, other values also fit the text.
+    """Options for what the paper's text leaves open; other values also fit the text.
 
-    anchors: attached: gradients reach text features through the weights of messages, too; detached: they do not.
+    anchors: attached: gradients reach text features through the weights of messages, too;
+        detached: they do not.
     codebook: buffer: only refinement changes prototypes; trained: gradients change them, too.
-    counterfactuals: pairs: one per pair of images; labels: one per pair of labels, from the labels' mean factors.
+    counterfactuals: pairs: one per pair of images; labels: one per pair of labels, from the
+        labels' mean factors.
     diagonal: whether an image is also paired with itself.
-    edges: posterior: a factor sends messages to all candidates, weighted by posterior; label: to those of its label.
+    edges: posterior: a factor sends messages to all candidates, weighted by posterior; label: to
+        those of its label.
     fusion_rank: rank of the matrices M_s and M_o that fuse factors (Eq. 11); null: full rank.
-    normalise: together: a candidate gets one weighted mean of all messages; by_kind: a mean per kind, then averaged.
-    softmax: candidates: posteriors of pairs are over the candidates; all: over all pairs (Eq. 4, 19, 21).
+    normalise: together: a candidate gets one weighted mean of all messages; by_kind: a mean per
+        kind, then averaged.
+    softmax: candidates: posteriors of pairs are over the candidates; all: over all pairs (Eq. 4,
+        19, 21).
     """
 
     softmax: Literal["candidates", "all"] = "candidates"
@@ -68,19 +74,21 @@ class Reading(Options):
 
 
 class CounterfactualSum(torch.autograd.Function):
-    """Autograd function: weighted sum of counterfactuals in each cell of the (state x object) grid (Eq. 11, 15-16).
+    """Autograd function: weighted sum of counterfactuals per cell of the grid (Eq. 11, 15-16).
 
         out_c = sum of w_p z^cf_p over the image pairs p = (i, j) of cell c,    z^cf_p = normalise(relu(a_i + b_j))
 
-    `a`, `b`: projected state and object factors [B, d]; no relu unless `rectified`. The counterfactuals (at most `B^2`)
-    are computed in blocks that fit into the processor's cache, and again in the backward pass. Differentiable once.
+    `a`, `b`: projected state and object factors [B, d]; no relu unless `rectified`. The
+        counterfactuals (at most `B^2`)
+    are computed in blocks that fit into the processor's cache, and again in the backward pass.
+        Differentiable once.
     """
 
     @staticmethod
     def forward(
         ctx: Any, a: Tensor, b: Tensor, w: Tensor, i: Tensor, j: Tensor, cell: Tensor, cells: int, rectified: bool
     ) -> Tensor:
-        """Sums [cells, d]: pair p adds `w[p]` times the counterfactual of `a[i[p]]` and `b[j[p]]` to row `cell[p]`."""
+        """Sums [cells, d]: pair p adds `w[p]` times its counterfactual to row `cell[p]`."""
         out = a.new_zeros(cells, a.shape[1])
         for rows in _blocks(len(i), a):
             r, inverse = _counterfactuals(a, b, i[rows], j[rows], rectified)
@@ -91,10 +99,11 @@ class CounterfactualSum(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """Returns the gradients with respect to `a`, `b` and `w`, given the gradient with respect to the sums.
+        """The gradients with respect to `a`, `b` and `w`, given that with respect to the sums.
 
-        With `r = relu(a_i + b_j)`, `u = r / |r|` and the gradient `g` of a pair's sum: `dw = g.u`, and where `r > 0`,
-        both a_i and b_j receive `dr = w (g - u (g.u)) / |r|`. Unless `rectified`, relu and `r > 0` are left out.
+        With `r = relu(a_i + b_j)`, `u = r / |r|` and the gradient `g` of a pair's sum: `dw = g.u`,
+        and where `r > 0`, both a_i and b_j receive `dr = w (g - u (g.u)) / |r|`. Unless
+        `rectified`, relu and `r > 0` are left out.
         """
         a, b, w, i, j, cell = ctx.saved_tensors
         rectified: bool = ctx.rectified
@@ -128,7 +137,7 @@ def _blocks(pairs: int, like: Tensor) -> Iterator[slice]:
 
 @dataclass(frozen=True)
 class MessageNodes:
-    """Inputs of a batch's messages: image features, factors, posteriors of states and objects, and labels."""
+    """Inputs of a batch's messages: features, factors, posteriors of words, and labels."""
 
     z: Tensor  # composition features z^c [B, d]
     z_s: Tensor  # state factors [B, d]
@@ -143,9 +152,10 @@ class MessageNodes:
 class BatchCandidates:
     """The candidates whose state and object both occur in a batch; their prototypes are refined.
 
-    `C_cand = (S(B) x O(B)) & C_tgt` (Eq. 12-13): S(B) and O(B) are the batch's states and objects. `i`, `j` list pairs
-    of images for which i's state with j's object is a candidate; `cell` lists the candidates' indices. All are computed
-    from labels in the host's memory, so that nothing waits for the device.
+    `C_cand = (S(B) x O(B)) & C_tgt` (Eq. 12-13): S(B) and O(B) are the batch's states and objects.
+    `i`, `j` list pairs of images for which i's state with j's object is a candidate; `cell` lists
+    the candidates' indices. All are computed from labels in the host's memory, so that nothing
+    waits for the device.
     """
 
     compositions: Ints  # the candidates as m * N + n, ascending [C]
@@ -184,7 +194,7 @@ class BatchCandidates:
         return len(self.compositions)
 
     def means_by_state(self, x: Tensor) -> Tensor:
-        """For each of the batch's S states, the mean of `x` [B, ...] over the images with this state [S, ...]."""
+        """Mean of `x` [B, ...] over the images of each of the batch's states [S, ...]."""
         return mean_over(x, self.state_of, len(self.states))
 
     def means_by_object(self, x: Tensor) -> Tensor:
@@ -198,7 +208,7 @@ def mean_messages(
     messages: tuple[Message, ...],
     reading: Reading = Reading(),
 ) -> tuple[Tensor, Tensor]:
-    """Mean message [C, d] to each candidate, weighted by posteriors (Eq. 15-16); mask [C] of those that receive any."""
+    """Mean message [C, d] to each candidate (Eq. 15-16); mask [C] of those that get any."""
     (total, weight), *others = [message_sums(kind, nodes, candidates, fusion, reading) for kind in messages]
     if reading.normalise == "by_kind":
         total, weight = _mean_of_kind(total, weight)
@@ -209,7 +219,7 @@ def mean_messages(
 
 
 def _mean_of_kind(total: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Each candidate's weighted mean of one kind of messages, and 1; both 0 for a candidate without messages."""
+    """Weighted mean of a kind of messages, and 1; both 0 for a candidate without messages."""
     reached = (weight.detach() > LEAST_WEIGHT).to(weight.dtype)
     return reached * total / weight.clamp(min=LEAST_WEIGHT), reached
 
@@ -217,7 +227,7 @@ def _mean_of_kind(total: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
 def message_sums(
     kind: Message, nodes: MessageNodes, candidates: BatchCandidates, fusion: Fusion | None, reading: Reading = Reading()
 ) -> tuple[Tensor, Tensor]:
-    """For each candidate, the weighted sum of its messages of one `kind` [C, d], and the sum of the weights [C, 1]."""
+    """Weighted sum of candidates' messages of one `kind` [C, d], and of the weights [C, 1]."""
     if kind == "counterfactual":
         return _counterfactual_sums(nodes, candidates, fusion, by_label=reading.counterfactuals == "labels")
     if kind == "state":
@@ -272,13 +282,16 @@ def refine(
     momentum: float,
     reading: Reading = Reading(),
 ) -> RefinedPrototypes:
-    """Move the prototypes of a batch's candidates towards the mean of their messages (Algorithm 1).
+    """Move the prototypes of a batch's candidates towards their mean message (Algorithm 1).
 
-    nodes: features, factors and posteriors of the batch's images, whose labels are `compositions` [B].
+    nodes: features, factors and posteriors of the batch's images, whose labels are `compositions`
+        [B].
     candidates: the compositions whose prototypes may be refined.
-    fusion: computes counterfactuals from factors; None: images i and j give `normalise(z_i + z_j - mean(z))`.
+    fusion: computes counterfactuals from factors; None: images i and j give `normalise(z_i + z_j -
+        mean(z))`.
     momentum: weight lambda of the old prototypes; for an anchored codebook, of the initial ones.
-    messages: kinds of messages that are sent; reading: options for what the paper's text leaves open.
+    messages: kinds of messages that are sent; reading: options for what the paper's text leaves
+        open.
     """
     n = len(codebook.labels.objects)
     states, objects = compositions // n, compositions % n
@@ -359,7 +372,7 @@ class DuplexOptions(PathOptions):
 
 
 class Duplex(PathSumMethod[DuplexOptions]):
-    """Duplex: the score adds up posteriors by semantic prototypes, by visual prototypes, and by factors."""
+    """Duplex: the score adds up posteriors by semantic and visual prototypes, and by factors."""
 
     def __init__(self, context: MethodContext, options: DuplexOptions) -> None:
         super().__init__(context, options)

@@ -20,7 +20,7 @@ from duplex.options import Options
 
 
 class FinetunedInputs(Mapping[str, Tensor]):
-    """A batch's inputs by name; the blocks compute the fine-tuned features when one of them is first read."""
+    """A batch's inputs; the blocks compute the fine-tuned ones when one is first read."""
 
     def __init__(self, inputs: Inputs, blocks: FinetunedBlocks) -> None:
         self.inputs, self.blocks = inputs, blocks
@@ -41,7 +41,7 @@ class FinetunedInputs(Mapping[str, Tensor]):
 
 
 def with_finetuned_features(function: Callable[[Inputs], Any], blocks: FinetunedBlocks) -> Callable[[Inputs], Any]:
-    """Wrap `function` so that the CLS features in its inputs come from `blocks`; no gradients are computed."""
+    """Wrap `function` so that the CLS features in its inputs come from `blocks`."""
     return torch.no_grad()(lambda inputs: function(FinetunedInputs(inputs, blocks)))
 
 

@@ -1,7 +1,7 @@
-"""FlowComposer: flows move an image's state and object factors to their prompts; combined, they move its feature.
+"""FlowComposer: flows move an image's state and object factors to their prompts, and its feature.
 
-He, Li, Chen, "FlowComposer: Composable Flows for Compositional Zero-Shot Learning", CVPR 2026. Its formulas were read
-on the project page and in third parties' notes, not in the paper.
+He, Li, Chen, "FlowComposer: Composable Flows for Compositional Zero-Shot Learning", CVPR 2026. Its
+formulas were read on the project page and in third parties' notes, not in the paper.
 
     x_r = (1 - r) z_s + r t_s,   r ~ U(0, 1),   x^ = x_r + (1 - r) v_s(x_r, r)                 likewise for objects
     L_velocity = |v_s(x_r, r) - (t_s - z_s)|^2,   L_end = CE(cos(x^, t of all states) / tau)
@@ -11,11 +11,12 @@ on the project page and in third parties' notes, not in the paper.
     S = S_base + w p(c|z'),   z' = norm(z_c + step (a d_s + b d_o))
 
 * z_c, z_s, z_o: image feature and factors of a base with three paths;  t_c, t_s, t_o: its prompts
-* v_s, v_o, C: networks;  tau: CLIP's temperature;  p: the base's form of p(c|x), a softmax or a logit
+* v_s, v_o, C: networks;  tau: CLIP's temperature;  p: the base's p(c|x), a softmax or a logit
 * Leaked features: v_s also learns to move z_o and z_c to t_s, and v_o to move z_s and z_c to t_o
 
-The networks' sizes, step, q and w are those of a re-implementation for video; the authors' values are unknown. Our
-choices: all losses have the weight 1, L_velocity and L_end are means over all starts, and L_composer trains only C.
+The networks' sizes, step, q and w are those of a re-implementation for video; the authors' values
+are unknown. Our choices: all losses have the weight 1, L_velocity and L_end are means over all
+starts, and L_composer trains only C.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class FlowOptions(Options):
 
 
 class Flow(Method[FlowOptions]):
-    """FlowComposer: networks move image features towards prompts, on top of a three-path method (option `base`)."""
+    """FlowComposer: networks move image features towards prompts, on top of the option `base`."""
 
     def __init__(self, context: MethodContext, options: FlowOptions) -> None:
         super().__init__(context, options)
@@ -89,18 +90,18 @@ class Flow(Method[FlowOptions]):
         return find_method(options.base["kind"]).needs(options.base_options())
 
     def branches(self, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
-        """Three features [B, d] of each image: one of the whole image, one of its state, one of its object."""
+        """Three features [B, d] of each image: of the whole, of its state, of its object."""
         z = self.base.paths.adapt(inputs["cls"])
         return z, *self.base.paths.factors(z)
 
     def composed(self, z_s: Tensor, z_o: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Unit directions d_s, d_o [B, d] of the flows at the factors, and the directions' coefficients a, b [B, 2]."""
+        """Unit directions d_s, d_o [B, d] of the flows at the factors, and coefficients [B, 2]."""
         start = z_s.new_zeros(len(z_s), 1)
         d_s, d_o = unit(self.state(torch.cat([z_s, start], -1))), unit(self.object(torch.cat([z_o, start], -1)))
         return d_s, d_o, self.composer(torch.cat([d_s, d_o], -1).detach())
 
     def target_coefficients(self, d_s: Tensor, d_o: Tensor, move: Tensor) -> Tensor:
-        """Coefficients a, b [B, 2] for which a d_s + b d_o is nearly `move` [B, d], by ridge regression."""
+        """Coefficients a, b [B, 2] for which a d_s + b d_o is nearly `move` [B, d]."""
         own, both = 1 + self.options.ridge, (d_s * d_o).sum(-1)
         p, q = (d_s * move).sum(-1), (d_o * move).sum(-1)
         determinant = (own * own - both * both).clamp(min=torch.finfo(both.dtype).eps)

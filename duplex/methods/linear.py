@@ -1,4 +1,4 @@
-"""Logistic regression on the encoder's features, a baseline for all methods that compose states and objects.
+"""Logistic regression on the encoder's features, a baseline for all methods that compose.
 
     over: primitives    S(c|x) = log p(s|x) + log p(o|x)    of a pair c = (s, o), seen or not
     over: pairs         S(c|x) = log p(c|x)                 of a seen pair; -1e30 of every other pair
@@ -6,10 +6,11 @@
     p(g|x) = softmax_g(w_g . z + b_g),    (w, b) = argmin  mean_i -log p(g_i|x_i) + l2 / 2 sum_g |w_g|^2
 
 * z: unit image features;  g: states, objects or seen pairs
-* l2: strength of the regularisation; the one of `STRENGTHS` with the best validation AUC is used. A classifier of pairs
-  is never right on an unseen pair, so its AUC is 0; for it, accuracy on validation images of seen pairs decides.
+* l2: strength of regularisation, the best of `STRENGTHS` by validation AUC. A classifier of pairs
+  is never right on an unseen pair, so its AUC is 0; for it, accuracy on seen pairs decides.
 
-Each minimum is found by full-batch L-BFGS in float64, which starts at the minimum for the next stronger regularisation.
+Each minimum is found by full-batch L-BFGS in float64, which starts at the minimum for the next
+stronger regularisation.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class LinearOptions(Options):
 
 
 class Linear(Method[LinearOptions]):
-    """Logistic regression of states and of objects, or of seen pairs; buffers [d + 1, G] hold weights, then offsets."""
+    """Logistic regression of states and objects, or of seen pairs; buffers [d + 1, G]."""
 
     l2: Tensor
 
@@ -113,7 +114,7 @@ class Linear(Method[LinearOptions]):
 
 @torch.enable_grad()
 def fit_logistic(z: Tensor, classes: Tensor, size: int, strengths: Sequence[float], name: str) -> Iterator[Tensor]:
-    """Fit a logistic regression with each of the L2 `strengths`; yields its weights and offsets [d + 1, size].
+    """Fit with each of the L2 `strengths`; yields weights and offsets [d + 1, size].
 
     z: features of the training images [B, d], in float64.
     classes: each image's class, below `size` [B].

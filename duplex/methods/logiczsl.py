@@ -1,6 +1,7 @@
-"""LOGICZSL: losses penalise probabilities that break logical rules between states, objects and compositions.
+"""LOGICZSL: losses penalise probabilities that break logical rules between words and compositions.
 
-Wu et al., "LOGICZSL: Exploring Logic-induced Representation for Compositional Zero-shot Learning", CVPR 2025.
+Wu et al., "LOGICZSL: Exploring Logic-induced Representation for Compositional Zero-shot Learning",
+CVPR 2025.
 
     a -> b  =  1 - a + a b,    broken by the amount a (1 - b)
     composition, every seen c = (s, o):   p(c) (1 - p(s)) + p(c) (1 - p(o)) + p(s) p(o) (1 - p(c))
@@ -10,9 +11,10 @@ Wu et al., "LOGICZSL: Exploring Logic-induced Representation for Compositional Z
 * p: posteriors by prompts of compositions, states and objects (three paths)
 * q(s) = sum_o p(s, o): marginal of the composition path, q(o) likewise
 
-The losses are sums over rules, averaged over images; the rules of compositions are `c -> s`, `c -> o` and
-`s and o -> c`. In the paper, a language model writes the rules between states and between objects (primitives). Here
-they are the lines of the option `rules_written`, or if it is empty, derived from training labels (`exclusion_rules`).
+The losses are sums over rules, averaged over images; the rules of compositions are `c -> s`, `c ->
+o` and `s and o -> c`. In the paper, a language model writes the rules between states and between
+objects (primitives). Here they are the lines of the option `rules_written`, or if it is empty,
+derived from training labels (`exclusion_rules`).
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ FORM = "write `state: A excludes B`, `state: A implies B`, or the same with `obj
 
 
 class RuleTables(NamedTuple):
-    """Rules between states (or objects): in each of the tables, 1 at [a, b] if a excludes (or implies) b, else 0."""
+    """Rules between states (or objects): tables with 1 at [a, b] if a excludes (or implies) b."""
 
     excludes: Tensor
     implies: Tensor
@@ -48,7 +50,7 @@ class RuleTables(NamedTuple):
 
 
 def parse_rules(lines: Sequence[str], labels: LabelSpace) -> tuple[RuleTables, RuleTables]:
-    """Read rules between states and rules between objects from lines such as `state: ripe excludes unripe`."""
+    """Read rules between states and between objects from lines such as `state: a excludes b`."""
     names = {"state": labels.states, "object": labels.objects}
     tables = {kind: RuleTables.empty(len(known)) for kind, known in names.items()}
     for line in lines:
@@ -66,7 +68,7 @@ def parse_rules(lines: Sequence[str], labels: LabelSpace) -> tuple[RuleTables, R
 
 
 def exclusion_rules(labels: LabelSpace) -> tuple[RuleTables, RuleTables]:
-    """Rules for states, then for objects: two states seen with the same object exclude each other; objects likewise."""
+    """Rules for states, then objects: two states seen with one object exclude each other."""
     seen = torch.as_tensor(labels.seen).reshape(len(labels.states), len(labels.objects)).float()
     rules = []
     for table in (seen, seen.T):
@@ -88,7 +90,7 @@ class LogicOptions(ThreePathOptions):
 
 
 class LogicZsl(ThreePaths[LogicOptions]):
-    """LOGICZSL: scores by prompts on three paths, trained so that their posteriors obey logical rules."""
+    """LOGICZSL: prompts on three paths, trained so that posteriors obey logical rules."""
 
     excludes_s: Tensor
     implies_s: Tensor

@@ -1,8 +1,9 @@
-"""Three paths: posteriors of compositions, states and objects by prompts (the Duplex paper's Eq. 1-9, 11, 21).
+"""Three paths: posteriors of compositions, states and objects by prompts (Eq. 1-9, 11, 21).
 
-On each path, an image feature is compared with text features of prompts (semantic prototypes): the adapted feature
-`z^c` with compositions, the state factor `z^s` with states, the object factor `z^o` with objects. The posteriors give
-the losses `L_c^t`, `L_s`, `L_o` and the summands `p(c^t|x)` and `p(s|x) p(o|x)` of the score.
+On each path, an image feature is compared with text features of prompts (semantic prototypes): the
+adapted feature `z^c` with compositions, the state factor `z^s` with states, the object factor
+`z^o` with objects. The posteriors give the losses `L_c^t`, `L_s`, `L_o` and the summands
+`p(c^t|x)` and `p(s|x) p(o|x)` of the score.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ class FactorPosteriors(NamedTuple):
 
 
 class Paths(nn.Module):
-    """Prompts, feature adapter and disentanglers, with which posteriors on the three paths are computed."""
+    """Prompts, adapter and disentanglers, which compute posteriors on the three paths."""
 
     negatives: Tensor
     new_states: Tensor  # mask [M] of the states without training images
@@ -117,7 +118,7 @@ class Paths(nn.Module):
             self.register_buffer(name, torch.from_numpy(~trained), persistent=False)
 
     def sample_negatives(self, compositions: Ints, count: int) -> None:
-        """Restrict the semantic loss to `compositions` and `count` random others, weighted to stand for all others."""
+        """Restrict the semantic loss to `compositions` and `count` weighted random others."""
         others = np.setdiff1d(self._every, compositions)
         drawn = others[torch.randperm(len(others))[:count].numpy()]
         self._negatives = np.union1d(compositions, drawn)
@@ -126,7 +127,7 @@ class Paths(nn.Module):
         self.correction = torch.as_tensor(raised, dtype=torch.float32, device=self.negatives.device)
 
     def adapt(self, z: Tensor) -> Tensor:
-        """Image features `z` [B, d] after the adapter, if there is one, and scaled to unit length."""
+        """Unit features `z` [B, d], after the adapter if there is one."""
         z = unit(z)
         return unit(self.adapter(z)) if self.adapter is not None else z
 
@@ -144,7 +145,7 @@ class Paths(nn.Module):
         return FactorPosteriors(z_s, z_o, *self.log_posteriors(z_s, z_o, t))
 
     def log_posteriors(self, z_s: Tensor, z_o: Tensor, t: Prototypes) -> tuple[Tensor, Tensor]:
-        """Log probabilities of states [B, M] and objects [B, N]; words without training images are excluded."""
+        """Log probabilities of states [B, M], objects [B, N]; -inf without training images."""
         of_states = self.logits(z_s, t.states).masked_fill(self.new_states, EXCLUDED)
         of_objects = self.logits(z_o, t.objects).masked_fill(self.new_objects, EXCLUDED)
         return of_states.log_softmax(-1), of_objects.log_softmax(-1)
@@ -152,9 +153,10 @@ class Paths(nn.Module):
     def losses(
         self, z: Tensor, compositions: Tensor, t: Prototypes, names: Collection[str], with_factors: bool = False
     ) -> tuple[dict[str, Tensor], FactorPosteriors | None]:
-        """Compute the losses listed in `names` (`semantic`, `state`, `object`); returns them by name, and the factors.
+        """Losses by name (`semantic`, `state`, `object`) of those in `names`, and the factors.
 
-        The factors, with their posteriors, are None if neither a loss nor `with_factors` asks for them.
+        The factors, with their posteriors, are None if neither a loss nor `with_factors` asks for
+        them.
         """
         losses: dict[str, Tensor] = {}
         if "semantic" in names:
@@ -173,9 +175,10 @@ class Paths(nn.Module):
     def score_terms(
         self, z: Tensor, t: Prototypes, states: Tensor, objects: Tensor, names: Collection[str], logits: bool = False
     ) -> Iterator[tuple[str, Tensor]]:
-        """Yield (name, values [B, C]) of the terms in `names`: `semantic` by prompts of pairs, `factors` p(s|x) p(o|x).
+        """Yield (name, values [B, C]) of `names`: `semantic` by pairs, `factors` p(s|x) p(o|x).
 
-        states, objects: index of each candidate's state and object [C]. With `logits`, `semantic` is not normalised.
+        states, objects: index of each candidate's state and object [C]. With `logits`, `semantic`
+            is not normalised.
         """
         if "semantic" in names:
             c = self.logits(z, t.compositions)
@@ -186,7 +189,7 @@ class Paths(nn.Module):
             yield "factors", p_s[:, states] * p_o[:, objects]
 
     def encode(self, candidates: Ints, names: Collection[str]) -> Prototypes:
-        """Encode, without gradients, the prompts that the score terms `names` need for `candidates`."""
+        """Encode, without gradients, the prompts that score terms `names` need."""
         return self.prompts.encode(candidates if "semantic" in names else candidates[:0])
 
     @torch.no_grad()
@@ -195,7 +198,7 @@ class Paths(nn.Module):
 
 
 def inspect_paths(paths: Paths) -> Inspectable:
-    """Functions that return features, semantic prototypes and factors of a method with prompts, for reports."""
+    """Features, semantic prototypes and factors of a method with prompts, for reports."""
     factors = paths.factors
     return Inspectable(
         features=lambda inputs: paths.adapt(inputs["cls"]),

@@ -1,6 +1,7 @@
 """PLID: every composition is a normal distribution of text features.
 
-Bao et al., "Prompting Language-Informed Distribution for Compositional Zero-Shot Learning", ECCV 2024.
+Bao et al., "Prompting Language-Informed Distribution for Compositional Zero-Shot Learning", ECCV
+2024.
 
     t' = t + CrossAttention(t, D_c),    samples: normalise(t' + d) for each d in D_c
     m_k = (1/2 tau^2) x^2 . (sigma^2_kk + sigma^2_yy - 2 sigma^2_ky),     m_y = 0
@@ -8,15 +9,15 @@ Bao et al., "Prompting Language-Informed Distribution for Compositional Zero-Sho
     L = CE(l + m^c) + w [CE(l_s + m^s) + CE(l_o + m^o)]
 
 * t: text feature of the learned prompt of composition c;  D_c: text features of descriptions of c
-* sigma^2: covariances of the samples: channels are independent, classes are not, as their j-th descriptions are alike
-* m_k: margin of class k for an image x with label y; with it, the loss bounds the expected cross-entropy over samples
-* l_c, l_s, l_o: logits of composition, state and object; l_s and l_o compare an image's factors z^s and z^o with means
+* sigma^2: covariances of the samples: channels are independent, classes are not
+* m_k: margin of class k for an image x with label y; the loss bounds the expected cross-entropy
+* l_c, l_s, l_o: logits of composition, state, object; l_s and l_o compare z^s and z^o with means
   of t' over the seen compositions that have the state (object); descriptions are averaged in the same way
 * b: drawn once per batch; inference uses its mean;  tau: CLIP's temperature
 
-In the paper, a language model writes the descriptions. Here they are `templates` followed by the composition's name.
-The paper's enrichment of images by augmented views is left out, as features are cached; so is the feed-forward part of
-its attention.
+In the paper, a language model writes the descriptions. Here they are `templates` followed by the
+composition's name. The paper's enrichment of images by augmented views is left out, as features
+are cached; so is the feed-forward part of its attention.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class PlidOptions(TextOptions):
 
 
 class Enrichment(nn.Module):
-    """Attention of each text feature [C, d] to its D descriptions [C, D, d]; the result is added to the feature."""
+    """Attention of text features [C, d] to their D descriptions [C, D, d], added to these."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -73,7 +74,7 @@ class Enrichment(nn.Module):
 
 
 class Plid(TextMethod[PlidOptions]):
-    """PLID: classes are distributions of text features; the score mixes logits of composition, state and object."""
+    """PLID: classes are distributions of text features; logits of pair and words are mixed."""
 
     described: Tensor
 
@@ -95,7 +96,7 @@ class Plid(TextMethod[PlidOptions]):
         return torch.stack([each.encode(compositions).compositions for each in prompts], dim=1)
 
     def shared(self) -> tuple[Tensor, ...]:
-        """Six tensors: mean text features of compositions, states and objects, then `sample_deviations` of each."""
+        """Mean text features of compositions, states, objects; then `deviations` of each."""
         t = self.prompts(self.labels.pairs["train"], self.checkpointing).compositions  # [C, d]
         is_trained = getattr(self.context.tower, "is_trained", False)
         described = self.describe(self.labels.pairs["train"]) if is_trained else self.described
@@ -129,23 +130,25 @@ class Plid(TextMethod[PlidOptions]):
         return {name: weight * cross_entropy(path, target) for name, weight, path, target in terms}
 
     def smoothed(self, target: Tensor) -> Tensor:
-        """Target probabilities [B, C]: `1 - smoothing` for the label, the rest for its state's other pairs."""
+        """Targets [B, C]: `1 - smoothing` for the label, the rest for its state's pairs."""
         m, n = self.train_candidates.states, self.train_candidates.objects
         related = (m[target][:, None] == m) & (n[target][:, None] != n)
         shares = self.options.smoothing * related.double() / related.sum(1, keepdim=True).clamp(min=1)
         return shares.scatter(1, target[:, None], 1 - shares.sum(1, keepdim=True))
 
     def draw_mix(self, like: Tensor) -> Tensor:
-        """Draw a weight (a scalar, typed and placed as `like`) from a Beta distribution with the mean `options.mix`."""
+        """Draw a weight (a scalar like `like`) from a Beta distribution of mean `options.mix`."""
         q = 1 / self.options.mix - 1
         return 1 - torch.rand((), device=like.device, dtype=like.dtype) ** (1 / q)
 
     def margins(self, x: Tensor, deviations: Tensor, target: Tensor) -> Tensor:
-        """Margins [B, C] that the loss adds to logits of the classes, for images with the unit features `x` [B, d].
+        """Margins [B, C] added to the logits of classes, for unit features `x` [B, d].
 
-        A margin is half the variance of the difference between the class's logit and the label's logit.
+        A margin is half the variance of the difference between the class's logit and the label's
+        logit.
 
-        deviations: how far each class's D samples are from their mean [C, D, d]; the variance is over these samples.
+        deviations: how far each class's D samples are from their mean [C, D, d]; the variance is
+            over these samples.
         target: the images' labels [B].
         """
         squares = x**2
@@ -171,10 +174,11 @@ class Plid(TextMethod[PlidOptions]):
 
 
 def sample_deviations(mean: Tensor, described: Tensor) -> Tensor:
-    """Differences [C, D, d] between the samples of each class's text feature and the mean of these samples.
+    """Differences [C, D, d] between samples of each class's text feature and their mean.
 
     mean: text feature [C, d] of each class (composition, state or object).
-    described: features of its descriptions [C, D, d]; the samples are `normalise(mean + described)`.
+    described: features of its descriptions [C, D, d]; the samples are `normalise(mean +
+        described)`.
     """
     samples = unit(mean[:, None] + described)
     return samples - samples.mean(1, keepdim=True)

@@ -6,7 +6,8 @@
 * T_k: the temperature that calibrates these probabilities on validation images
 * w_k: equal weights, or one per method, chosen by validation AUC;  Z normalises
 
-The checkpoint of a product only refers to its members: it holds their paths, fingerprints, temperatures and weights.
+The checkpoint of a product only refers to its members: it holds their paths, fingerprints,
+temperatures and weights.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from duplex.options import CombinedRunsOptions, refuse
 
 @dataclass(frozen=True)
 class ProductOptions(CombinedRunsOptions):
-    """Options of `kind: product`: the methods whose runs are combined, and how the runs are weighted."""
+    """Options of `kind: product`: the methods whose runs are combined, and their weights."""
 
     weights: Literal["equal", "tuned"] = "equal"  # one per method in `of`; tuned: by validation AUC
 

@@ -1,12 +1,14 @@
-"""Score by prompts that a frozen text tower encodes; options choose CLIP, CoOp, CSP or three paths.
+"""Score by prompts that a frozen text tower encodes: CLIP, CoOp, CSP or three paths, by option.
 
     S = p(c|x) + p(s|x) p(o|x), or one of these terms
 
-CLIP (Radford et al., 2021) scores with hand-written prompts; CoOp (Zhou et al., 2022) learns the context in them, CSP
-(Nayak et al., 2023) the vectors of the names. Three paths also compare prompts of states and objects with factors.
+CLIP (Radford et al., 2021) scores with hand-written prompts; CoOp (Zhou et al., 2022) learns the
+context in them, CSP (Nayak et al., 2023) the vectors of the names. Three paths also compare
+prompts of states and objects with factors.
 
-Option `maxima` adds EVA's scores of states and objects without paths of their own (arXiv 2506.20986; its formulas were
-read in a third party's summary, which does not give the weight of the two losses, here 1):
+Option `maxima` adds EVA's scores of states and objects without paths of their own (arXiv
+2506.20986; its formulas were read in a third party's summary, which does not give the weight of
+the two losses, here 1):
 
     p_m(s|x) = max_o p(c_so|x) / sum_s max_o p(c_so|x),   p_m(o|x) likewise
     L = ... - log p_m(s|x) - log p_m(o|x),   S = ... + (p_m(s|x) + p_m(o|x)) / 2
@@ -35,7 +37,7 @@ from duplex.options import Count, refuse
 
 @dataclass(frozen=True)
 class PromptOptions(PathOptions):
-    """Options of `kind: prompts`: for prompts, loss and score terms, sampled classes, and EVA's scores (`maxima`)."""
+    """Options of `kind: prompts`: of prompts, loss and score, sampled classes, EVA's `maxima`."""
 
     losses: tuple[Literal["state", "object", "semantic"], ...] = ("state", "object", "semantic")  # loss terms
     inference: tuple[Literal["semantic", "factors"], ...] = ("semantic", "factors")  # score terms
@@ -57,7 +59,7 @@ class PromptOptions(PathOptions):
 
 
 class PathSumMethod(Method[OptionsT], Generic[OptionsT]):
-    """Base class of methods whose score adds up the posteriors that the option `inference` lists."""
+    """Base class of methods whose score adds up the posteriors that `inference` lists."""
 
     required_inputs: ClassVar[tuple[str, ...]] = ("cls", "text")
     options: Any
@@ -83,7 +85,7 @@ class PathSumMethod(Method[OptionsT], Generic[OptionsT]):
 
 
 class PromptMethod(PathSumMethod[PromptOptions]):
-    """Scores by prompts, without visual prototypes: CLIP, CoOp, CSP or three paths, depending on the options."""
+    """Scores by prompts, without visual prototypes: CLIP, CoOp, CSP or three paths."""
 
     def __init__(self, context: MethodContext, options: PromptOptions) -> None:
         super().__init__(context, options)
@@ -104,7 +106,7 @@ class PromptMethod(PathSumMethod[PromptOptions]):
         return found
 
     def maxima(self, logits: Tensor, compositions: Tensor) -> tuple[Tensor, Tensor]:
-        """For each state [B, M] and each object [B, N], the largest of the `logits` [B, C] of its `compositions`."""
+        """Largest of the `logits` [B, C] of each state's [B, M] and each object's [B, N] pairs."""
         m, n = self.primitives(compositions)
         return _largest(logits, m, len(self.labels.states)), _largest(logits, n, len(self.labels.objects))
 

@@ -1,4 +1,4 @@
-"""Find, check and build methods by their kind: an entry point of the group `duplex.methods`, or `module:Class`."""
+"""Find, check and build methods by kind: an entry point of `duplex.methods`, or `module:Class`."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def installed_methods() -> dict[str, EntryPoint]:
 
 
 def method_entry_point(kind: str) -> EntryPoint:
-    """The entry point of a kind, a new one if the kind is `module:Class`; raises `UsageError` for an unknown kind."""
+    """The entry point of a kind, a new one for `module:Class`; UsageError if unknown."""
     if ":" in kind:
         return EntryPoint(kind, kind, GROUP)
     known = installed_methods()
@@ -58,7 +58,7 @@ def method_entry_point(kind: str) -> EntryPoint:
 
 @contextmanager
 def temporary_kind(method_class: type[Method[Any]]) -> Iterator[str]:
-    """Register `method_class` for the length of a `with` block; yields the name by which `find_method` finds it."""
+    """Register a class for the length of a `with` block; yields the name to find it by."""
     kind = f"{method_class.__module__}:{method_class.__qualname__}"
     _temporary[kind] = method_class
     try:
@@ -68,7 +68,7 @@ def temporary_kind(method_class: type[Method[Any]]) -> Iterator[str]:
 
 
 def find_method(kind: str) -> type[Method[Any]]:
-    """The class of a kind, even `module:Class` in the current folder; raises `BrokenMethodError` if it is unusable."""
+    """The class of a kind, even `module:Class` in this folder; BrokenMethodError if unusable."""
     if kind in _temporary:
         return _checked_options(kind, _temporary[kind])
     module, _, name = kind.partition(":")
@@ -110,7 +110,7 @@ def _checked_options(kind: str, value: type[Method[Any]]) -> type[Method[Any]]:
 
 
 def plugin_code_hash(kind: str) -> str | None:
-    """Hash of the code that defined a plug-in's kind when it was imported; None for a kind of this package."""
+    """Hash of a plug-in's code when it was imported; None for a kind of this package."""
     return _code[find_method(kind)]
 
 
@@ -122,7 +122,8 @@ def parse_options(kind: str, record: Mapping[str, Any]) -> Options:
 def make_method(kind: str, options: Options, context: MethodContext) -> Method[Any]:
     """Build a method, and with it the fine-tuned blocks if the context has some.
 
-    Raises `UsageError` if the context lacks a needed input, or has blocks although the method trains nothing.
+    Raises `UsageError` if the context lacks a needed input, or has blocks although the method
+    trains nothing.
     """
     method_class = find_method(kind)
     for need in sorted(method_class.needs(options)):
@@ -145,7 +146,7 @@ def make_method(kind: str, options: Options, context: MethodContext) -> Method[A
 
 
 def describe_method(kind: str) -> dict[str, Any]:
-    """A kind's source, needs and options, for `duplex methods`; with a key `error` if it cannot be loaded."""
+    """A kind's source, needs and options; with a key `error` if it cannot be loaded."""
     source = method_entry_point(kind)
     record: dict[str, Any] = {"kind": kind, "source": provider(source), "module": module_of(source)}
     try:

@@ -1,7 +1,7 @@
-"""SAM: each prompt is compared with the image token that is nearest to it; a query and a memory join the tokens.
+"""SAM: each prompt is compared with its nearest image token; a query and a memory join the tokens.
 
-Zhang et al., "Bridging the Modality Gap in Compositional Zero-Shot Learning via Sparse Alignment and Unimodal Memory
-Bank", CVPR 2026. Its formulas were read in notes by others, not in the paper.
+Zhang et al., "Bridging the Modality Gap in Compositional Zero-Shot Learning via Sparse Alignment
+and Unimodal Memory Bank", CVPR 2026. Its formulas were read in notes by others, not in the paper.
 
     l(c) = max_v v.t_c / tau,   p = softmax l                                   likewise for states and for objects
     u = norm(B_N(... B_1(q, V) ..., V)),   p_u(c) = softmax u.t_c / tau         likewise
@@ -11,12 +11,13 @@ Bank", CVPR 2026. Its formulas were read in notes by others, not in the paper.
 
 * V: unit features of an image, CLS and mapped patch tokens;  t: prompts;  tau: CLIP's temperature
 * q: learned query;  B: blocks of cross-attention and MLP, at first B(x, y) = x
-* b_ck: memory of c. Of the training images with the largest p_u at c, it has u of the K with the lowest entropy of p_u;
+* b_ck: memory of c. Of training images with largest p_u at c, it has u of the K of least entropy;
   free places of c, and all of an unseen c, hold t_c
 
-Not said in the notes: alpha, beta, gamma, K, N, and that no gradient of KL reaches p. The paper trains low-rank updates
-of the image encoder; here, a linear map and an adapter change its tokens. The paper fills the memory batch by batch,
-and with test images, too; here, it is filled anew after each epoch, so that the same weights compute all of it.
+Not said in the notes: alpha, beta, gamma, K, N, and that no gradient of KL reaches p. The paper
+trains low-rank updates of the image encoder; here, a linear map and an adapter change its tokens.
+The paper fills the memory batch by batch, and with test images, too; here, it is filled anew after
+each epoch, so that the same weights compute all of it.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class SamOptions(TextOptions):
 
 
 class Sam(TextMethod[SamOptions]):
-    """SAM: compares prompts with their nearest patch tokens, with a feature read from all tokens, and with a memory."""
+    """SAM: prompts compared with nearest patch tokens, a feature of all tokens, and a memory."""
 
     required_inputs: ClassVar[tuple[str, ...]] = ("cls", "patch", "text")
     memory: Tensor  # b [C, K, d] of the training compositions
@@ -83,7 +84,7 @@ class Sam(TextMethod[SamOptions]):
         return unit(u[:, 0])
 
     def both_logits(self, tokens: Tensor, u: Tensor, t: Prototypes) -> tuple[list[Tensor], list[Tensor]]:
-        """Two lists of logits of pairs, states, objects: by the nearest image token, and by the query's feature `u`."""
+        """Logits of pairs, states, objects: by the nearest token, and by the query's feature."""
         return [self.scale * (tokens @ rows.T).amax(1) for rows in t], [self.scale * u @ rows.T for rows in t]
 
     def shared(self) -> Prototypes:
@@ -115,7 +116,7 @@ class Sam(TextMethod[SamOptions]):
         self.memory[:, :count], self.filled[:, :count] = u[images.T], lowest.T.isfinite()
 
     def memory_logits(self, u: Tensor, t: Tensor, candidates: CompositionIndex) -> Tensor:
-        """Logits [B, C] of query features `u` [B, d] by memory; its free places hold candidates' texts `t` [C, d]."""
+        """Logits [B, C] of `u` [B, d] by memory; free places hold candidates' texts `t` [C, d]."""
         by_text = u @ t.T
         own = torch.isin(candidates.compositions, self.train_candidates.compositions).nonzero()[:, 0]
         rows = self.train_candidates.positions_of_listed(candidates.compositions[own])

@@ -1,21 +1,22 @@
-"""TOMCAT: adapts a trained method's prompts and image prototypes to unlabelled images that arrive one by one.
+"""TOMCAT: adapts prompts and image prototypes to unlabelled images that arrive one by one.
 
-Yan, Feng, "TOMCAT: Test-time Comprehensive Knowledge Accumulation for Compositional Zero-Shot Learning", NeurIPS 2025,
-with formulas as in the authors' code. For each image:
+Yan, Feng, "TOMCAT: Test-time Comprehensive Knowledge Accumulation for Compositional Zero-Shot
+Learning", NeurIPS 2025, with formulas as in the authors' code. For each image:
 
     w_c = sigma(-theta z.t_c),   t~_c = norm(t_c + w_c dt_c)
     u_c = sigma(-theta z.v_c),   v~_c = norm(v_c + u_c dv_c)
     l_c = log p(c|x) + kappa z.(t~_c - t_c) + alpha exp(-beta (1 - z.v~_c))
     L = entropy(softmax l) + lambda (mean cross-entropy of the rows and of the columns of kappa v~_i.t~_j)
 
-* z, t_c: unit features of image and prompt;  p: the trained method's probabilities;  kappa: CLIP's inverse temperature
-* dt_c, dv_c: offsets, the only parameters, at first zero; AdamW makes a step after the scores of each batch
-* v_c: mean of a queue, which keeps the K features whose predictions have the lowest entropies. An image enters the
+* z, t_c: unit features of image, prompt;  p: the method's probabilities;  kappa: 1 / temperature
+* dt_c, dv_c: offsets, at first zero; AdamW makes a step after the scores of each batch
+* v_c: mean of a queue of the K features with the lowest entropies. An image enters the
   queue of the c with the largest l_c (without the last summand, for which c must have a queue)
 * i, j: compositions whose queue was entered by an image of the stream
 
-With `warm`, each queue begins with the composition's mean training feature or, if it is unseen, a composed prototype;
-this feature is the first to leave. WARM-CAT (arXiv 2602.23114; only its abstract was read) learns a map instead.
+With `warm`, each queue begins with the composition's mean training feature or, if it is unseen, a
+composed prototype; this feature is the first to leave. WARM-CAT (arXiv 2602.23114; only its
+abstract was read) learns a map instead.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ LEAST = 1e-38  # probability
 
 @dataclass(frozen=True)
 class TomcatOptions(Options):
-    """Options of the stream adapter `tomcat` (see the module's formulas); defaults: the authors' code for C-GQA."""
+    """Options of the stream adapter `tomcat`; defaults: the authors' code for C-GQA."""
 
     learning_rate: NonNegative = 6.25e-6  # of the offsets
     alpha: NonNegative = 0.5  # weight of the similarities to image prototypes
@@ -57,7 +58,7 @@ class TomcatOptions(Options):
 
 
 class Tomcat(StreamAdapter):
-    """Stream adapter that moves prompts and image prototypes by learned offsets to make predictions more certain."""
+    """Stream adapter that moves prompts and image prototypes to make predictions more certain."""
 
     Options = TomcatOptions
     grid: ClassVar[Mapping[str, tuple[Any, ...]]] = {

@@ -1,17 +1,19 @@
 """Troika: three paths whose text features are pulled towards each image.
 
-Huang et al., "Troika: Multi-Path Cross-Modal Traction for Compositional Zero-Shot Learning", CVPR 2024.
+Huang et al., "Troika: Multi-Path Cross-Modal Traction for Compositional Zero-Shot Learning", CVPR
+2024.
 
     h_0 = t,   g = h_(l-1) + A_l(h_(l-1), X),   h_l = g + F_l(norm(g)),       t' = t + lambda * h_N
     L = L_c + L_s + L_o
     S = p(c|x) + p(s|x) p(o|x)
 
-* t: text feature of a prompt of a composition, a state or an object;  X: the image's normalised patch tokens
-* A_l, F_l: cross-attention and feed-forward of the N layers;  lambda: a learned factor per channel; paths share them
+* t: text feature of a prompt of a composition, a state or an object;  X: normalised patch tokens
+* A_l, F_l: cross-attention and feed-forward of N layers;  lambda: a learned factor per channel
 * L_c, L_s, L_o, p: cross-entropies and posteriors by t' of compositions, states and objects
 
-Instead of the paper's adapters in the image encoder, there is by default one after the cached feature. Dropout in the
-layers is left out. `disentangler`, `score` and the training option `word_dropout` can follow the published code.
+Instead of the paper's adapters in the image encoder, there is by default one after the cached
+feature. Dropout in the layers is left out. `disentangler`, `score` and the training option
+`word_dropout` can follow the published code.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ class TroikaOptions(ThreePathOptions):
 
 
 class TractionLayer(nn.Module):
-    """Residual layer: prompt features attend to patch tokens, then go through a feed-forward network."""
+    """Residual layer: prompt features attend to patch tokens, then pass a feed-forward network."""
 
     def __init__(self, dim: int, token_width: int, options: TroikaOptions) -> None:
         super().__init__()
@@ -53,7 +55,7 @@ class TractionLayer(nn.Module):
 
 
 class Traction(nn.Module):
-    """Layers that pull text features `t` [C, d] towards each image; returns unit vectors for each image [B, C, d]."""
+    """Layers that pull text features `t` [C, d] towards each image; unit vectors [B, C, d]."""
 
     def __init__(self, dim: int, token_width: int, options: TroikaOptions) -> None:
         super().__init__()
@@ -69,7 +71,7 @@ class Traction(nn.Module):
 
 
 class Troika(ThreePaths[TroikaOptions]):
-    """Troika: scores by prompts of pairs, states and objects; each image pulls their text features towards itself."""
+    """Troika: three paths; each image pulls the prompts' text features towards itself."""
 
     def __init__(self, context: MethodContext, options: TroikaOptions) -> None:
         super().__init__(context, options)
@@ -80,7 +82,7 @@ class Troika(ThreePaths[TroikaOptions]):
         return frozenset({"cls", "text", "patch"} if options.traction else {"cls", "text"})
 
     def pulled_logits(self, z: Tensor, t: Prototypes, tokens: Tensor) -> list[Tensor]:
-        """Logits of pairs [B, C], states [B, M], objects [B, N] for features `z`, by texts `t` that `tokens` pull."""
+        """Logits of pairs, states, objects for features `z`, by texts `t` that `tokens` pull."""
         assert self.paths.factors is not None and self.traction is not None
         features = (z, *self.paths.factors(z))
         pulled = self.traction(torch.cat(tuple(t)), tokens.to(z.dtype)).split([len(rows) for rows in t], dim=1)

@@ -1,4 +1,4 @@
-"""VP-CMJL: three paths with attention to text, joined with *visual proxies*, trained vectors among image features.
+"""VP-CMJL: three paths with attention to text, joined with *visual proxies*, trained vectors.
 
 Zhang et al., "Learning Visual Proxy for Compositional Zero-Shot Learning", ICCV 2025.
 
@@ -11,7 +11,7 @@ Zhang et al., "Learning Visual Proxy for Compositional Zero-Shot Learning", ICCV
 * B_s: block of cross-attention; z_t^s is the image's state factor, a^s its attention to each state
 * w: visual proxies of states and objects, initialised with text features;  z^s: output of a small network
 * A, B: matrices, initialised with identities, that compose proxies of all compositions, even unseen ones
-* KL: cross-modal joint learning draws p_v, the posterior by l_v, to p_t, the posterior by l_t;  b: option `blend`
+* KL: draws p_v, the posterior by l_v, to p_t, the posterior by l_t;  b: option `blend`
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Logits = tuple[Tensor, Tensor, Tensor]  # of compositions [B, C], states [B, M] 
 
 
 class VpCmjl(ThreePaths[VpCmjlOptions]):
-    """VP-CMJL: scores by prompts on three paths and by visual proxies of compositions, states and objects."""
+    """VP-CMJL: prompts on three paths, and visual proxies of compositions, states and objects."""
 
     def __init__(self, context: MethodContext, options: VpCmjlOptions) -> None:
         super().__init__(context, options)
@@ -56,7 +56,7 @@ class VpCmjl(ThreePaths[VpCmjlOptions]):
             self.read_s, self.read_o = CrossBlock(dim, dim, heads), CrossBlock(dim, dim, heads)
 
     def text_logits(self, z: Tensor, t: Prototypes) -> Logits:
-        """Logits of compositions, states and objects by prompts, for adapted image features `z` [B, d]."""
+        """Logits of compositions, states and objects by prompts, for features `z` [B, d]."""
         z_s, a_s = self.read_s(z, t.states)
         z_o, a_o = self.read_o(z, t.objects)
         s = self.paths.logits(unit(z_s), t.states) + self.paths.scale * a_s
