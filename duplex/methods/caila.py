@@ -43,18 +43,17 @@ PRIMITIVE_SCALE = 20  # of states and objects relative to compositions, in the p
 
 @dataclass(frozen=True)
 class CailaOptions(TextOptions):
-    adapter: Literal["feature", "blocks"] = "feature"  # after the features, or in the towers' blocks (`finetune`)
+    adapter: Literal["feature", "blocks"] = "feature"  # blocks: in the towers' (`finetune`)
     width: Count = 64  # hidden units of each adapter
     dropout: Rate = 0.1  # inside each adapter
     scale: Positive = 0.1  # weight a of the adapters' outputs
-    mixture: bool = True  # whether composition features use all three adapters, or their own alone
     feature_dropout: Rate = 0.0  # of an image's unit feature for compositions, in the losses
     shift: bool = True  # whether to train on artificial images (L_shift)
     template: Template = TEMPLATE  # words before the names in the prompts
     state_end: str = ""  # words after the name in the prompts of states
 
     def rules(self) -> Iterable[tuple[object, str]]:
-        for name in ("width", "dropout", "scale", "mixture"):
+        for name in ("width", "dropout", "scale"):
             is_set = getattr(self, name) != getattr(type(self), name)
             message = f"adapter: blocks has no {name}; leave {name} out"
             yield refuse(self.adapter == "blocks" and is_set, message)
@@ -71,24 +70,23 @@ class ConceptAdapters(nn.Module):
         super().__init__()
 
         def adapter() -> nn.Module:
-            is_feature = options.adapter == "feature"
-            return Adapter(dim, options.width, options.dropout, options.scale) if is_feature else nn.Identity()
+            if options.adapter == "blocks":
+                return nn.Identity()
+            return Adapter(dim, options.width, options.dropout, options.scale)
 
         self.state = adapter()
         self.object = adapter()
         self.whole = adapter()
-        self.mixture = options.mixture
 
     def images(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         state, object = self.state(z), self.object(z)
-        whole = self.whole(z)
-        return unit(state + object + whole if self.mixture else whole), unit(state), unit(object)
+        return unit(state + object + self.whole(z)), unit(state), unit(object)
 
     def texts(self, t: Prototypes, candidates: CompositionIndex) -> Prototypes:
         states, objects = self.state(t.states), self.object(t.objects)
-        whole = self.whole(t.compositions)
-        if self.mixture:
-            whole = whole + (states.index_select(0, candidates.states) + objects.index_select(0, candidates.objects))
+        own = states.index_select(0, candidates.states)
+        own = own + objects.index_select(0, candidates.objects)
+        whole = self.whole(t.compositions) + own
         return Prototypes(unit(whole), unit(states), unit(objects))
 
 
@@ -99,9 +97,12 @@ class Caila(TextMethod[CailaOptions]):
 
     def __init__(self, context: MethodContext, options: CailaOptions) -> None:
         super().__init__(context, options)
-        labels, tower = context.labels, context.tower
-        self.prompts = Prompts(labels, tower, template=options.template, state_end=options.state_end)
-        self.images, self.texts = ConceptAdapters(context.dim, options), ConceptAdapters(context.dim, options)
+        labels = context.labels
+        tower = context.tower
+        ends = options.state_end
+        self.prompts = Prompts(labels, tower, template=options.template, state_end=ends)
+        self.images = ConceptAdapters(context.dim, options)
+        self.texts = ConceptAdapters(context.dim, options)
         self.register_buffer("is_seen", torch.as_tensor(labels.seen), persistent=False)
         if options.adapter == "blocks":
             larger = tower.logit_scale + math.log(PRIMITIVE_SCALE)
@@ -109,7 +110,7 @@ class Caila(TextMethod[CailaOptions]):
 
     def scales(self) -> Any:
         """Factors that turn cosines into logits: of compositions, states and objects."""
-        return self.log_scales.exp() if self.options.adapter == "blocks" else (self.scale, self.scale, self.scale)
+        return self.log_scales.exp() if self.options.adapter == "blocks" else 3 * (self.scale,)
 
     def features(self, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
         """Unit features of images [B, d], one each for compositions, states and objects."""
@@ -121,13 +122,15 @@ class Caila(TextMethod[CailaOptions]):
         return unit(inputs["cls"]), unit(state), unit(object)
 
     def shared(self) -> Prototypes:
-        return self.texts.texts(self.prompts(self.labels.pairs["train"], self.checkpointing), self.train_candidates)
+        t = self.prompts(self.labels.pairs["train"], self.checkpointing)
+        return self.texts.texts(t, self.train_candidates)
 
     def losses(self, batch: Batch, shared: Prototypes) -> dict[str, Tensor]:
         z_c, z_s, z_o = self.features(batch.inputs)
         z = (dropout(z_c, self.options.feature_dropout, self.training), z_s, z_o)
         logits = (scale * f @ t.T for scale, f, t in zip(self.scales(), z, shared, strict=True))
-        losses = self.three_path_losses(logits, batch.compositions, ("composition", "state", "object"))
+        names = ("composition", "state", "object")
+        losses = self.three_path_losses(logits, batch.compositions, names)
         if self.options.shift:
             losses["shift"] = self.shift_loss(z_s, z_o, batch.compositions, shared.compositions)
         return losses
@@ -142,7 +145,8 @@ class Caila(TextMethod[CailaOptions]):
         m, n = self.primitives(compositions)
         label = m * len(self.labels.objects) + n.roll(-1, 0)
         seen = self.is_seen[label]
-        target = torch.where(seen, self.train_candidates.positions_of_listed(label), 0).clamp(max=len(t) - 1)
+        own = self.train_candidates.positions_of_listed(label)
+        target = torch.where(seen, own, 0).clamp(max=len(t) - 1)
         terms = cross_entropy(self.scales()[0] * images @ t.T, target, reduction="none")
         return torch.where(seen, terms, 0.0).sum() / seen.sum().clamp(min=1)
 

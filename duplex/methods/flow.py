@@ -40,16 +40,15 @@ from duplex.options import NonNegative, Options, Positive, refuse
 
 LOSSES = ("state", "object", "semantic")  # of the three paths
 HOOKS = (  # methods of `Method` in which the base alone has a part
-    *("start", "before_step", "after_batch", "after_step", "on_features_changed", "after_epoch", "choose_options"),
-    *("probabilities", "inspectable"),
+    *("start", "before_step", "after_batch", "after_step", "on_features_changed", "after_epoch"),
+    *("choose_options", "probabilities", "inspectable"),
 )
 
 
 @dataclass(frozen=True)
 class FlowOptions(Options):
-    base: Mapping[str, Any] = field(default_factory=lambda: {"kind": "prompts"})  # a three-path kind and its options
-    leaked: bool = True  # whether flows also start at the features of the other two paths
-    joint: bool = True  # whether the flows' losses train the base, too
+    # a three-path kind and its options
+    base: Mapping[str, Any] = field(default_factory=lambda: {"kind": "prompts"})
     step: Positive = 0.1  # length of the move along both directions
     ridge: NonNegative = 0.1  # weight q of the squared coefficients
     weight: NonNegative = 0.5  # weight w of the moved feature in the score
@@ -64,7 +63,8 @@ class FlowOptions(Options):
         self.base_options()  # raises an error for wrong ones
 
     def base_options(self) -> Options:
-        return parse_options(self.base["kind"], {key: value for key, value in self.base.items() if key != "kind"})
+        own = {key: value for key, value in self.base.items() if key != "kind"}
+        return parse_options(self.base["kind"], own)
 
 
 class Flow(Method[FlowOptions]):
@@ -77,12 +77,14 @@ class Flow(Method[FlowOptions]):
         paths = getattr(self.base, "paths", None)
         has_factors = isinstance(paths, Paths) and paths.factors is not None
         if not has_factors or not set(LOSSES) <= {*getattr(own, "losses", LOSSES)}:
-            given = dict(options.base)
-            raise UsageError(f"flow's base {given} lacks trained pair, state or object paths; use {{kind: prompts}}")
+            raise UsageError(
+                f"flow's base {dict(options.base)} lacks trained pair, state or object paths; use {{kind: prompts}}"
+            )
         for name in HOOKS:
             setattr(self, name, getattr(self.base, name))
         dim = context.dim
-        self.state, self.object = _network(dim + 1, 2 * dim, dim), _network(dim + 1, 2 * dim, dim)
+        self.state = _network(dim + 1, 2 * dim, dim)
+        self.object = _network(dim + 1, 2 * dim, dim)
         self.composer = _network(2 * dim, dim, 2)
 
     @classmethod
@@ -97,26 +99,26 @@ class Flow(Method[FlowOptions]):
     def composed(self, z_s: Tensor, z_o: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Unit directions d_s, d_o [B, d] of the flows at the factors, and coefficients [B, 2]."""
         start = z_s.new_zeros(len(z_s), 1)
-        d_s, d_o = unit(self.state(torch.cat([z_s, start], -1))), unit(self.object(torch.cat([z_o, start], -1)))
+        d_s = unit(self.state(torch.cat([z_s, start], -1)))
+        d_o = unit(self.object(torch.cat([z_o, start], -1)))
         return d_s, d_o, self.composer(torch.cat([d_s, d_o], -1).detach())
 
     def target_coefficients(self, d_s: Tensor, d_o: Tensor, move: Tensor) -> Tensor:
         """Coefficients a, b [B, 2] for which a d_s + b d_o is nearly `move` [B, d]."""
-        own, both = 1 + self.options.ridge, (d_s * d_o).sum(-1)
+        own = 1 + self.options.ridge
+        both = (d_s * d_o).sum(-1)
         p, q = (d_s * move).sum(-1), (d_o * move).sum(-1)
         determinant = (own * own - both * both).clamp(min=torch.finfo(both.dtype).eps)
         return torch.stack([own * p - both * q, own * q - both * p], -1) / determinant[:, None]
 
     def losses(self, batch: Batch, shared: Any) -> dict[str, Tensor]:
         losses = self.base.losses(batch, shared)
-        t = Prototypes(*[each if self.options.joint else each.detach() for each in shared[:3]])
-        with torch.set_grad_enabled(self.options.joint and torch.is_grad_enabled()):
-            z_c, z_s, z_o = self.branches(batch.inputs)
+        t = Prototypes(*shared[:3])
+        z_c, z_s, z_o = self.branches(batch.inputs)
         m, n = self.primitives(batch.compositions)
         own = torch.searchsorted(self.base.paths.negatives, batch.compositions)
-        leaked = self.options.leaked
-        move_s, end_s = self._flow(self.state, [z_s, z_o, z_c] if leaked else [z_s], t.states[m])
-        move_o, end_o = self._flow(self.object, [z_o, z_s, z_c] if leaked else [z_o], t.objects[n])
+        move_s, end_s = self._flow(self.state, [z_s, z_o, z_c], t.states[m])
+        move_o, end_o = self._flow(self.object, [z_o, z_s, z_c], t.objects[n])
         log_s, log_o = self.base.paths.log_posteriors(end_s, end_o, t)
         starts = len(end_s) // len(m)
         with torch.no_grad():
@@ -131,7 +133,8 @@ class Flow(Method[FlowOptions]):
 
     def _flow(self, network: nn.Module, starts: list[Tensor], t: Tensor) -> tuple[Tensor, Tensor]:
         # the loss of the velocities from `starts` to the prompts `t`, and the predicted ends
-        x_0, x_1 = torch.cat(starts), t.repeat(len(starts), 1)
+        x_0 = torch.cat(starts)
+        x_1 = t.repeat(len(starts), 1)
         r = torch.rand(len(x_0), 1, device=x_0.device, dtype=x_0.dtype)
         x = (1 - r) * x_0 + r * x_1
         v = network(torch.cat([x, r], -1))
@@ -139,16 +142,19 @@ class Flow(Method[FlowOptions]):
 
     @torch.no_grad()
     def scorer(self, candidates: Ints) -> Scorer:
-        score_base, t = self.base.scorer(candidates), self.base.paths.encode(candidates, ("semantic",)).compositions
+        score_base = self.base.scorer(candidates)
+        t = self.base.paths.encode(candidates, ("semantic",)).compositions
         is_logit = getattr(self.base.options, "score", "probability") == "logit"
 
         @torch.no_grad()
         def score(inputs: Inputs) -> Tensor:
             z_c, z_s, z_o = self.branches(inputs)
             d_s, d_o, coefficients = self.composed(z_s, z_o)
-            moved = unit(z_c + self.options.step * (coefficients[:, :1] * d_s + coefficients[:, 1:] * d_o))
+            a, b = coefficients.split(1, dim=1)
+            moved = unit(z_c + self.options.step * (a * d_s + b * d_o))
             logits: Tensor = self.base.paths.logits(moved, t)
-            return torch.add(score_base(inputs), self.options.weight * (logits if is_logit else logits.softmax(-1)))
+            own = logits if is_logit else logits.softmax(-1)
+            return torch.add(score_base(inputs), self.options.weight * own)
 
         return score
 
@@ -162,4 +168,5 @@ class Flow(Method[FlowOptions]):
 
 
 def _network(inside: int, width: int, out: int) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(inside, width), nn.LayerNorm(width), nn.GELU(), nn.Linear(width, out))
+    first, last = nn.Linear(inside, width), nn.Linear(width, out)
+    return nn.Sequential(first, nn.LayerNorm(width), nn.GELU(), last)
