@@ -41,10 +41,12 @@ from duplex.training.loop import make_optimiser, optimiser_step, shuffled_rows
 from duplex.training.run import MethodSpec, calibration_for, evaluate_world, term_metrics, train_run
 
 IMAGES = 40
-PATCHES, WIDTH = 4, 8
+PATCHES = 4
+WIDTH = 8
 CPU = torch.device("cpu")
 SETTINGS = TrainingOptions(learning_rate=0.01, batch_size=8, epochs=1)
-STATES, OBJECTS = ("red", "blue", "striped", "hollow"), ("circle", "star", "heart")
+STATES = ("red", "blue", "striped", "hollow")
+OBJECTS = ("circle", "star", "heart")
 
 
 class MethodFault(AssertionError):
@@ -85,7 +87,8 @@ def small_labels() -> LabelSpace:
     """A label space of 12 compositions: 8 seen, 2 unseen in val and 2 unseen in test."""
     pairs = [(s, o) for s in STATES for o in OBJECTS]
     seen = [pairs[i] for i in (0, 1, 3, 5, 7, 8, 9, 10)]
-    val, test = [*seen[:2], pairs[2], pairs[4]], [*seen[2:4], pairs[6], pairs[11]]
+    val = [*seen[:2], pairs[2], pairs[4]]
+    test = [*seen[2:4], pairs[6], pairs[11]]
     return LabelSpace.from_pairs({"train": seen, "val": val, "test": test})
 
 

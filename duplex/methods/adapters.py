@@ -177,7 +177,8 @@ class ExpertMixtures(BlockAdapters):
             raise UsageError("finetune.adapter 'experts' needs an encoder with transformer blocks; use 'bottleneck'")
         adapters = []
         for block, width in zip(blocks, channels, strict=True):
-            norm, end = getattr(block[-1], cut.branch_inputs[-1]), getattr(block[-1], cut.branch_outputs[-1])
+            norm = getattr(block[-1], cut.branch_inputs[-1])
+            end = getattr(block[-1], cut.branch_outputs[-1])
             adapters.append(RoutedExperts(width, options.inner_width))
             _add_beside(norm, end, adapters[-1])
         return adapters
@@ -195,7 +196,8 @@ class ConceptBottleneck(nn.Module):
 
     def __init__(self, channels: int, width: int) -> None:
         super().__init__()
-        self.down, self.up = nn.Linear(channels, width), nn.Linear(width, channels)
+        self.down = nn.Linear(channels, width)
+        self.up = nn.Linear(width, channels)
         for layer in (self.down, self.up):
             nn.init.zeros_(layer.bias)
 
@@ -237,7 +239,8 @@ class ConceptBottlenecks(BlockAdapters):
                 both = torch.cat([state, object], 1)
             if place >= self.first:
                 both = run(of_both, both)
-            state, object = run(of_state, state), run(of_object, object)
+            state = run(of_state, state)
+            object = run(of_object, object)
         return [both.unflatten(1, (2, -1)).mean(1), state, object]
 
 

@@ -76,24 +76,29 @@ class Ade(WordMethod[AdeOptions]):
 
     def __init__(self, context: MethodContext, options: AdeOptions) -> None:
         super().__init__(context, options, trained_words=options.train_words)
-        width, token_width = options.width, context.inputs["patch"][1]
+        width = options.width
+        token_width = context.inputs["patch"][1]
         self.attend_c = ConceptAttention(context.dim, token_width, width)
         self.attend_s = ConceptAttention(context.dim, token_width, width)
         self.attend_o = ConceptAttention(context.dim, token_width, width)
-        self.embed_s, self.embed_o = nn.Linear(self.words.width, width), nn.Linear(self.words.width, width)
+        self.embed_s = nn.Linear(self.words.width, width)
+        self.embed_o = nn.Linear(self.words.width, width)
         self.composer = Composer(self.words.width, width)
 
     def prepare(self, candidates: CompositionIndex) -> Prototypes:
-        states, objects = unit(self.embed_s(self.words.states)), unit(self.embed_o(self.words.objects))
+        states = unit(self.embed_s(self.words.states))
+        objects = unit(self.embed_o(self.words.objects))
         return Prototypes(self.composer(self.words, candidates), states, objects)
 
     def shared(self) -> Prototypes:
         return self.prepare(self.train_candidates)
 
     def losses(self, batch: Batch, shared: Prototypes) -> dict[str, Tensor]:
-        z, tokens = unit(batch.cls), batch.inputs["patch"].to(self.words.states.dtype)
+        z = unit(batch.cls)
+        tokens = batch.inputs["patch"].to(self.words.states.dtype)
         m, n = self.primitives(batch.compositions)
-        y_s, y_o = partners(m, n), partners(n, m)
+        y_s = partners(m, n)
+        y_o = partners(n, m)
         v_c, _ = self.attend_c(z, tokens)
         loss_s, near_s = self.cross_losses(self.attend_s, z, tokens, y_s, m, shared.states)
         loss_o, near_o = self.cross_losses(self.attend_o, z, tokens, y_o, n, shared.objects)
@@ -130,7 +135,8 @@ class Ade(WordMethod[AdeOptions]):
 
     def score(self, inputs: Inputs, candidates: CompositionIndex, prepared: Prototypes) -> Tensor:
         def chunk_scores(cls: Tensor, patch: Tensor) -> Tensor:
-            z, tokens = unit(cls), patch.to(self.words.states.dtype)
+            z = unit(cls)
+            tokens = patch.to(self.words.states.dtype)
             c = self.attend_c(z, tokens)[0] @ prepared.compositions.T
             s = self.attend_s(z, tokens)[0] @ prepared.states.T
             o = self.attend_o(z, tokens)[0] @ prepared.objects.T

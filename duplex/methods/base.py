@@ -173,7 +173,8 @@ class Method(nn.Module, Generic[OptionsT]):
 
     def __init__(self, context: MethodContext, options: OptionsT) -> None:
         super().__init__()
-        self.context, self.labels = context, context.labels
+        self.context = context
+        self.labels = context.labels
         self.options: OptionsT = options
 
     @property
@@ -187,7 +188,8 @@ class Method(nn.Module, Generic[OptionsT]):
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
         for name in self.growing:  # torch compares shapes next: the first dimension alone may differ
-            own, stored = self.get_buffer(name), state_dict.get(prefix + name)
+            own = self.get_buffer(name)
+            stored = state_dict.get(prefix + name)
             if stored is not None:
                 setattr(self, name, own.new_empty(*stored.shape[:1], *own.shape[1:]))
         super()._load_from_state_dict(state_dict, prefix, *rest)
@@ -200,7 +202,8 @@ class Method(nn.Module, Generic[OptionsT]):
     def known_primitives(self, compositions: Tensor) -> tuple[Tensor, Tensor]:
         """State and object index of each composition; -100, which losses ignore, if unknown."""
         m, n = self.primitives(compositions)
-        states, alone = len(self.labels.states), -1 - compositions
+        states = len(self.labels.states)
+        alone = -1 - compositions
         m = torch.where(compositions < 0, torch.where(alone < states, alone, UNKNOWN), m)
         n = torch.where(compositions < 0, torch.where(alone < states, UNKNOWN, alone - states), n)
         return m, n
@@ -323,7 +326,8 @@ class StreamAdapter:
     grid: ClassVar[Mapping[str, tuple[Any, ...]]] = {}  # option -> values that validation tries, from the first on
 
     def __init__(self, run: AdaptedRun, options: Any) -> None:
-        self.run, self.options = run, options
+        self.run = run
+        self.options = options
 
     def scores(self, stream: Iterable[Inputs]) -> Iterable[Tensor]:
         """Yield scores [B, C] of each batch of images in `stream`, in their order."""

@@ -76,11 +76,13 @@ class FinetunedBlocks(nn.Module):
         self.count = len(blocks) if options.blocks == "all" else options.blocks
         tuned = blocks[len(blocks) - self.count :]
         self._blocks = tuple(blocks)  # in a tuple, so that they are not part of the state
-        self._begin, self._end = begin, cut.end
+        self._begin = begin
+        self._end = cut.end
         self._tokens = cut.tokens if options.tokens else None
         self._frozen = len(blocks) - self.count
         self._device = next(blocks[-1].parameters()).device
-        channels, x = list[int](), torch.zeros((1, *shape), device=self._device)
+        channels = list[int]()
+        x = torch.zeros((1, *shape), device=self._device)
         with torch.no_grad():
             for block in blocks:
                 x = block(x)

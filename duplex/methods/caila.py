@@ -116,7 +116,8 @@ class Caila(TextMethod[CailaOptions]):
         """Unit features of images [B, d], one each for compositions, states and objects."""
         if self.options.adapter == "feature":
             return self.images.images(unit(inputs["cls"]))
-        state, object = inputs.get("cls_state"), inputs.get("cls_object")
+        state = inputs.get("cls_state")
+        object = inputs.get("cls_object")
         if state is None or object is None:
             raise UsageError("`adapter: blocks` needs fine-tuning; set `finetune: {adapter: concepts, text: concepts}`")
         return unit(inputs["cls"]), unit(state), unit(object)

@@ -63,7 +63,8 @@ class CompositionGraph(nn.Module):
 
     def means(self, x: NodeFeatures) -> NodeFeatures:
         """Mean features of nodes and neighbours; `weights`: of edges to compositions."""
-        m, n = self.columns.states, self.columns.objects
+        m = self.columns.states
+        n = self.columns.objects
         w = self.weights[:, None]
         states = self._primitive_means(x.states, m, w * (x.objects.index_select(0, n) + x.compositions), self.sizes[0])
         objects = self._primitive_means(x.objects, n, w * (x.states.index_select(0, m) + x.compositions), self.sizes[1])
@@ -87,7 +88,8 @@ class GraphNetwork(nn.Module):
     def __init__(self, graph: CompositionGraph, inside: int, width: int, out: int, layers: int, rate: float) -> None:
         super().__init__()
         sizes = [inside, *[width] * (layers - 1), out] if layers else [inside]
-        self.graph, self.rate = graph, rate
+        self.graph = graph
+        self.rate = rate
         self.weights = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(sizes))
         self.out = sizes[-1]
 
@@ -140,7 +142,8 @@ class GraphHead(EmbeddingHead[CgeOptionsT], Generic[CgeOptionsT]):
         super().__init__(context, options, trained_words=False)
         labels = context.labels
         graph = CompositionGraph(labels.candidates(context.world, "train"), len(labels.states), len(labels.objects))
-        word_width, rate = self.words.width, options.dropout
+        word_width = self.words.width
+        rate = options.dropout
         self.network = GraphNetwork(graph, word_width, options.width, options.out, options.layers, rate)
         self.head = Mlp(context.dim, options.image_width, self.network.out, options.image_layers, rate)
 

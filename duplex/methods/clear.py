@@ -47,8 +47,10 @@ class Clear(ThreePaths[ClearOptions]):
 
     def __init__(self, context: MethodContext, options: ClearOptions) -> None:
         super().__init__(context, options)
-        dim, states = context.dim, len(context.labels.states)
-        prompts, lexicon = self.paths.prompts, self.paths.prompts.lexicon().detach()
+        dim = context.dim
+        states = len(context.labels.states)
+        prompts = self.paths.prompts
+        lexicon = self.paths.prompts.lexicon().detach()
         paths = enumerate(("state", "object"), len(lexicon))  # the masks come after the lexicon
         self._tree = PromptTree.of(np.array([[0, *prompts.context_rows[path], mask, 1] for mask, path in paths]))
         words = lexicon[torch.as_tensor(prompts.name_rows[:, 0])]
@@ -75,7 +77,8 @@ class Clear(ThreePaths[ClearOptions]):
 
     def reasoned_logits(self, inputs: Inputs, texts: Any, candidates: CompositionIndex) -> list[Tensor]:
         """Logits of pairs [B, C], states [B, M], objects [B, N]; `texts`: from `prepare`."""
-        t, (q_s, q_o) = Prototypes(*texts[:3]), texts[3]
+        t = Prototypes(*texts[:3])
+        q_s, q_o = texts[3]
         c, s, o = self.path_logits(self.paths.adapt(inputs["cls"]), t, candidates)
         patches = None if self.project is None else self.project(inputs["patch"].to(c.dtype)) + self.types[1]
         abstract_s = self.abstract(self.state, q_s, s, t.states, patches)

@@ -131,7 +131,8 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
         self.paths = Paths(labels, context.tower, options, context.world) if options.uses_text else None
         used = "linear" in options.inference or context.finetuned_blocks is not None
         self.heads = LinearHeads(labels, context.dim) if used and self.paths is None and options.losses else None
-        seen, dim = len(labels.pairs["train"]), context.dim
+        seen = len(labels.pairs["train"])
+        dim = context.dim
         for name, shape in {"counts": (seen,), "sums": (seen, dim), "moment": (dim, dim), "chosen": (3,)}.items():
             self.register_buffer(name, torch.zeros(shape, dtype=torch.float64))
         weights = options.weights or tuple(INITIAL_WEIGHTS[term] for term in options.inference)
@@ -197,7 +198,8 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
         return FitSettings(options.ridge, shrinkage, interactions, options.prior, added)
 
     def _fit(self, settings: FitSettings) -> ClosedForm:
-        words, device = self.context.words, self.counts.device
+        words = self.context.words
+        device = self.counts.device
         vectors = None if words is None else (words.states.to(device), words.objects.to(device))
         return ClosedForm.fit(self._statistics(), settings, vectors)
 
@@ -227,7 +229,8 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
 
     @torch.no_grad()
     def score_terms(self, candidates: Ints) -> ScoreTerms:
-        terms, weights = self._log_terms(candidates), tuple(self.weights.tolist())
+        terms = self._log_terms(candidates)
+        weights = tuple(self.weights.tolist())
         names = self.options.inference
         return torch.no_grad()(lambda inputs: zip(names, self._weighted(terms(inputs), weights), strict=True))
 
@@ -240,7 +243,8 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
 
     @torch.no_grad()
     def portable(self, candidates: Ints) -> dict[str, Tensor]:
-        names, device = self.options.inference, self.counts.device
+        names = self.options.inference
+        device = self.counts.device
         tensors = candidate_primitives(self.labels, candidates, device)
         if self.paths is not None:
             tensors |= portable_paths(self.paths, candidates, names)
@@ -267,11 +271,13 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
             logs = {"gaussian": likelihood(raw).log_softmax(-1)}
             if self.heads is not None:
                 f_s, f_o = self.heads(raw.to(self.heads.states.weight))
-                log_s, log_o = f_s.log_softmax(-1).clamp(min=FLOOR), f_o.log_softmax(-1).clamp(min=FLOOR)
+                log_s = f_s.log_softmax(-1).clamp(min=FLOOR)
+                log_o = f_o.log_softmax(-1).clamp(min=FLOOR)
                 logs["linear"] = log_s[:, states] + log_o[:, objects]
             if posteriors is not None:
                 of_states, of_objects = posteriors
-                log_s, log_o = of_states(raw).clamp(min=FLOOR), of_objects(raw).clamp(min=FLOOR)
+                log_s = of_states(raw).clamp(min=FLOOR)
+                log_o = of_objects(raw).clamp(min=FLOOR)
                 logs["gaussian_factors"] = log_s[:, states] + log_o[:, objects]
             if self.paths is not None and prototypes is not None:
                 z = self.paths.adapt(inputs["cls"])

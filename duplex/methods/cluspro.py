@@ -67,7 +67,8 @@ class ClusPro(ThreePaths[ClusProOptions]):
     def losses(self, batch: Batch, shared: Prototypes) -> dict[str, Tensor]:
         _, (z_s, z_o, _, _), losses = self.path_losses(batch, shared)
         m, n = self.primitives(batch.compositions)
-        k_s, k_o = assign_clusters(z_s.detach(), m, self.states), assign_clusters(z_o.detach(), n, self.objects)
+        k_s = assign_clusters(z_s.detach(), m, self.states)
+        k_o = assign_clusters(z_o.detach(), n, self.objects)
         contrast = self.contrast(z_s, z_o, m * self.options.clusters + k_s, n * self.options.clusters + k_o)
         dependence = covariance_norm(z_s, self.objects[n, k_o]) + covariance_norm(z_o, self.states[m, k_s])
         if self.training:
@@ -76,7 +77,8 @@ class ClusPro(ThreePaths[ClusProOptions]):
                 "states": updated_clusters(self.states, z_s.detach(), m, k_s, momentum),
                 "objects": updated_clusters(self.objects, z_o.detach(), n, k_o, momentum),
             }
-        alpha, beta = self.options.contrast, self.options.decorrelation
+        alpha = self.options.contrast
+        beta = self.options.decorrelation
         return {**losses, "contrast": alpha * contrast, "decorrelation": beta * dependence}
 
     def contrast(self, z_s: Tensor, z_o: Tensor, own_s: Tensor, own_o: Tensor) -> Tensor:
@@ -96,7 +98,8 @@ class ClusPro(ThreePaths[ClusProOptions]):
 
 def covariance_norm(x: Tensor, y: Tensor) -> Tensor:
     """Squared Frobenius norm of the cross-covariance of `x` and `y` [B, d]; 0 for one image."""
-    a, b = x - x.mean(0), y - y.mean(0)
+    a = x - x.mean(0)
+    b = y - y.mean(0)
     return ((a.T @ b) / max(len(a) - 1, 1)).square().sum()
 
 

@@ -113,7 +113,8 @@ class Codebook(nn.Module):
             rows = self._random.index_select(0, numbers)
         else:
             n = len(self.labels.objects)
-            mean_s, mean_o = self.mean_s.index_select(0, numbers // n), self.mean_o.index_select(0, numbers % n)
+            mean_s = self.mean_s.index_select(0, numbers // n)
+            mean_o = self.mean_o.index_select(0, numbers % n)
             rows = normalize(mean_s + mean_o - self.mean_all, dim=-1)
         return rows.index_copy_(0, place, self._stored.index_select(0, slot))
 
@@ -159,7 +160,8 @@ class Codebook(nn.Module):
     def _logits_by_sums(self, candidates: Ints | None) -> Logits:
         if candidates is None:  # stored prototypes in the order of memory, so that they are not copied
             (place,) = copy_to_device(self._stored.device, self._known[np.argsort(self._slots)])
-            inverse, stored = self.inverse_lengths(), self._stored[: self.stored_count]
+            inverse = self.inverse_lengths()
+            stored = self._stored[: self.stored_count]
 
             def combine(by_s: Tensor, by_o: Tensor) -> Tensor:
                 return ((by_s[:, :, None] + by_o[:, None]) * inverse).flatten(1)
@@ -170,7 +172,8 @@ class Codebook(nn.Module):
             states, objects = numbers // n, numbers % n
             blocks = zip(states.split(BLOCK), objects.split(BLOCK), strict=True)
             norms = [(self.mean_s[m] + self.mean_o[n] - self.mean_all).norm(dim=1) for m, n in blocks]
-            lengths, stored = torch.cat(norms).clamp(min=LEAST), self._stored.index_select(0, slots)
+            lengths = torch.cat(norms).clamp(min=LEAST)
+            stored = self._stored.index_select(0, slots)
 
             def combine(by_s: Tensor, by_o: Tensor) -> Tensor:
                 return (by_s.index_select(1, states) + by_o.index_select(1, objects)) / lengths
@@ -186,7 +189,8 @@ class Codebook(nn.Module):
     def inverse_lengths(self) -> Tensor:
         """Factors [M, N] that scale sums of a state's and an object's vector to unit length."""
         if self._inverse is None:  # in double precision, because terms may cancel
-            a, b = (self.mean_s - self.mean_all).double(), self.mean_o.double()
+            a = (self.mean_s - self.mean_all).double()
+            b = self.mean_o.double()
             squares = torch.addmm((a * a).sum(1)[:, None] + (b * b).sum(1), a, b.T, alpha=2)
             self._inverse = squares.clamp_(min=LEAST**2).rsqrt_().to(self.mean_s.dtype)
         return self._inverse
@@ -194,7 +198,8 @@ class Codebook(nn.Module):
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         known, slots = copy_to_device(self._stored.device, self._known, self._slots)
-        destination[f"{prefix}known"], destination[f"{prefix}rows"] = known, self._stored.index_select(0, slots)
+        destination[f"{prefix}known"] = known
+        destination[f"{prefix}rows"] = self._stored.index_select(0, slots)
 
     def _load_from_state_dict(
         self, state_dict: Any, prefix: str, metadata: Any, strict: bool, missing: list[str], *rest: Any
@@ -221,7 +226,8 @@ class TrainedCodebook(nn.Module):
     def __init__(self, labels: LabelSpace, initial: Codebook, *, anchored: bool) -> None:
         super().__init__()
         self.labels = labels
-        self.beginning, self.anchored = initial, anchored
+        self.beginning = initial
+        self.anchored = anchored
         self.H = nn.Parameter(torch.zeros(labels.size, initial.dim))  # [M * N, d]
 
     @property

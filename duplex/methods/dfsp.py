@@ -61,7 +61,8 @@ class Dfsp(TextMethod[DfspOptions]):
 
     def __init__(self, context: MethodContext, options: DfspOptions) -> None:
         super().__init__(context, options)
-        dim, heads = context.dim, options.heads
+        dim = context.dim
+        heads = options.heads
         self.prompts = self.soft_prompts(options.template)
         token_width = context.inputs["patch"][1] if options.fusion != "none" else 0
         if options.fuses_images:
@@ -126,6 +127,7 @@ class Dfsp(TextMethod[DfspOptions]):
         if self.options.fusion == "none":
             return chunk_scores(inputs["cls"])
         patches, token_width = self.context.inputs["patch"]
-        dim, fused_texts = self.context.dim, len(prepared.compositions) if self.options.fuses_text else 0
+        dim = self.context.dim
+        fused_texts = len(prepared.compositions) if self.options.fuses_text else 0
         width = patches * (token_width + 6 * dim) + 3 * fused_texts * dim
         return score_in_chunks(chunk_scores, inputs["cls"], inputs["patch"], width)

@@ -214,7 +214,8 @@ def mean_messages(
         total, weight = _mean_of_kind(total, weight)
         others = [_mean_of_kind(*sums) for sums in others]
     for more, more_weight in others:
-        total, weight = total + more, weight + more_weight
+        total = total + more
+        weight = weight + more_weight
     return total / weight.clamp(min=LEAST_WEIGHT), weight[:, 0].detach() > LEAST_WEIGHT
 
 
@@ -232,11 +233,13 @@ def message_sums(
         return _counterfactual_sums(nodes, candidates, fusion, by_label=reading.counterfactuals == "labels")
     if kind == "state":
         p = nodes.p_s.index_select(1, candidates.states) / candidates.partners_s  # p(s_m|x_i) / |O_cand(m)|  [B, S]
-        z, own = nodes.z_s, candidates.state_of
+        z = nodes.z_s
+        own = candidates.state_of
         place = candidates.row  # of each candidate's state [C]
     else:
         p = nodes.p_o.index_select(1, candidates.objects) / candidates.partners_o  # p(o_n|x_j) / |S_cand(n)|  [B, O]
-        z, own = nodes.z_o, candidates.object_of
+        z = nodes.z_o
+        own = candidates.object_of
         place = candidates.column  # of its object [C]
     if reading.edges == "label":  # no message to candidates of another label
         p = p * one_hot(own, p.shape[1])
@@ -249,15 +252,18 @@ def _counterfactual_sums(
     label_s = nodes.p_s.gather(1, nodes.states[:, None])[:, 0]  # p(s_{m_i}|x_i) [B]
     label_o = nodes.p_o.gather(1, nodes.objects[:, None])[:, 0]  # p(o_{n_j}|x_j) [B]
     if fusion is None:  # a feature plus another's difference from the average, in the space of the prototypes
-        a, b = nodes.z, nodes.z - nodes.z.mean(0)
+        a = nodes.z
+        b = nodes.z - nodes.z.mean(0)
     else:
         a, b = fusion.project(nodes.z_s, nodes.z_o)
-    i, j = candidates.i, candidates.j
+    i = candidates.i
+    j = candidates.j
     cell = candidates.cell
     if by_label:  # one pair (m, n) per candidate, of means over the images of the state m and of the object n
         a, b = candidates.means_by_state(a), candidates.means_by_object(b)
         label_s, label_o = candidates.means_by_state(label_s), candidates.means_by_object(label_o)
-        i, j = candidates.row, candidates.column
+        i = candidates.row
+        j = candidates.column
         cell = torch.arange(len(candidates), device=a.device)
     weight = label_s.index_select(0, i) * label_o.index_select(0, j)  # [P]
     rectified = fusion is not None and fusion.rectified
@@ -294,7 +300,8 @@ def refine(
         open.
     """
     n = len(codebook.labels.objects)
-    states, objects = compositions // n, compositions % n
+    states = compositions // n
+    objects = compositions % n
     local = BatchCandidates.of(states, objects, candidates, n, nodes.z.device, reading.diagonal)
     aggregated, reached = mean_messages(nodes, local, fusion, messages, reading)
     rows = refined_rows(codebook, local.compositions, aggregated, reached, momentum)
@@ -377,9 +384,11 @@ class Duplex(PathSumMethod[DuplexOptions]):
     def __init__(self, context: MethodContext, options: DuplexOptions) -> None:
         super().__init__(context, options)
         world = context.world if options.refine_over == "world" else options.refine_over
-        labels, dim = context.labels, context.tower.dim
+        labels = context.labels
+        dim = context.tower.dim
         reading = options.reading
-        anchored, is_trained = options.blend == "anchored", reading.codebook == "trained"
+        anchored = options.blend == "anchored"
+        is_trained = reading.codebook == "trained"
         rows = Codebook(
             labels,
             dim,
@@ -391,7 +400,8 @@ class Duplex(PathSumMethod[DuplexOptions]):
         every = np.arange(labels.size) if reading.softmax == "all" else None
         self.paths = Paths(labels, context.tower, options, world, negatives=every)
         learned = options.graph and "counterfactual" in options.messages and options.fusion != "additive"
-        rectified, rank = options.fusion == "learned", reading.fusion_rank
+        rectified = options.fusion == "learned"
+        rank = reading.fusion_rank
         self.fusion = Fusion(dim, rectified=rectified, rank=rank) if learned else None
         self.candidates = CandidateSet.of(labels, world, "train")  # C_tgt, whose prototypes training refines
         self.classes = self.candidates if every is None else CandidateSet.of(labels, "open", "train")  # of L_c^h
@@ -405,7 +415,8 @@ class Duplex(PathSumMethod[DuplexOptions]):
         return self.paths.negatives.device
 
     def losses(self, batch: Batch, shared: Prototypes) -> dict[str, Tensor]:
-        names, z = self.options.losses, self.paths.adapt(batch.cls)
+        names = self.options.losses
+        z = self.paths.adapt(batch.cls)
         refines = self.options.graph and self.options.visual
         losses, factors = self.paths.losses(z, batch.compositions, shared, names, with_factors=refines)
         self.pending = None

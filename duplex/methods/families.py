@@ -108,7 +108,8 @@ class TextMethod(SeenMethod[TextOptionsT], Generic[TextOptionsT]):
 
     def soft_prompts(self, template: str) -> Prompts:
         """Prompts of a learned prefix, at first `template`, and a learned vector per word."""
-        labels, tower = self.labels, self.context.tower
+        labels = self.labels
+        tower = self.context.tower
         return Prompts(labels, tower, context="learned", vocabulary="learned", paths="composition", template=template)
 
 
@@ -149,7 +150,8 @@ class Composer(nn.Module):
 
     def __init__(self, width: int, out: int) -> None:
         super().__init__()
-        self.state, self.object = nn.Linear(width, out), nn.Linear(width, out, bias=False)
+        self.state = nn.Linear(width, out)
+        self.object = nn.Linear(width, out, bias=False)
 
     def forward(self, words: WordTable, candidates: CompositionIndex) -> Tensor:
         states, objects = self.state(words.states), self.object(words.objects)
@@ -171,7 +173,8 @@ class WordMethod(SeenMethod[WordOptionsT], Generic[WordOptionsT]):
     def __init__(self, context: MethodContext, options: WordOptionsT, *, trained_words: bool) -> None:
         super().__init__(context, options)
         assert context.words is not None
-        states, objects = context.words.states, context.words.objects
+        states = context.words.states
+        objects = context.words.objects
         self.words = WordTable(states, objects, trained=trained_words, unit_words=options.unit_words)
         if trained_words:
             self.words.fixed_rows = new_words(context.labels)
@@ -332,7 +335,8 @@ class CrossBlock(nn.Module):
 
     def __init__(self, dim: int, inside: int, heads: int) -> None:
         super().__init__()
-        self.norm_x, self.norm_y = nn.LayerNorm(dim), nn.LayerNorm(inside)
+        self.norm_x = nn.LayerNorm(dim)
+        self.norm_y = nn.LayerNorm(inside)
         self.attend = CrossAttention(dim, inside, heads, zero_output=True)
         last = zero_initialised(nn.Linear(4 * dim, dim))
         self.forward_part = nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, 4 * dim), nn.GELU(), last)

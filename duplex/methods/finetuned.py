@@ -23,7 +23,8 @@ class FinetunedInputs(Mapping[str, Tensor]):
     """A batch's inputs; the blocks compute the fine-tuned ones when one is first read."""
 
     def __init__(self, inputs: Inputs, blocks: FinetunedBlocks) -> None:
-        self.inputs, self.blocks = inputs, blocks
+        self.inputs = inputs
+        self.blocks = blocks
         self._names = {*CONCEPT_FEATURES, *(["patch"] if blocks.options.tokens else [])}
 
     @cached_property
@@ -53,7 +54,8 @@ class WithFinetuning(Method[Options]):
 
     def __init__(self, method: Method[Any], blocks: FinetunedBlocks) -> None:
         super().__init__(method.context, method.options)
-        self.method, self.blocks = method, blocks
+        self.method = method
+        self.blocks = blocks
         if blocks.options.tokens and "patch" not in type(method).needs(method.options):
             raise UsageError(
                 f"the method ({method.class_name}) reads no patch tokens, so finetune.tokens changes nothing; remove it"

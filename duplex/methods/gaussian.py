@@ -122,11 +122,13 @@ class ClassStatistics:
 
 def within_group_covariance(groups: GroupSums) -> tuple[Tensor, float]:
     """Covariance [d, d] about group means, or about the overall one, and degrees of freedom."""
-    counts, means = groups.counts, groups.means
+    counts = groups.counts
+    means = groups.means
     free = float(counts.sum() - (counts > 0).sum())
     if free < 1:
         total = groups.sums.sum(0, keepdim=True)
-        counts, means = counts.sum()[None], total / counts.sum().clamp(min=1)
+        means = total / counts.sum().clamp(min=1)
+        counts = counts.sum()[None]
         free = max(float(counts.sum()) - 1, 1.0)
     scatter = groups.moment - (means * counts[:, None]).T @ means  # sum z z^T - sum n_g m_g m_g^T
     return (scatter + scatter.T) / (2 * free), free
@@ -153,7 +155,8 @@ def shared_whitening(groups: GroupSums, added: float = 0.0) -> Tensor:
     eye = torch.eye(d, dtype=sample.dtype, device=sample.device)
     level = float(sample.trace()) / d
     if not level > 1e-12:  # no variation: the largest variance of unit features
-        sample, level = eye / d, 1 / d
+        sample = eye / d
+        level = 1 / d
     rho = oas_shrinkage_weight(sample, free)
     values, vectors = torch.linalg.eigh((1 - rho) * sample + (rho + added) * level * eye)
     values = values.clamp(min=1e-9 * level)  # rounding may give a zero eigenvalue a negative sign
@@ -405,7 +408,8 @@ class ClosedForm(MovableTensors):
             shape=(statistics.states, statistics.objects),
         )
         effects, interactions, v, tau = _fit_means(seen, settings, words)
-        n, k = groups.counts, 1 / v
+        n = groups.counts
+        k = 1 / v
         share = (n / (n + k))[:, None]
         rows = share * seen.means + (1 - share) * compose(effects, interactions, seen.states, seen.objects)
         return cls(
@@ -494,7 +498,8 @@ class ClosedForm(MovableTensors):
         a, b = self.additive.state, self.additive.object
         if self.interactions is None:
             return (a * a).sum(1)[:, None] + (b * b).sum(1) + 2 * a @ b.T
-        objects, table = torch.arange(len(b), device=b.device), a.new_empty(self.shape)
+        objects = torch.arange(len(b), device=b.device)
+        table = a.new_empty(self.shape)
         for m in range(len(a)):  # to save memory
             rows = a[m] + b + self.interactions.of_pairs(torch.full_like(objects, m), objects)
             table[m] = (rows * rows).sum(1)
@@ -509,7 +514,8 @@ def _fit_means(
         v = interaction_variance(seen, settings.ridge) if v is None else v
         return NormalEquations(seen, v, settings.ridge).solve()[0], None, v, 0.0
     states, objects = words
-    kernels, tau = LowRankWordSimilarities.of_words(states, objects), settings.interactions
+    kernels = LowRankWordSimilarities.of_words(states, objects)
+    tau = settings.interactions
     if v is None or tau is None:
         likely_v, likely_tau = choose_variances(seen, kernels, settings.ridge)
         v = likely_v if v is None else v

@@ -68,7 +68,8 @@ class GraphPrompts(Prompts):
     def lexicon(self) -> Tensor:
         if self.network is None or self.learned_rows is None:
             return super().lexicon()
-        states, count = len(self.labels.states), len(self.name_rows)
+        states = len(self.labels.states)
+        count = len(self.name_rows)
         names = (self.starts if self.replaced else self.dropped(self.learned_rows))[-count:]
         nodes = self.network(names[:states], names[states:])[-1]
         found = torch.cat([nodes.states, nodes.objects])
@@ -81,11 +82,13 @@ class Gipcol(TextMethod[GipcolOptions]):
 
     def __init__(self, context: MethodContext, options: GipcolOptions) -> None:
         super().__init__(context, options)
-        labels, tower = context.labels, context.tower
+        labels = context.labels
+        tower = context.tower
         self.prompts = GraphPrompts(labels, tower, options.context, options.template, options.words == "replaced")
         if options.edges:
             graph = CompositionGraph(labels.candidates(context.world, "train"), len(labels.states), len(labels.objects))
-            width, rate = options.width, options.dropout
+            width = options.width
+            rate = options.dropout
             self.prompts.network = GraphNetwork(graph, tower.width, width, tower.width, options.layers, rate)
             for parameter in self.prompts.network.weights[-1].parameters() if options.words == "added" else ():
                 zeros_(parameter)

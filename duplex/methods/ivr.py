@@ -70,12 +70,15 @@ class PrimitiveHead(nn.Module):
         """
         partner, paired = next_partner_in_batch((labels[:, None] == labels) & (domains[:, None] != domains))
         weights = paired.to(f) / paired.sum().clamp(min=1)  # for means over images with a partner
-        h, mask = self.head(f), self.channel_mask(labels)
+        h = self.head(f)
+        mask = self.channel_mask(labels)
         h_partner = h[partner]
         plain = cross_entropy(self.classify(h), labels)
         plain = plain + cross_entropy_sum(self.classify_partner(h_partner), labels, weights)
-        h, h_partner = h * mask, h_partner * mask
-        logits, logits_partner = self.classify(h), self.classify_partner(h_partner)
+        h = h * mask
+        h_partner = h_partner * mask
+        logits = self.classify(h)
+        logits_partner = self.classify_partner(h_partner)
         again = cross_entropy_sum(logits, labels, weights)
         again = again + cross_entropy_sum(logits_partner, labels, weights)
         e = weights[:, None] * probability_errors(logits, labels)  # [B, M]

@@ -50,7 +50,8 @@ class KgSp(SeenMethod[KgSpOptions]):
 
     def __init__(self, context: MethodContext, options: KgSpOptions) -> None:
         super().__init__(context, options)
-        labels, width = context.labels, options.width
+        labels = context.labels
+        width = options.width
         self.states = Mlp(context.dim, width, len(labels.states), options.layers, options.dropout)
         self.objects = Mlp(context.dim, width, len(labels.objects), options.layers, options.dropout)
         if options.pseudo_labels:

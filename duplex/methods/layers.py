@@ -28,7 +28,8 @@ class Bottleneck(nn.Module):
 
     def __init__(self, channels: int, width: int, rate: float) -> None:
         super().__init__()
-        self.down, self.up = nn.Linear(channels, width), zero_initialised(nn.Linear(width, channels))
+        self.down = nn.Linear(channels, width)
+        self.up = zero_initialised(nn.Linear(width, channels))
         self.rate = rate
 
     def forward(self, y: Tensor) -> Tensor:
@@ -64,7 +65,8 @@ class Disentangler(nn.Module):
 
     def __init__(self, dim: int, width: int, residual: bool) -> None:
         super().__init__()
-        self.first, self.second = nn.Linear(dim, width), nn.Linear(width, dim)
+        self.first = nn.Linear(dim, width)
+        self.second = nn.Linear(width, dim)
         self.residual = residual
 
     def forward(self, z: Tensor) -> Tensor:  # [B, d] -> [B, d]
@@ -95,7 +97,8 @@ class FactorNetworks(nn.Module):
         def network() -> Disentangler | BatchNormDisentangler:
             return BatchNormDisentangler(dim) if batch_norm else Disentangler(dim, width, residual)
 
-        self.state, self.object = network(), network()
+        self.state = network()
+        self.object = network()
 
     def forward(self, z: Tensor) -> tuple[Tensor, Tensor]:
         return self.state(z), self.object(z)
@@ -110,7 +113,8 @@ class Fusion(nn.Module):
     def __init__(self, dim: int, *, rectified: bool = True, rank: int | None = None) -> None:
         super().__init__()
         self.rectified = rectified
-        self.state, self.object = _matrix(dim, rank), _matrix(dim, rank)
+        self.state = _matrix(dim, rank)
+        self.object = _matrix(dim, rank)
 
     def project(self, z_s: Tensor, z_o: Tensor) -> tuple[Tensor, Tensor]:
         """`M_s z^s` and `M_o z^o` [B, d], from which all pairs of these factors are fused."""

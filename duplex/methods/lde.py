@@ -77,7 +77,8 @@ class Lde(TextMethod[LdeOptions]):
 
         A state or object without features gets zeros.
         """
-        weights, compositions = weights.to(u), compositions.to(u.device)
+        weights = weights.to(u)
+        compositions = compositions.to(u.device)
         if self.options.space == "linear":
             self.centre.copy_(weights @ u / weights.sum())
             v = u - self.centre

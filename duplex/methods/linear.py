@@ -31,7 +31,8 @@ from duplex.methods.layers import unit
 from duplex.options import Options, Positive
 
 STRENGTHS = (1e-2, 1e-3, 1e-4, 1e-5)
-TOLERANCE, MOST_STEPS = 1e-8, 3000
+TOLERANCE = 1e-8
+MOST_STEPS = 3000
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,8 @@ class Linear(Method[LinearOptions]):
         return tensors
 
     def _columns_of(self, candidates: Ints) -> Tensor:
-        seen, pairs = self.labels.is_seen(candidates), self.get_buffer("pairs")
+        seen = self.labels.is_seen(candidates)
+        pairs = self.get_buffer("pairs")
         if not seen.any():
             raise UsageError("`over: pairs` scores only seen pairs, but no candidate is seen; set `over: primitives`")
         columns = pairs.new_zeros(len(pairs), len(candidates))

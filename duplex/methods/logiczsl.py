@@ -57,8 +57,10 @@ def parse_rules(lines: Sequence[str], labels: LabelSpace) -> tuple[RuleTables, R
         match = LINE.fullmatch(line)
         assert match is not None
         kind, a, verb, b = match.groups()
-        known, where = names[kind], f"{kind} in the rule {line!r}:"
-        i, j = known.index(require(a, known, where)), known.index(require(b, known, where))
+        known = names[kind]
+        where = f"{kind} in the rule {line!r}:"
+        i = known.index(require(a, known, where))
+        j = known.index(require(b, known, where))
         if i == j:
             raise UsageError(f"rule {line!r} relates the {kind} {a!r} to itself; {FORM}, with different names")
         getattr(tables[kind], verb)[i, j] = 1.0
@@ -99,7 +101,8 @@ class LogicZsl(ThreePaths[LogicOptions]):
 
     def __init__(self, context: MethodContext, options: LogicOptions) -> None:
         super().__init__(context, options)
-        written, labels = options.rules_written, context.labels
+        written = options.rules_written
+        labels = context.labels
         states, objects = parse_rules(written, labels) if written else exclusion_rules(labels)
         for name, rules in (("s", states), ("o", objects)):
             self.register_buffer(f"excludes_{name}", rules.excludes, persistent=False)
@@ -112,7 +115,8 @@ class LogicZsl(ThreePaths[LogicOptions]):
             return losses
         p_c = self.paths.logits(z, shared.compositions).softmax(-1)  # [B, C]
         p_s, p_o = factors.log_s.exp(), factors.log_o.exp()
-        m, n = self.train_candidates.states, self.train_candidates.objects
+        m = self.train_candidates.states
+        n = self.train_candidates.objects
         q_s = torch.zeros_like(p_s).index_add(1, m, p_c)
         q_o = torch.zeros_like(p_o).index_add(1, n, p_c)
         c_s, c_o = p_s[:, m], p_o[:, n]  # [B, C], p(s) and p(o) of every composition

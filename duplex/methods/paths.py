@@ -103,7 +103,8 @@ class Paths(nn.Module):
         )
         self.adapter: Adapter | None = None
         if options.adapted:
-            rate, scale = options.adapter_dropout, options.adapter_scale
+            rate = options.adapter_dropout
+            scale = options.adapter_scale
             self.adapter = Adapter(tower.dim, options.adapter_width, rate, scale)
         self.factors: FactorNetworks | None = None
         if options.paths == "three":
@@ -161,7 +162,8 @@ class Paths(nn.Module):
         losses: dict[str, Tensor] = {}
         if "semantic" in names:
             positions = torch.searchsorted(self.negatives, compositions)
-            logits, raised = self.logits(z, t.compositions), self.correction
+            logits = self.logits(z, t.compositions)
+            raised = self.correction
             losses["semantic"] = cross_entropy(logits if raised is None else logits + raised, positions)
         if self.factors is None or not (with_factors or {"state", "object"} & set(names)):
             return losses, None

@@ -68,7 +68,8 @@ class Enrichment(nn.Module):
         nn.init.zeros_(self.out.weight)
 
     def forward(self, t: Tensor, described: Tensor) -> Tensor:
-        keys, values = self.key(described), self.value(described)
+        keys = self.key(described)
+        values = self.value(described)
         weights = ((keys @ self.query(t)[:, :, None])[..., 0] / math.sqrt(t.shape[-1])).softmax(-1)  # [C, D]
         return torch.add(t, self.out((weights[:, None] @ values)[:, 0]))
 
@@ -82,7 +83,8 @@ class Plid(TextMethod[PlidOptions]):
         super().__init__(context, options)
         dim = context.tower.dim
         self.prompts = self.soft_prompts(options.template)
-        self.enrich, self.factors = Enrichment(dim), FactorNetworks(dim, options.width, residual=False)
+        self.enrich = Enrichment(dim)
+        self.factors = FactorNetworks(dim, options.width, residual=False)
         self.register_buffer("described", torch.zeros(0, len(options.templates), dim), persistent=False)
 
     def start(self, train: Batch) -> None:
@@ -91,7 +93,8 @@ class Plid(TextMethod[PlidOptions]):
     @torch.no_grad()
     def describe(self, compositions: Ints) -> Tensor:
         """Text features [C, D, d] of D templates, each followed by the composition's name."""
-        labels, tower = self.labels, self.context.tower
+        labels = self.labels
+        tower = self.context.tower
         prompts = [Prompts(labels, tower, paths="composition", template=words) for words in self.options.templates]
         return torch.stack([each.encode(compositions).compositions for each in prompts], dim=1)
 
@@ -114,7 +117,8 @@ class Plid(TextMethod[PlidOptions]):
         return [self.scale * f @ t.T for f, t in zip(z, means, strict=True)]
 
     def losses(self, batch: Batch, shared: tuple[Tensor, ...]) -> dict[str, Tensor]:
-        x, index = unit(batch.cls), self.train_candidates
+        x = unit(batch.cls)
+        index = self.train_candidates
         z = (x, *self.factors(x))
         targets = (index.positions_of_listed(batch.compositions), *self.primitives(batch.compositions))
         c, s, o = self.path_logits(z, shared[:3])
@@ -123,7 +127,8 @@ class Plid(TextMethod[PlidOptions]):
         if self.options.margin:
             margins = (self.margins(*paths) for paths in zip(z, shared[3:], targets, strict=True))
             logits = [path + margin for path, margin in zip(logits, margins, strict=True)]
-        names, weights = ("composition", "state", "object"), (1.0, self.options.primitives, self.options.primitives)
+        names = ("composition", "state", "object")
+        weights = (1.0, self.options.primitives, self.options.primitives)
         if self.options.smoothing:
             targets = (self.smoothed(targets[0]).to(x.dtype), *targets[1:])
         terms = zip(names, weights, logits, targets, strict=True)
@@ -131,7 +136,8 @@ class Plid(TextMethod[PlidOptions]):
 
     def smoothed(self, target: Tensor) -> Tensor:
         """Targets [B, C]: `1 - smoothing` for the label, the rest for its state's pairs."""
-        m, n = self.train_candidates.states, self.train_candidates.objects
+        m = self.train_candidates.states
+        n = self.train_candidates.objects
         related = (m[target][:, None] == m) & (n[target][:, None] != n)
         shares = self.options.smoothing * related.double() / related.sum(1, keepdim=True).clamp(min=1)
         return shares.scatter(1, target[:, None], 1 - shares.sum(1, keepdim=True))
@@ -165,7 +171,8 @@ class Plid(TextMethod[PlidOptions]):
         return unit(self.enrich(t, self.describe(candidates.compositions_np).to(t))), states, objects
 
     def score(self, inputs: Inputs, candidates: CompositionIndex, prepared: tuple[Tensor, Tensor, Tensor]) -> Tensor:
-        z, b = unit(inputs["cls"]), self.options.mix
+        z = unit(inputs["cls"])
+        b = self.options.mix
         c, s, o = self.path_logits((z, *self.factors(z)), prepared)
         return self.scored((1 - b) * c + b * (s[:, candidates.states] + o[:, candidates.objects]))
 

@@ -43,7 +43,8 @@ KINDS = ("states", "objects")
 
 def portable_paths(paths: Paths, candidates: Ints, names: Collection[str]) -> dict[str, Tensor]:
     """Tensors of adapter, disentanglers and prompts, for score terms `names` and later words."""
-    prototypes, device = paths.encode(candidates, names), paths.negatives.device
+    prototypes = paths.encode(candidates, names)
+    device = paths.negatives.device
     tensors = candidate_primitives(paths.prompts.labels, candidates, device)
     tensors["scale"] = torch.tensor(paths.scale, device=device)
     if paths.adapter is not None:
@@ -55,7 +56,8 @@ def portable_paths(paths: Paths, candidates: Ints, names: Collection[str]) -> di
         tensors |= {"states": prototypes.states, "objects": prototypes.objects}
         tensors |= dict(paths.factors.state_dict())
         tensors["residual"] = torch.tensor(float(paths.factors.state.residual), device=device)
-    prompts, lexicon = paths.prompts, paths.prompts.lexicon()
+    prompts = paths.prompts
+    lexicon = paths.prompts.lexicon()
     tensors |= {f"context.{path}": lexicon[rows] for path, rows in prompts.context_rows.items()}
     if prompts.vocabulary == "learned":  # one lexicon row per name
         states = len(prompts.labels.states)
@@ -76,7 +78,8 @@ def portable_closed_form(
     """Tensors of a fitted `ClosedForm`, and of its state and object classifiers if used."""
     rows, offset = model.linear(candidates)
     tensors = {"likelihood.whitening": model.whitening, "likelihood.rows": rows, "likelihood.offset": offset}
-    effects, interactions = model.additive, model.interactions
+    effects = model.additive
+    interactions = model.interactions
     tensors |= {"effects.mean": effects.mean, "effects.states": effects.state, "effects.objects": effects.object}
     if interactions is not None:
         tensors |= {f"interactions.{name}": getattr(interactions, name) for name in (*KINDS, "core")}

@@ -92,7 +92,8 @@ class ProductMethod(Method[ProductOptions]):
 
     @torch.no_grad()
     def score_terms(self, candidates: Ints) -> ScoreTerms:
-        terms, weights = self._log_terms(candidates), self.weights.tolist()
+        terms = self._log_terms(candidates)
+        weights = self.weights.tolist()
 
         @torch.no_grad()
         def named_terms(inputs: Inputs) -> Iterator[tuple[str, Tensor]]:

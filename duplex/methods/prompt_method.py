@@ -96,7 +96,8 @@ class PromptMethod(PathSumMethod[PromptOptions]):
             self.paths.sample_negatives(compositions, self.options.sampled)
 
     def losses(self, batch: Batch, shared: Prototypes) -> dict[str, Tensor]:
-        names, z = self.options.losses, self.paths.adapt(batch.cls)
+        names = self.options.losses
+        z = self.paths.adapt(batch.cls)
         losses, _ = self.paths.losses(z, batch.compositions, shared, names)
         found = {name: losses[name] for name in names}
         if self.options.maxima:
@@ -112,8 +113,10 @@ class PromptMethod(PathSumMethod[PromptOptions]):
 
     @torch.no_grad()
     def score_terms(self, candidates: Ints) -> ScoreTerms:
-        names, device = self.options.inference, self.paths.negatives.device
-        prototypes, logits = self.paths.encode(candidates, names), self.options.score == "logit"
+        names = self.options.inference
+        device = self.paths.negatives.device
+        prototypes = self.paths.encode(candidates, names)
+        logits = self.options.score == "logit"
         compositions = torch.as_tensor(candidates, device=device)
         states, objects = self.primitives(compositions)
 

@@ -72,7 +72,8 @@ class Prompts(nn.Module):
         words = tower.embedding(torch.tensor(tower.tokens(template)))  # [K, width]
         names = [tower.tokens(prompt_name(name)) for name in (*labels.states, *labels.objects)]
         ends = tower.embedding(torch.tensor([tower.start, tower.end]))  # [2, width]
-        frozen, learned = [ends], list[Tensor]()
+        frozen = [ends]
+        learned = list[Tensor]()
         if context == "fixed":
             frozen.append(words)
         else:
@@ -100,7 +101,8 @@ class Prompts(nn.Module):
         first_name = 2 if vocabulary == "fixed" else len(self.frozen_rows)
         if context == vocabulary:
             first_name = starts[-1] + len(words)
-        offsets, tokens = first_name + np.cumsum([0, *lengths[:-1]]), np.arange(max(lengths))
+        offsets = first_name + np.cumsum([0, *lengths[:-1]])
+        tokens = np.arange(max(lengths))
         # [M + N, longest]
         self.name_rows = np.where(tokens < np.array(lengths)[:, None], offsets[:, None] + tokens, -1)
         self._trees: tuple[tuple[object, ...], list[tuple[TextTower, PromptTree]]] | None = None

@@ -160,7 +160,8 @@ def describe_method(kind: str) -> dict[str, Any]:
             continue
         default = field.default_factory() if field.default_factory is not MISSING else field.default
         if default is MISSING:
-            default, complete = None, False
+            default = None
+            complete = False
         if isinstance(default, Options):
             defaults |= {f"{field.name}.{key}": value for key, value in default.to_dict().items()}
         else:

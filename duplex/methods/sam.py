@@ -60,7 +60,8 @@ class Sam(TextMethod[SamOptions]):
 
     def __init__(self, context: MethodContext, options: SamOptions) -> None:
         super().__init__(context, options)
-        dim, shape = context.dim, (len(self.train_candidates.compositions), options.stored)
+        dim = context.dim
+        shape = (len(self.train_candidates.compositions), options.stored)
         learned: Any = {"context": "learned", "vocabulary": "learned", "template": options.template}
         self.prompts = Prompts(context.labels, context.tower, **learned)
         self.project = nn.Linear(context.inputs["patch"][1], dim)
@@ -91,7 +92,8 @@ class Sam(TextMethod[SamOptions]):
         return Prototypes(*self.prompts(self.labels.pairs["train"], self.checkpointing))
 
     def losses(self, batch: Batch, shared: Prototypes) -> dict[str, Tensor]:
-        tokens, alpha = self.tokens(batch.inputs), self.options.distil
+        tokens = self.tokens(batch.inputs)
+        alpha = self.options.distil
         aligned, read = self.both_logits(tokens, self.condensed(tokens), shared)
         by_query = self.three_path_losses(read, batch.compositions, ("semantic_query", "state_query", "object_query"))
         divergence = [
@@ -104,7 +106,8 @@ class Sam(TextMethod[SamOptions]):
 
     @torch.no_grad()
     def on_features_changed(self, train: Batch) -> None:
-        t, parts = self.prompts.encode(self.labels.pairs["train"]).compositions, []
+        t = self.prompts.encode(self.labels.pairs["train"]).compositions
+        parts = []
         for rows in torch.arange(len(train)).split(IMAGES):
             u = self.condensed(self.tokens(train[rows].inputs))
             log_p = (self.scale * u @ t.T).log_softmax(-1)
@@ -113,7 +116,8 @@ class Sam(TextMethod[SamOptions]):
         at_largest = u.new_full((len(u), len(t)), torch.inf).scatter(1, largest, entropy)
         count = min(self.options.stored, len(u))
         lowest, images = at_largest.topk(count, dim=0, largest=False)
-        self.memory[:, :count], self.filled[:, :count] = u[images.T], lowest.T.isfinite()
+        self.memory[:, :count] = u[images.T]
+        self.filled[:, :count] = lowest.T.isfinite()
 
     def memory_logits(self, u: Tensor, t: Tensor, candidates: CompositionIndex) -> Tensor:
         """Logits [B, C] of `u` [B, d] by memory; free places hold candidates' texts `t` [C, d]."""
@@ -129,7 +133,8 @@ class Sam(TextMethod[SamOptions]):
         return self.prompts.encode(candidates.compositions_np)
 
     def score(self, inputs: Inputs, candidates: CompositionIndex, prepared: Prototypes) -> Tensor:
-        beta, gamma = self.options.aligned, self.options.remembered
+        beta = self.options.aligned
+        gamma = self.options.remembered
 
         def chunk_scores(cls: Tensor, patches: Tensor) -> Tensor:
             tokens = self.tokens({"cls": cls, "patch": patches})

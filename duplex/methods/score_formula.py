@@ -28,7 +28,8 @@ def two_layer_network(t: Mapping[str, Any], first: str, second: str, x: Any, xp:
 
 def named_log_probabilities(t: Mapping[str, Any], x: Any, xp: Any) -> Iterator[tuple[str, Any]]:
     """Yield (name, log probabilities [B, C]) of `visual`, `semantic`, `factors`, if present."""
-    z, floor = x, FLOOR if "product" in t else -inf
+    z = x
+    floor = FLOOR if "product" in t else -inf
     if "adapter.scale" in t:
         z = unit(z + t["adapter.scale"] * two_layer_network(t, "adapter.down", "adapter.up", z, xp), xp)
     for name in ("visual", "semantic"):

@@ -79,7 +79,8 @@ class Tomcat(StreamAdapter):
         self.features = features
         self.kappa = math.exp(run.method.context.tower.logit_scale)
         self.columns = torch.from_numpy(np.flatnonzero(run.feasible)).to(self.t.device)
-        rows, dim = min(len(self.t), MOST), self.t.shape[1]
+        rows = min(len(self.t), MOST)
+        dim = self.t.shape[1]
         self.moving = self.columns[:0]  # which of the C move; tables below have a row for each
         self.v = self.t.new_zeros(rows, dim)
         self.has_queue = torch.zeros(rows, dtype=torch.bool, device=self.t.device)
@@ -98,7 +99,8 @@ class Tomcat(StreamAdapter):
             self._admit(torch.arange(len(self.t), device=self.t.device))
 
     def _admit(self, candidates: Tensor) -> None:
-        first, new = len(self.moving), candidates[~torch.isin(candidates, self.moving)]
+        first = len(self.moving)
+        new = candidates[~torch.isin(candidates, self.moving)]
         self.moving = torch.cat([self.moving, new])[:MOST]
         if self.book is not None and len(self.moving) > first:
             compositions = self.run.candidates[self.columns[self.moving[first:]].cpu().numpy()]
@@ -131,7 +133,8 @@ class Tomcat(StreamAdapter):
 
     def _adapted(self, z: Tensor, base: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
         # the change of the log-probabilities `base` [C], and the loss
-        options, rows = self.options, self.moving
+        options = self.options
+        rows = self.moving
         t = self.t[rows]
         w = torch.sigmoid(-options.theta * (t @ z))
         moved_t = unit(t + w[:, None] * offsets[0])
@@ -160,14 +163,16 @@ class Tomcat(StreamAdapter):
         self.has_queue[place] = True
 
     def _step(self, offsets: Any) -> None:
-        rows, rate = slice(len(self.moving)), self.options.learning_rate
+        rows = slice(len(self.moving))
+        rate = self.options.learning_rate
         self.steps += 1
         mean = torch.lerp(offsets.grad, self.mean[:, rows], BETAS[0])
         square = torch.lerp(offsets.grad**2, self.square[:, rows], BETAS[1])
         root = (square / (1 - BETAS[1] ** self.steps)).sqrt() + EPSILON
         kept = (1 - rate * self.options.weight_decay) * offsets
         self.offsets[:, rows] = kept - rate * mean / (1 - BETAS[0] ** self.steps) / root
-        self.mean[:, rows], self.square[:, rows] = mean, square
+        self.mean[:, rows] = mean
+        self.square[:, rows] = square
 
 
 def _entropy(log_p: Tensor) -> Tensor:
