@@ -37,15 +37,11 @@ def prompt_name(label: str) -> str:
 
 @dataclass(frozen=True, eq=False)
 class LabelSpace:
-    """Labels of a data set: `M` states, `N` objects, and the compositions of each split.
-
-    Raises `DuplexError` for empty, repeated or too many names, and for compositions that are out
-    of range or unsorted.
-    """
+    """Labels of a data set: `M` states, `N` objects, and the compositions of each split."""
 
     states: tuple[str, ...]
     objects: tuple[str, ...]
-    pairs: Mapping[str, Ints]  # split -> its compositions, sorted; those of "train" are the seen ones
+    pairs: Mapping[str, Ints]  # split -> its compositions, sorted; "train": seen ones
     _state_index: dict[str, int] = field(init=False, repr=False)
     _object_index: dict[str, int] = field(init=False, repr=False)
 

@@ -57,10 +57,7 @@ Template = Annotated[str, AfterValidator(_has_words)]  # words before the names 
 
 
 class OptionError(UsageError, ValueError):
-    """Raised for a wrong option; `key` is its name, None if several options contradict each other.
-
-    It is a ValueError so that pydantic adds the option's place in the file to the message.
-    """
+    """Raised for a wrong option, `key`, or several; a ValueError, for pydantic to add the place."""
 
     def __init__(self, message: str, key: str | None = None) -> None:
         super().__init__(message if key is None else f"{key}: {message}")

@@ -74,9 +74,9 @@ class CompositionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
 
     closed_form_: ClosedForm | None
     width_: int  # number of columns of labels, 1 or 2
-    names_: list[Array]  # sorted states and objects; a single column of labels gets one dummy object
+    names_: list[Array]  # sorted states and objects; one object if y has one column
     statistics_: ClassStatistics  # of the features minus `origin_`
-    origin_: Floats  # mean feature [d] of the images added first, subtracted from all features for accuracy
+    origin_: Floats  # mean feature [d] of the first images, subtracted from all
 
     def __init__(
         self,
@@ -246,6 +246,6 @@ def _with_listed(names: Array, listed: Array) -> Array:
 
 
 def _union(names: Array, more: Array) -> Array:
-    if (names.dtype.kind in "biuf") != (more.dtype.kind in "biuf"):  # numpy would turn numbers into text
+    if (names.dtype.kind in "biuf") != (more.dtype.kind in "biuf"):  # else all become text
         raise OptionError("labels are numbers in one argument or call and text in another; make all of them text", "y")
     return np.union1d(names, more)

@@ -66,10 +66,7 @@ class BlockAdapters(nn.ModuleList):
         raise NotImplementedError
 
     def outputs(self, x: Tensor, blocks: TowerBlocks, run: Run) -> list[Tensor]:
-        """Pass the first block's input through the blocks by `run`: one output or three.
-
-        Three outputs give the method separate image features for compositions, states and objects.
-        """
+        """Pass `x` through the blocks by `run`: one output, or of pairs, states, objects."""
         for block in blocks:
             x = run(block, x)
         return [x]
@@ -156,7 +153,7 @@ class RoutedExperts(nn.Module):
     def __init__(self, channels: int, rank: int) -> None:
         super().__init__()
         self.router = nn.Linear(channels, EXPERTS, bias=False)
-        self.a = nn.Linear(channels, (1 + EXPERTS) * rank, bias=False)  # A_0 first, then those of routed experts
+        self.a = nn.Linear(channels, (1 + EXPERTS) * rank, bias=False)  # A_0, then the experts'
         self.b = nn.Linear((1 + EXPERTS) * rank, channels, bias=False)
         nn.init.zeros_(self.b.weight)
 
@@ -213,14 +210,14 @@ class ConceptBottleneck(nn.Module):
 class ConceptBottlenecks(BlockAdapters):
     """Trains bottlenecks for states, objects and compositions; the blocks run for each."""
 
-    passes: tuple[TowerBlocks, TowerBlocks, TowerBlocks]  # blocks of compositions, states and objects
+    passes: tuple[TowerBlocks, TowerBlocks, TowerBlocks]  # of compositions, states, objects
 
     def attach(self, blocks: TowerBlocks, cut: LastBlocks, channels: list[int], options: FinetuneOptions) -> Any:
         if not cut.branch_inputs:
             raise UsageError("finetune.adapter 'concepts' needs an encoder with transformer blocks; use 'bottleneck'")
         weights = {id(weight): weight for block in blocks for weight in block.parameters()}
         self.passes = (blocks, copy.deepcopy(blocks, {**weights}), copy.deepcopy(blocks, {**weights}))
-        self.first = 0 if cut.of_text else len(blocks) // 2  # block from which on compositions have adapters
+        self.first = 0 if cut.of_text else len(blocks) // 2  # from which on
         adapters = []
         for place, width in enumerate(channels):
             for name in cut.branch_outputs:

@@ -46,7 +46,7 @@ def warp(pixels: Tensor, matrices: Tensor) -> Tensor:
     x = _centres(width, pixels.device)
     y = _centres(height, pixels.device)[:, None]
     rows = matrices.float()[:, :, :, None, None]  # [B, 3, 3, 1, 1]
-    seen = [rows[:, k, 0] * x + rows[:, k, 1] * y + rows[:, k, 2] for k in range(3)]  # [B, R, R] each
+    seen = [rows[:, k, 0] * x + rows[:, k, 1] * y + rows[:, k, 2] for k in range(3)]  # [B, R, R]
     grid = torch.stack(seen[:2], dim=-1) / seen[2][..., None]
     return grid_sample(pixels.float(), grid, align_corners=False).round().to(torch.uint8)
 

@@ -3,7 +3,7 @@
 A method is a class, of this package or a plug-in (docs/your_method.md), that is used like this:
 
     method = make_method("duplex", Options(), context)          # random parameters are drawn here
-    method.start(train)                                         # state computed from the training images
+    method.start(train)                                         # state from the training images
     for epoch in ...:
         for step in ...:
             method.before_step(compositions)
@@ -37,13 +37,13 @@ from duplex.methods.prompts import TEMPLATE, Prompts, Prototypes
 from duplex.options import FinetuneOptions, Options
 from duplex.system.plugins import installed_plugins, load_plugin
 
-STEPS = (4.0, 2.0, 2**0.5)  # factors by which a weight of a score's summand is tried larger and smaller, in turn
+STEPS = (4.0, 2.0, 2**0.5)  # by which weights are tried larger and smaller, in turn
 LARGEST_WEIGHT = 64
 STREAM = "stream adapter"
 UNKNOWN = -100  # `ignore_index` of cross_entropy
-Inputs = Mapping[str, Tensor]  # {"cls": [B, d], "patch": [B, T, w]}: the inputs that the method needs
+Inputs = Mapping[str, Tensor]  # {"cls": [B, d], "patch": [B, T, w]}
 Scorer = Callable[[Inputs], Tensor]  # inputs of B images -> float32 scores [B, C]
-ScoreTerms = Callable[[Inputs], Iterator[tuple[str, Tensor]]]  # inputs -> (name, summand of the scores [B, C])
+ScoreTerms = Callable[[Inputs], Iterator[tuple[str, Tensor]]]  # -> (name, summand [B, C])
 Weights = tuple[float, ...]
 OptionsT = TypeVar("OptionsT", bound=Options)
 
@@ -52,12 +52,12 @@ OptionsT = TypeVar("OptionsT", bound=Options)
 class Inspectable:
     """A method's functions that return features, for reports and `duplex retrieve`, if any."""
 
-    features: Callable[[Inputs], Tensor] | None = None  # unit features z^c [B, d], compared with prototypes
-    semantic: Callable[[Ints], Tensor] | None = None  # compositions [C] -> semantic prototypes t^c [C, d]
-    visual: Callable[[Ints], Tensor] | None = None  # compositions [C] -> visual prototypes h [C, d]
-    factors: Callable[[Inputs], tuple[Tensor, Tensor]] | None = None  # state and object factors z^s, z^o
+    features: Callable[[Inputs], Tensor] | None = None  # unit features z^c [B, d]
+    semantic: Callable[[Ints], Tensor] | None = None  # [C] -> semantic prototypes [C, d]
+    visual: Callable[[Ints], Tensor] | None = None  # [C] -> visual prototypes [C, d]
+    factors: Callable[[Inputs], tuple[Tensor, Tensor]] | None = None  # z^s, z^o [B, d]
     fuse: Callable[[Tensor, Tensor], Tensor] | None = None  # (z^s, z^o) -> counterfactual features
-    text_space_features: Callable[[Inputs], Tensor] | None = None  # compared with t^c, if not `features`
+    text_space_features: Callable[[Inputs], Tensor] | None = None  # if not `features`
 
     def __post_init__(self) -> None:
         for name in self.present_fields:
@@ -81,13 +81,13 @@ class MethodContext:
     """Everything that a method's constructor receives besides its options."""
 
     labels: LabelSpace
-    inputs: Mapping[str, tuple[int, ...]]  # shape of one image's inputs: {"cls": (d,), "patch": (T, w)}
+    inputs: Mapping[str, tuple[int, ...]]  # shapes: {"cls": (d,), "patch": (T, w)}
     text: TextTower | None = None  # the encoder's frozen text tower
     words: PrimitiveVectors | None = None  # word vectors of states and objects
     world: World = "closed"  # whose candidates training uses; "open": all compositions
-    finetuned_blocks: Callable[[], FinetunedBlocks] | None = None  # builds the blocks to fine-tune, if any
-    members: tuple[Method[Any], ...] = ()  # trained methods, for a kind that combines finished runs
-    member_blocks: Callable[[FinetuneOptions], FinetunedBlocks] | None = None  # builds a member's blocks to fine-tune
+    finetuned_blocks: Callable[[], FinetunedBlocks] | None = None  # builds the blocks to train
+    members: tuple[Method[Any], ...] = ()  # trained methods that this one combines
+    member_blocks: Callable[[FinetuneOptions], FinetunedBlocks] | None = None  # builds a member's
 
     @property
     def dim(self) -> int:
@@ -120,8 +120,8 @@ class Batch:
 
     inputs: Inputs
     compositions: Tensor  # [B]
-    compositions_np: Ints = None  # type: ignore[assignment]  # `compositions` in NumPy; copied if missing
-    rows_np: Ints = None  # type: ignore[assignment]  # index of each image among all training images; 0..B-1 if missing
+    compositions_np: Ints = None  # type: ignore[assignment]  # in NumPy; copied if missing
+    rows_np: Ints = None  # type: ignore[assignment]  # `rows` in NumPy; 0..B-1 if missing
 
     def __post_init__(self) -> None:
         if self.compositions_np is None:
@@ -159,10 +159,10 @@ class Method(nn.Module, Generic[OptionsT]):
     the frozen encoder.
     """
 
-    Options: ClassVar[type[Options]] = Options  # by default the class in brackets: `class MyMethod(Method[MyOptions])`
-    required_inputs: ClassVar[tuple[str, ...]] = ("cls",)  # names that `needs` returns, unless they depend on options
+    Options: ClassVar[type[Options]] = Options  # or in brackets: `Method[MyOptions]`
+    required_inputs: ClassVar[tuple[str, ...]] = ("cls",)  # what `needs` returns
     growing: tuple[str, ...] = ()  # names of buffers whose length depends on data; set by `grow`
-    combines_runs: ClassVar[bool] = False  # whether the class combines finished runs, by CombinedOptions
+    combines_runs: ClassVar[bool] = False  # whether it combines finished runs
     checkpointing = False  # whether to recompute activations in the backward pass; set by training
 
     def __init_subclass__(cls, **arguments: Any) -> None:
@@ -187,7 +187,7 @@ class Method(nn.Module, Generic[OptionsT]):
         self.growing = (*self.growing, name)
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
-        for name in self.growing:  # torch compares shapes next: the first dimension alone may differ
+        for name in self.growing:  # only their first dimension may differ
             own = self.get_buffer(name)
             stored = state_dict.get(prefix + name)
             if stored is not None:
@@ -323,7 +323,7 @@ class StreamAdapter:
     """Base class of stream adapters, which adapt a trained method to unlabelled images."""
 
     Options: ClassVar[type[Options]] = Options
-    grid: ClassVar[Mapping[str, tuple[Any, ...]]] = {}  # option -> values that validation tries, from the first on
+    grid: ClassVar[Mapping[str, tuple[Any, ...]]] = {}  # option -> values to try
 
     def __init__(self, run: AdaptedRun, options: Any) -> None:
         self.run = run

@@ -28,7 +28,7 @@ from duplex.options import FinetuneOptions
 from duplex.system.threads import float32_arithmetic
 
 IMAGES = 256  # computed at once without gradients
-CONCEPT_FEATURES = ("cls", "cls_state", "cls_object")  # inputs that blocks with adapters of concepts compute
+CONCEPT_FEATURES = ("cls", "cls_state", "cls_object")  # of `concepts`
 FINETUNED_PREFIX = "blocks."  # of the names of the blocks' tensors in checkpoints and exports
 
 
@@ -124,7 +124,7 @@ class FinetunedBlocks(nn.Module):
                 from duplex.methods.augmentation import augment
 
                 x = augment(x, self.options.augment)
-            is_bf16 = self.precision == "bf16"  # no cache: within another autocast, it would keep a step's old weights
+            is_bf16 = self.precision == "bf16"  # no cache of a step's old weights
             with torch.autocast(self._device.type, torch.bfloat16, enabled=is_bf16, cache_enabled=False):
                 with torch.no_grad():
                     x = self._begin(x) if self._begin is not None and is_pixels else x.float()

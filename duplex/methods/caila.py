@@ -60,11 +60,7 @@ class CailaOptions(TextOptions):
 
 
 class ConceptAdapters(nn.Module):
-    """Three residual adapters: one each for features of compositions, of states and of objects.
-
-    With the option `adapter: blocks`, they return features unchanged: the towers' blocks have
-    adapters instead.
-    """
+    """Residual adapters for features of compositions, states, objects; none with `blocks`."""
 
     def __init__(self, dim: int, options: CailaOptions) -> None:
         super().__init__()
@@ -137,11 +133,7 @@ class Caila(TextMethod[CailaOptions]):
         return losses
 
     def shift_loss(self, z_s: Tensor, z_o: Tensor, compositions: Tensor, t: Tensor) -> Tensor:
-        """Mean cross-entropy of artificial images: a state feature plus another's object feature.
-
-        Only those whose composition is seen count; 0 if there are none. `t`: text features of the
-        seen compositions.
-        """
+        """Mean cross-entropy of artificial images of seen pairs, with text features `t`."""
         images = unit(z_s + z_o.roll(-1, 0))
         m, n = self.primitives(compositions)
         label = m * len(self.labels.objects) + n.roll(-1, 0)

@@ -86,11 +86,7 @@ def state_specificity(labels: LabelSpace) -> Tensor:
 
 
 def specificity_pairs(labels: LabelSpace) -> tuple[Tensor, Tensor]:
-    """All R combinations of two seen pairs with one object and states of different specificity.
-
-    Returns positions in `labels.pairs["train"]`: [R] for the more specific states, and [R] for the
-    less specific.
-    """
+    """Seen pairs with the same object: [R] with the more specific state, [R] others."""
     seen = torch.as_tensor(labels.pairs["train"])
     n = len(labels.objects)
     d = state_specificity(labels)[seen // n]

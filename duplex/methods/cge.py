@@ -47,11 +47,7 @@ class NodeFeatures(NamedTuple):
 
 
 class CompositionGraph(nn.Module):
-    """Graph of states, objects and compositions that averages features over neighbours.
-
-    weights: of the messages that compositions send [C]; 1, unless Co-CGE sets them in the open
-        world.
-    """
+    """Graph of words and pairs, averages over neighbours; `weights` [C]: of pairs' messages."""
 
     weights: Tensor
 
@@ -124,7 +120,7 @@ def mean_pairs(states: Tensor, objects: Tensor, columns: CompositionIndex) -> Te
 
 @dataclass(frozen=True)
 class CgeOptions(WordOptions):
-    layers: Natural = 2  # graph convolutions; 0: a composition's embedding is the mean of its words
+    layers: Natural = 2  # graph convolutions; 0: embeddings are means of words
     width: Count = 4096  # outputs of every convolution but the last
     out: Count = 512  # outputs of the last convolution
     image_layers: Natural = 2  # hidden layers of the image head; 0: a linear map

@@ -55,7 +55,7 @@ class CgeVisual(GraphHead[CgeVisualOptions]):
         self.embed_s = nn.Linear(self.words.width, dim)
         self.embed_o = nn.Linear(self.words.width, dim)
         self.candidates = CandidateSet.of(labels, context.world, "train")
-        self._pending: RefinedPrototypes | None = None  # prototypes refined by `losses`, written by `after_batch`
+        self._pending: RefinedPrototypes | None = None  # by `losses`, for `after_batch`
 
     def start(self, train: Batch) -> None:
         self.codebook.start(unit(train.cls), train.compositions, seen=True)

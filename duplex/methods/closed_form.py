@@ -49,14 +49,14 @@ INITIAL_WEIGHTS = {"semantic": 0.5, "factors": 0.5, "linear": 16.0, "gaussian_fa
 class ClosedFormOptions(PathOptions):
     """Options of `kind: closed_form`; by default, the score multiplies powers of probabilities."""
 
-    # of the prompts; without any (inference has neither semantic nor factors) of heads: state, object, composition
+    # of prompts; of heads if inference has neither semantic nor factors: state, object, composition
     losses: tuple[Literal["state", "object", "semantic", "composition"], ...] = ("state", "object", "semantic")
-    inference: tuple[Term, ...] = ("semantic", "factors", "gaussian")  # score terms that are combined
-    fusion: Literal["product", "sum"] = "product"  # of the score terms: powers multiplied, or weighted terms added
-    weights: tuple[NonNegative, ...] | None = None  # one per term of `inference`, in order; null: validation chooses
+    inference: tuple[Term, ...] = ("semantic", "factors", "gaussian")  # score terms
+    fusion: Literal["product", "sum"] = "product"  # powers multiplied, or weighted terms added
+    weights: tuple[NonNegative, ...] | None = None  # one per term; null: by validation
     ridge: Positive = 0.1  # number of images at which the effect of a state is shrunk by half
-    shrinkage: Positive | None = None  # number of images at which a pair's mean is shrunk by half; null: by likelihood
-    interactions: NonNegative | None = 0.0  # variance that pairs of similar words share; 0: none; null: by likelihood
+    shrinkage: Positive | None = None  # the same of a pair's mean; null: by likelihood
+    interactions: NonNegative | None = 0.0  # variance shared by similar words; null: by likelihood
     prior: bool = True  # whether pairs with more training images get higher scores
     added_variance: NonNegative = 0.0  # share of the mean variance that is added to the covariance
 

@@ -54,7 +54,7 @@ class ClusPro(ThreePaths[ClusProOptions]):
         super().__init__(context, options)
         for name, count in {"states": len(context.labels.states), "objects": len(context.labels.objects)}.items():
             self.register_buffer(name, normalize(torch.randn(count, options.clusters, context.dim), dim=-1))
-        self._pending: dict[str, Tensor] = {}  # prototypes moved by `losses`, to be written by `after_batch`
+        self._pending: dict[str, Tensor] = {}  # moved by `losses`, for `after_batch`
 
     @torch.no_grad()
     def start(self, train: Batch) -> None:
@@ -114,12 +114,7 @@ def initial_clusters(z: Tensor, groups: Tensor, rows: Tensor) -> Tensor:
 
 
 def assign_clusters(z: Tensor, groups: Tensor, rows: Tensor) -> Tensor:
-    """Assign each image to a prototype of its group, from 0 to K - 1, by optimal transport.
-
-    z: image features [B, d].
-    groups: the state (or object) of each image [B].
-    rows: prototypes of all groups [G, K, d].
-    """
+    """Assign each image of group `groups` [B] to one of its prototypes, of `rows` [G, K, d]."""
     similarity = torch.bmm(rows.index_select(0, groups), z[:, :, None].to(rows))[..., 0]  # [B, K]
     return balanced_assignment(similarity, groups, len(rows)).argmax(1)
 
@@ -129,17 +124,13 @@ def balanced_assignment(similarity: Tensor, groups: Tensor, count: int) -> Tenso
     log = similarity / SHARPNESS
     for _ in range(ROUNDS):
         masses = log.new_zeros(count, log.shape[1]).index_add(0, groups, log.exp())
-        log = log - masses.log().index_select(0, groups)  # the same mass for each prototype of a group
+        log = log - masses.log().index_select(0, groups)  # equal masses
         log = log - log.logsumexp(1, keepdim=True)  # the same mass for each image
     return log.exp()
 
 
 def updated_clusters(rows: Tensor, z: Tensor, groups: Tensor, cluster: Tensor, momentum: float) -> Tensor:
-    """Prototypes [G, K, d]: `rows` moved towards the mean features `z` of their images.
-
-    cluster: number, 0 to K - 1, of each image's prototype in its group [B].
-    momentum: weight of the old prototypes.
-    """
+    """`rows` [G, K, d] moved to mean features of their images; `momentum`: of old ones."""
     count, clusters, dim = rows.shape
     place = groups * clusters + cluster
     sums = rows.new_zeros(count * clusters, dim).index_add(0, place, z.to(rows))

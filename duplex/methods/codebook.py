@@ -158,7 +158,7 @@ class Codebook(nn.Module):
         return lambda z, scale: scale * (z @ rows.T)
 
     def _logits_by_sums(self, candidates: Ints | None) -> Logits:
-        if candidates is None:  # stored prototypes in the order of memory, so that they are not copied
+        if candidates is None:  # in the order of memory, so that none is copied
             (place,) = copy_to_device(self._stored.device, self._known[np.argsort(self._slots)])
             inverse = self.inverse_lengths()
             stored = self._stored[: self.stored_count]
@@ -217,11 +217,7 @@ class Codebook(nn.Module):
 
 
 class TrainedCodebook(nn.Module):
-    """A codebook whose prototypes are trained by gradients, and changed by refinement.
-
-    Training starts at the prototypes of `initial`; if `anchored`, every refinement starts at these
-    as well.
-    """
+    """A codebook trained by gradients and refinement, from the prototypes of `initial` on."""
 
     def __init__(self, labels: LabelSpace, initial: Codebook, *, anchored: bool) -> None:
         super().__init__()

@@ -40,7 +40,7 @@ from duplex.options import Count, NonNegative, Share, Template
 
 @dataclass(frozen=True)
 class DfspOptions(TextOptions):
-    fusion: Literal["t2i", "i2t", "bif", "none"] = "t2i"  # text to image, image to text, both directions, or none
+    fusion: Literal["t2i", "i2t", "bif", "none"] = "t2i"  # text to image, image to text, both
     heads: Count = 4  # heads of the cross-attention
     primitives: NonNegative = 0.01  # weight alpha of L_st+obj
     plain: NonNegative = 0.1  # weight beta of L_spm
@@ -67,7 +67,8 @@ class Dfsp(TextMethod[DfspOptions]):
         token_width = context.inputs["patch"][1] if options.fusion != "none" else 0
         if options.fuses_images:
             self.project = nn.Linear(token_width, dim)  # W
-            self.to_image, self.to_itself = CrossBlock(dim, dim, heads), CrossBlock(dim, dim, heads)  # B_1, B_2
+            self.to_image = CrossBlock(dim, dim, heads)  # B_1
+        self.to_itself = CrossBlock(dim, dim, heads)  # B_2
         if options.fuses_text:
             self.to_text = CrossBlock(dim, token_width, heads)
             self.compose = zero_initialised(nn.Linear(dim, dim))

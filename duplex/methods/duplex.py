@@ -232,12 +232,12 @@ def message_sums(
     if kind == "counterfactual":
         return _counterfactual_sums(nodes, candidates, fusion, by_label=reading.counterfactuals == "labels")
     if kind == "state":
-        p = nodes.p_s.index_select(1, candidates.states) / candidates.partners_s  # p(s_m|x_i) / |O_cand(m)|  [B, S]
+        p = nodes.p_s.index_select(1, candidates.states) / candidates.partners_s  # [B, S]
         z = nodes.z_s
         own = candidates.state_of
         place = candidates.row  # of each candidate's state [C]
     else:
-        p = nodes.p_o.index_select(1, candidates.objects) / candidates.partners_o  # p(o_n|x_j) / |S_cand(n)|  [B, O]
+        p = nodes.p_o.index_select(1, candidates.objects) / candidates.partners_o  # [B, O]
         z = nodes.z_o
         own = candidates.object_of
         place = candidates.column  # of its object [C]
@@ -251,7 +251,7 @@ def _counterfactual_sums(
 ) -> tuple[Tensor, Tensor]:
     label_s = nodes.p_s.gather(1, nodes.states[:, None])[:, 0]  # p(s_{m_i}|x_i) [B]
     label_o = nodes.p_o.gather(1, nodes.objects[:, None])[:, 0]  # p(o_{n_j}|x_j) [B]
-    if fusion is None:  # a feature plus another's difference from the average, in the space of the prototypes
+    if fusion is None:  # a feature plus another's difference from the mean
         a = nodes.z
         b = nodes.z - nodes.z.mean(0)
     else:
@@ -259,7 +259,7 @@ def _counterfactual_sums(
     i = candidates.i
     j = candidates.j
     cell = candidates.cell
-    if by_label:  # one pair (m, n) per candidate, of means over the images of the state m and of the object n
+    if by_label:  # one pair (m, n) per candidate, of means over their images
         a, b = candidates.means_by_state(a), candidates.means_by_object(b)
         label_s, label_o = candidates.means_by_state(label_s), candidates.means_by_object(label_o)
         i = candidates.row
@@ -313,23 +313,23 @@ class DuplexOptions(PathOptions):
     """Options of `kind: duplex`, the Duplex paper's method; the defaults are the paper's choices."""
 
     # codebook (Eq. 10-11)
-    seen_rows: Literal["data", "random"] = "data"  # initial prototypes of training pairs: mean features, or random
-    unseen_rows: Literal["compose", "random"] = "compose"  # of other pairs: composed of means, or random
-    rows: Literal["initial", "recomputed"] = "initial"  # recomputed: computed again after each epoch
+    seen_rows: Literal["data", "random"] = "data"  # of training pairs: mean features, or random
+    unseen_rows: Literal["compose", "random"] = "compose"  # of other pairs: composed
+    rows: Literal["initial", "recomputed"] = "initial"  # recomputed: after each epoch
 
     # local graph and write-back (Eq. 12-19)
     graph: bool = True  # whether the local graph refines prototypes in training
     messages: tuple[Message, ...] = ("state", "object", "counterfactual")  # sources of messages
-    fusion: Literal["learned", "linear", "additive"] = "learned"  # counterfactuals: Eq. 11, without its relu, or sums
+    fusion: Literal["learned", "linear", "additive"] = "learned"  # Eq. 11, without its relu, or sums
     momentum: Share = 0.9  # lambda, the weight of a prototype's old value per refinement
-    blend: Literal["recursive", "anchored"] = "recursive"  # whether the old value is the current or the initial one
-    refine_over: Literal["world", "closed", "open"] = "world"  # whose candidates training refines; world: the method's
+    blend: Literal["recursive", "anchored"] = "recursive"  # old value: current or initial
+    refine_over: Literal["world", "closed", "open"] = "world"  # whose candidates are refined
 
     # objective (Eq. 20) and inference (Eq. 21)
     losses: tuple[Literal["state", "object", "semantic", "visual"], ...] = ("state", "object", "semantic", "visual")
     inference: tuple[Literal["visual", "semantic", "factors"], ...] = ("visual", "semantic", "factors")
 
-    reading: Reading = option_field(default_factory=Reading)  # what the paper leaves open (`duplex methods duplex`)
+    reading: Reading = option_field(default_factory=Reading)  # what the paper leaves open
 
     def rules(self) -> Iterable[tuple[object, str]]:
         yield from super().rules()
@@ -403,9 +403,9 @@ class Duplex(PathSumMethod[DuplexOptions]):
         rectified = options.fusion == "learned"
         rank = reading.fusion_rank
         self.fusion = Fusion(dim, rectified=rectified, rank=rank) if learned else None
-        self.candidates = CandidateSet.of(labels, world, "train")  # C_tgt, whose prototypes training refines
+        self.candidates = CandidateSet.of(labels, world, "train")  # C_tgt, to refine
         self.classes = self.candidates if every is None else CandidateSet.of(labels, "open", "train")  # of L_c^h
-        self.pending: RefinedPrototypes | None = None  # set by `losses`, written to the codebook by `after_batch`
+        self.pending: RefinedPrototypes | None = None  # by `losses`, for `after_batch`
 
     def start(self, train: Batch) -> None:
         self.codebook.start(unit(train.cls), train.compositions, seen=self.options.seen_rows == "data")

@@ -32,10 +32,7 @@ CHUNK = 2**24  # numbers in memory at once in inference
 
 
 class SeenMethod(Method[OptionsT], Generic[OptionsT]):
-    """Base class of methods trained to choose among `train_candidates`, by default the seen pairs.
-
-    A subclass defines `score`, and `prepare`, which computes what does not depend on the image.
-    """
+    """Base class of methods trained to choose among `train_candidates`, by default seen pairs."""
 
     def __init__(self, context: MethodContext, options: OptionsT) -> None:
         super().__init__(context, options)
@@ -73,18 +70,14 @@ class SeenMethod(Method[OptionsT], Generic[OptionsT]):
 class TextOptions(Options):
     """Option of all methods with encoded prompts: whether scores are probabilities or logits."""
 
-    score: Literal["probability", "logit"] = "probability"  # a composition's part of the score: p(c|x) or its logit
+    score: Literal["probability", "logit"] = "probability"  # p(c|x) or its logit
 
 
 TextOptionsT = TypeVar("TextOptionsT", bound=TextOptions)
 
 
 class TextMethod(SeenMethod[TextOptionsT], Generic[TextOptionsT]):
-    """Base class of methods that compare features with prompts, at the temperature `1 / scale`.
-
-    Unless a subclass differs, the score is the softmax of the candidates' logits or, with `score:
-    logit`, the logit.
-    """
+    """Base class of methods with prompts, at the temperature `1 / scale`."""
 
     required_inputs: ClassVar[tuple[str, ...]] = ("cls", "text")
 
@@ -245,7 +238,7 @@ class ThreePathOptions(TextOptions):
     """Options of methods with three paths: networks, loss weights, the score, the template."""
 
     adapter: Literal["none", "feature"] = "feature"  # feature: a bottleneck on the cached feature
-    disentangler: Literal["plain", "batch_norm"] = "plain"  # batch_norm: one layer, normed over the batch, dropout 0.5
+    disentangler: Literal["plain", "batch_norm"] = "plain"  # batch_norm: one layer
     width: Count = 768  # hidden units of each plain disentangler
     primitives: NonNegative = 1.0  # weight of the losses of states and objects
     joined: Literal["product", "sum"] = "product"  # how the score joins p(s|x) and p(o|x)

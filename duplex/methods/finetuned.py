@@ -47,10 +47,7 @@ def with_finetuned_features(function: Callable[[Inputs], Any], blocks: Finetuned
 
 
 class WithFinetuning(Method[Options]):
-    """Trains a method together with the last blocks of the image tower; one state dict holds both.
-
-    With `finetune.text`, adapters in the method's text tower are trained, too.
-    """
+    """Trains a method together with blocks of the image tower and adapters of the text tower."""
 
     def __init__(self, method: Method[Any], blocks: FinetunedBlocks) -> None:
         super().__init__(method.context, method.options)
@@ -136,7 +133,7 @@ class WithFinetuning(Method[Options]):
 
     def portable(self, candidates: Ints) -> dict[str, Tensor] | None:
         if self.text is not None or isinstance(self.blocks.trained, ConceptBottlenecks):
-            return None  # an export has one feature per image, and encodes added prompts with the frozen text tower
+            return None  # an export has one feature per image and a frozen text tower
         tensors = self.method.portable(candidates)
         blocks = {f"{FINETUNED_PREFIX}{name}": value.detach() for name, value in self.blocks.state_dict().items()}
         return None if tensors is None else {**tensors, **blocks}

@@ -46,7 +46,7 @@ ROWS = 1 << 14  # candidates up to which scores are products with prototypes; be
 CELLS = 1 << 22  # scores worked on at a time in outer sums
 Guess = tuple[float, float]  # log10 v, log10 tau
 FeatureScorer = Callable[[Tensor], Tensor]  # features z [B, d] -> g_c(z) [B, C]
-WordEmbeddings = tuple[Tensor, Tensor]  # text embeddings of the states [M, w] and of the objects [N, w]
+WordEmbeddings = tuple[Tensor, Tensor]  # of states [M, w], objects [N, w]
 Part = TypeVar("Part", bound="MovableTensors")
 
 
@@ -350,9 +350,9 @@ def _climb(height: Callable[[Guess], float], start: Guess, step: float = 1.0) ->
 class FitSettings:
     """Settings of the fit, in the module's symbols; None: chosen by the likelihood."""
 
-    ridge: float = 0.1  # number of images at which the effect of a state or object is shrunk by half
-    shrinkage: float | None = None  # k: number of images at which h_c is halfway from mu_mn to x_c; None: by likelihood
-    interactions: float | None = None  # tau, variance of the interactions; 0: no interactions; None: by likelihood
+    ridge: float = 0.1  # images at which the effect of a state or object is halved
+    shrinkage: float | None = None  # k, images at which h_c is halfway from mu_mn to x_c
+    interactions: float | None = None  # tau, their variance; 0: none
     prior: bool = True  # whether g_c includes log n_c of seen pairs
     added_variance: float = 0.0  # share of the mean variance that is added to the covariance
 
@@ -392,10 +392,7 @@ class ClosedForm(MovableTensors):
     def fit(
         cls, statistics: ClassStatistics, settings: FitSettings = FitSettings(), words: WordEmbeddings | None = None
     ) -> ClosedForm:
-        """Fit the classifier to statistics of training images; raises DuplexError without images.
-
-        words: word vectors of states and objects; if given, the model has interactions.
-        """
+        """Fit to statistics of training images; with word vectors `words`, it has interactions."""
         if not len(statistics.pairs):
             raise DuplexError("there is no readable training image; `duplex data check NAME` lists the unreadable ones")
         groups = statistics.by_pair()
@@ -478,7 +475,7 @@ class ClosedForm(MovableTensors):
             x = self._whiten(z)
             out = x.new_empty(len(x), len(candidates))
             by_s, by_o = x @ a.T, x @ b.T
-            for i in range(0, len(x), step):  # a few images at a time: their scores stay in the processor's cache
+            for i in range(0, len(x), step):  # few images, to stay in the processor's cache
                 some = slice(i, i + step)
                 cells = out[some].view(-1, m, n) if every else x.new_empty(len(x[some]), m, n)
                 torch.add(by_s[some, :, None], by_o[some, None], out=cells)
@@ -545,7 +542,7 @@ class HasStatistics(Protocol):
 class LinearDiscriminant(MovableTensors):
     """Linear discriminant analysis of G groups; a call returns their log probabilities [B, G]."""
 
-    weight: Tensor  # Sigma^-1 e [d, G], with e the differences of the groups' means from the mean of all images
+    weight: Tensor  # Sigma^-1 e [d, G], e: groups' means minus the mean of all images
     offset: Tensor  # [G]
 
     @classmethod
@@ -554,7 +551,7 @@ class LinearDiscriminant(MovableTensors):
         whitening = shared_whitening(groups)
         means = groups.means @ whitening  # [G, d]
         middle = (groups.counts @ means) / groups.counts.sum()
-        apart = means - middle  # where float32 loses least; the difference is the same for all groups
+        apart = means - middle  # where float32 loses least
         apart[groups.counts == 0] = 0
         offset = groups.counts.clamp(min=1).log() - 0.5 * (apart * apart).sum(1) - apart @ middle
         return cls(whitening @ apart.T, offset)

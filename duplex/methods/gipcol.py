@@ -43,8 +43,8 @@ class GipcolOptions(TextOptions):
     layers: Count = 2  # graph convolutions
     width: Count = 1024  # outputs of every convolution but the last
     dropout: Rate = 0.5  # in the graph network
-    words: Literal["added", "replaced"] = "added"  # whether G's output is added to s and o, or replaces fixed ones
-    network_rate: LearningRate | None = None  # learning rate of the graph network; null: that of training
+    words: Literal["added", "replaced"] = "added"  # G's output is added to s, o, or replaces them
+    network_rate: LearningRate | None = None  # of the graph network; null: that of training
     network_decay: Rate | None = None  # its weight decay; null: that of training
 
     def rules(self) -> Iterable[tuple[object, str]]:

@@ -62,12 +62,7 @@ class PrimitiveHead(nn.Module):
         return torch.ones_like(difference).scatter(1, worst, 0.0).index_select(0, labels)
 
     def forward(self, f: Tensor, labels: Tensor, domains: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Losses of embeddings `f` [B, e]: cross-entropies, those with masked channels, `L_grad`.
-
-        labels: what is classified: the images' states [B], or their objects.
-        domains: the images' objects [B], or states; partners share the label and differ in the
-            domain.
-        """
+        """Losses of `f` [B, e]; partners share one of `labels` [B] and differ in `domains` [B]."""
         partner, paired = next_partner_in_batch((labels[:, None] == labels) & (domains[:, None] != domains))
         weights = paired.to(f) / paired.sum().clamp(min=1)  # for means over images with a partner
         h = self.head(f)

@@ -40,7 +40,7 @@ class KgSpOptions(Options):
     layers: Natural = 2  # hidden layers of each classifier
     width: Count = 768  # hidden units of each classifier
     dropout: Rate = 0.5  # in each classifier
-    pseudo_labels: bool = False  # whether an unknown state or object has a loss too, by word vectors
+    pseudo_labels: bool = False  # a loss for unknown words too, by word vectors
 
 
 class KgSp(SeenMethod[KgSpOptions]):

@@ -105,10 +105,7 @@ class FactorNetworks(nn.Module):
 
 
 class Fusion(nn.Module):
-    """Fuses factors: `normalise(relu(M_s z^s + M_o z^o))` (Eq. 11); relu only if `rectified`.
-
-    rank: if given, `M_s` and `M_o` have this rank: each is a product of two matrices.
-    """
+    """Fuses factors: `normalise(relu(M_s z^s + M_o z^o))` (Eq. 11); `rank`: of M_s and M_o."""
 
     def __init__(self, dim: int, *, rectified: bool = True, rank: int | None = None) -> None:
         super().__init__()

@@ -40,7 +40,7 @@ ROUNDS = 20  # of the iteration for the mean
 @dataclass(frozen=True)
 class LdeOptions(TextOptions):
     space: Literal["linear", "sphere"] = "linear"  # LDE's or GDE's decomposition
-    source: Literal["text", "images"] = "text"  # decomposed features: of prompts, or training images
+    source: Literal["text", "images"] = "text"  # of prompts, or training images
     template: Template = TEMPLATE  # words before the names in the prompts
 
 
@@ -73,10 +73,7 @@ class Lde(TextMethod[LdeOptions]):
         self.decompose(unit(train.cls), train.compositions, 1 / counts[inverse].to(self.centre))
 
     def decompose(self, u: Tensor, compositions: Tensor, weights: Tensor) -> None:
-        """Compute and store ideal words of unit features `u` [n, d] of `compositions` [n].
-
-        A state or object without features gets zeros.
-        """
+        """Store ideal words of unit features `u` [n, d] of `compositions` [n]; 0 without any."""
         weights = weights.to(u)
         compositions = compositions.to(u.device)
         if self.options.space == "linear":

@@ -37,7 +37,7 @@ MOST_STEPS = 3000
 
 @dataclass(frozen=True)
 class LinearOptions(Options):
-    over: Literal["primitives", "pairs"] = "primitives"  # classes: states and objects, or seen pairs
+    over: Literal["primitives", "pairs"] = "primitives"  # states and objects, or seen pairs
     l2: Positive | None = None  # strength of the regularisation; null: chosen by validation
 
 
@@ -116,15 +116,10 @@ class Linear(Method[LinearOptions]):
 
 @torch.enable_grad()
 def fit_logistic(z: Tensor, classes: Tensor, size: int, strengths: Sequence[float], name: str) -> Iterator[Tensor]:
-    """Fit with each of the L2 `strengths`; yields weights and offsets [d + 1, size].
-
-    z: features of the training images [B, d], in float64.
-    classes: each image's class, below `size` [B].
-    name: what error messages call the classes.
-    """
+    """Fit to `z` [B, d] with each of `strengths`; yields weights and offsets [d + 1, size]."""
     if len(classes.unique()) < 2:
         raise UsageError(f"linear needs training images of two or more {name}, but all show one; use another method")
-    x = torch.cat([z - z.mean(0), z.new_ones(len(z), 1)], 1)  # centred: the same minimum in fewer steps
+    x = torch.cat([z - z.mean(0), z.new_ones(len(z), 1)], 1)  # centred: fewer steps
     w = z.new_zeros(x.shape[1], size, requires_grad=True)
     settings: dict[str, Any] = {"tolerance_grad": TOLERANCE, "tolerance_change": 0, "line_search_fn": "strong_wolfe"}
     for l2 in strengths:

@@ -83,7 +83,7 @@ def exclusion_rules(labels: LabelSpace) -> tuple[RuleTables, RuleTables]:
 @dataclass(frozen=True)
 class LogicOptions(ThreePathOptions):
     rules_weight: NonNegative = 1.0  # weight of both losses by rules; 0: the three paths alone
-    rules_written: tuple[str, ...] = ()  # such as `state: ripe excludes unripe`; empty: derived from training labels
+    rules_written: tuple[str, ...] = ()  # as `state: ripe excludes unripe`; empty: from labels
 
     def rules(self) -> Iterable[tuple[object, str]]:
         yield from super().rules()
@@ -131,10 +131,5 @@ class LogicZsl(ThreePaths[LogicOptions]):
 
 
 def violation(p: Tensor, q: Tensor, excludes: Tensor, implies: Tensor) -> Tensor:
-    """The amount [B] by which each image's probabilities break the rules.
-
-    p: probabilities [B, N] of the words, used on the left of rules.
-    q: probabilities [B, N] of the words, used on the right.
-    excludes, implies: the tables of `RuleTables`.
-    """
+    """How much probabilities `p` (left of rules) and `q` (right) [B, N] break the rules [B]."""
     return ((p @ excludes) * q).sum(1) + ((p @ implies) * (1 - q)).sum(1)

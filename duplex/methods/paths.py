@@ -34,16 +34,16 @@ class PathOptions(Options):
 
     # prompts (Eq. 1-2, 6-7)
     context: Literal["learned", "fixed"] = "learned"  # vectors before the names in a prompt
-    vocabulary: Literal["learned", "fixed"] = "learned"  # vectors of the names of states and objects
-    paths: Literal["composition", "three"] = "three"  # prompts of compositions alone, or of states and objects as well
+    vocabulary: Literal["learned", "fixed"] = "learned"  # vectors of the names
+    paths: Literal["composition", "three"] = "three"  # three: also states, objects
     template: Template = TEMPLATE  # the K context tokens, or their initial values
 
     # visual factors (Eq. 3-5, 8-9)
-    adapter: Literal["none", "feature"] = "feature"  # feature: a residual bottleneck after the cached feature
+    adapter: Literal["none", "feature"] = "feature"  # feature: a residual bottleneck
     adapter_width: Count = 64  # hidden units of the bottleneck
     adapter_dropout: Rate = 0.1
     adapter_scale: float = 0.1  # factor of the bottleneck's output
-    disentangler: Literal["plain", "residual"] = "plain"  # residual: a disentangler adds its input to its output
+    disentangler: Literal["plain", "residual"] = "plain"  # residual: adds its input
     width: Count = 768  # hidden units of each disentangler
 
     # the classes of the semantic loss L_c^t: the training compositions, or all candidates
@@ -154,11 +154,7 @@ class Paths(nn.Module):
     def losses(
         self, z: Tensor, compositions: Tensor, t: Prototypes, names: Collection[str], with_factors: bool = False
     ) -> tuple[dict[str, Tensor], FactorPosteriors | None]:
-        """Losses by name (`semantic`, `state`, `object`) of those in `names`, and the factors.
-
-        The factors, with their posteriors, are None if neither a loss nor `with_factors` asks for
-        them.
-        """
+        """Losses in `names` (`semantic`, `state`, `object`), and factors if needed."""
         losses: dict[str, Tensor] = {}
         if "semantic" in names:
             positions = torch.searchsorted(self.negatives, compositions)

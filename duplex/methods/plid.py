@@ -50,7 +50,7 @@ class PlidOptions(TextOptions):
     templates: Templates = TEMPLATES  # words before the names in the descriptions
     margin: bool = True  # whether the losses have margins m from the covariance
     mix: Annotated[float, Field(gt=0, lt=1)] = 0.1  # mean of b, the weight of primitives' logits
-    smoothing: Share = 0.0  # target weight of the seen pairs that share the label's state, but not its object
+    smoothing: Share = 0.0  # target weight of pairs with the label's state
     primitives: NonNegative = 0.1  # weight w of the primitives' losses
     width: Count = 768  # hidden units of each disentangler
     template: Template = TEMPLATE  # words whose tokens initialise the learned context
@@ -181,11 +181,6 @@ class Plid(TextMethod[PlidOptions]):
 
 
 def sample_deviations(mean: Tensor, described: Tensor) -> Tensor:
-    """Differences [C, D, d] between samples of each class's text feature and their mean.
-
-    mean: text feature [C, d] of each class (composition, state or object).
-    described: features of its descriptions [C, D, d]; the samples are `normalise(mean +
-        described)`.
-    """
+    """Samples `normalise(mean + described)` minus their mean [C, D, d], for each class."""
     samples = unit(mean[:, None] + described)
     return samples - samples.mean(1, keepdim=True)

@@ -31,7 +31,7 @@ from duplex.options import CombinedRunsOptions, refuse
 class ProductOptions(CombinedRunsOptions):
     """Options of `kind: product`: the methods whose runs are combined, and their weights."""
 
-    weights: Literal["equal", "tuned"] = "equal"  # one per method in `of`; tuned: by validation AUC
+    weights: Literal["equal", "tuned"] = "equal"  # of methods; tuned: by validation AUC
 
     def rules(self) -> Iterable[tuple[object, str]]:
         yield from super().rules()
@@ -53,14 +53,14 @@ class ProductMethod(Method[ProductOptions]):
                 f"a product of runs ({', '.join(options.of)}) is not trained itself; train these and, in params.yaml, "
                 "list the product under run.products, not run.methods"
             )
-        self._members = context.members  # no submodules: their tensors are in their own checkpoints
+        self._members = context.members  # no submodules: checkpoints of their own
         for member in self._members:
             member.requires_grad_(False)
         temperatures = [float(member["temperature"]) for member in options.members]
         self.register_buffer("temperatures", torch.tensor(temperatures, dtype=torch.float64))
         self.register_buffer("weights", torch.ones(len(options.of), dtype=torch.float64))
 
-    def _apply(self, fn: Any, recurse: bool = True) -> Any:  # moves the members to the product's device
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:  # moves members too
         for member in self._members:
             member._apply(fn, recurse)  # type: ignore[no-untyped-call]
         return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]

@@ -39,11 +39,11 @@ from duplex.options import Count, refuse
 class PromptOptions(PathOptions):
     """Options of `kind: prompts`: of prompts, loss and score, sampled classes, EVA's `maxima`."""
 
-    losses: tuple[Literal["state", "object", "semantic"], ...] = ("state", "object", "semantic")  # loss terms
+    losses: tuple[Literal["state", "object", "semantic"], ...] = ("state", "object", "semantic")
     inference: tuple[Literal["semantic", "factors"], ...] = ("semantic", "factors")  # score terms
-    sampled: Count | None = None  # random classes of the semantic loss per step, beside the images' own; null: all
-    score: Literal["probability", "logit"] = "probability"  # the term semantic: p(c|x) or its logit
-    maxima: bool = False  # states and objects also get the largest probability of their compositions, as in EVA
+    sampled: Count | None = None  # random classes of the semantic loss per step; null: all
+    score: Literal["probability", "logit"] = "probability"  # of semantic: p(c|x) or its logit
+    maxima: bool = False  # words also get their largest composition's probability (EVA)
 
     def rules(self) -> Iterable[tuple[object, str]]:
         yield from super().rules()

@@ -68,7 +68,7 @@ class Prompts(nn.Module):
         self.labels = labels
         self.paths = ("composition", "state", "object") if paths == "three" else ("composition",)
         self.vocabulary = vocabulary
-        self.__dict__["tower"] = tower  # no attribute of a module, so that the frozen tower is not part of the state
+        self.__dict__["tower"] = tower  # so that the frozen tower is not part of the state
         words = tower.embedding(torch.tensor(tower.tokens(template)))  # [K, width]
         names = [tower.tokens(prompt_name(name)) for name in (*labels.states, *labels.objects)]
         ends = tower.embedding(torch.tensor([tower.start, tower.end]))  # [2, width]
@@ -92,7 +92,7 @@ class Prompts(nn.Module):
             new = torch.from_numpy(~np.concatenate(labels.trained_words)).nonzero()[:, 0]
             self.fixed_rows = {"learned_rows": new - len(names)}  # counted from the table's end
 
-        # frozen rows (ends, context, names) come before learned ones (contexts, names); paths share a fixed context
+        # frozen rows (ends, context, names), then learned ones (contexts, names)
         first = 2 if context == "fixed" else len(self.frozen_rows)
         starts = [first + (0 if context == "fixed" else i * len(words)) for i in range(len(self.paths))]
         self.context_rows = {
@@ -106,7 +106,7 @@ class Prompts(nn.Module):
         # [M + N, longest]
         self.name_rows = np.where(tokens < np.array(lengths)[:, None], offsets[:, None] + tokens, -1)
         self._trees: tuple[tuple[object, ...], list[tuple[TextTower, PromptTree]]] | None = None
-        self._encoded: Tensor | None = None  # features of the tree's prompts, if none of them is learned
+        self._encoded: Tensor | None = None  # of the tree's prompts, if none is learned
 
     def lexicon(self) -> Tensor:
         if self.learned_rows is None:
@@ -132,7 +132,8 @@ class Prompts(nn.Module):
         body = np.concatenate([head, *(self.name_rows[column] for column in names)], axis=1)
         last = [*(self.state_end_rows if path == "state" else ()), 1]  # row 1 is the end token
         body = np.concatenate([body, np.tile(np.array(last, dtype=np.int64), (count, 1))], axis=1)
-        return np.take_along_axis(body, np.argsort(body < 0, axis=1, kind="stable"), axis=1)  # padding comes last
+        order = np.argsort(body < 0, axis=1, kind="stable")  # padding comes last
+        return np.take_along_axis(body, order, axis=1)
 
     def all_sequences(self, compositions: Ints) -> list[tuple[TextTower, Ints]]:
         """(text tower, prompts that it encodes); one entry, unless each path has its own tower."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from duplex.methods.base import Method, MethodContext
 
 GROUP = "duplex.methods"
-ARGUMENTS = {"data", "method", "seed", "world", "on_step", "on_epoch"}  # of `duplex.fit`, beside training options
+ARGUMENTS = {"data", "method", "seed", "world", "on_step", "on_epoch"}  # of `duplex.fit`
 KNOWN_NEEDS = ("cls", "patch", "text", "words")
 HINTS = {
     "text": "needs the text tower of the encoder that made the features, but there is none; give an encoder with one "
@@ -32,10 +32,10 @@ HINTS = {
     "patch": 'needs patch tokens, but there are none; load the images with tokens="patch" or, in a project, set '
     "extraction.tokens to patch in params.yaml and extract the features again (`duplex extract`)",
 }
-SCRIPTS = ("__main__", "__mp_main__")  # module of a running script, here and in the processes that it starts
+SCRIPTS = ("__main__", "__mp_main__")  # of a running script, also in its processes
 
 _temporary: dict[str, type[Method[Any]]] = {}
-_code: WeakKeyDictionary[type, str | None] = WeakKeyDictionary()  # hashes of methods' code when they were imported
+_code: WeakKeyDictionary[type, str | None] = WeakKeyDictionary()  # hashes of code
 
 
 class BrokenMethodError(DuplexError):
@@ -98,14 +98,14 @@ def _checked_options(kind: str, value: type[Method[Any]]) -> type[Method[Any]]:
     if not (isinstance(value.Options, type) and issubclass(value.Options, Options)):
         name = f"{value.__module__}:{value.__qualname__}"
         raise BrokenMethodError(f"method kind {kind!r}: {name}.Options must be a subclass of duplex.options.Options")
-    taken = {field.name for field in fields(TrainingOptions)} | ARGUMENTS  # `duplex.fit` would not pass these on
+    taken = {field.name for field in fields(TrainingOptions)} | ARGUMENTS  # by `duplex.fit`
     for field in fields(value.Options):
         if field.name in taken:
             name = f"its option {field.name!r}"
             raise BrokenMethodError(f"method kind {kind!r}: {name} is a setting of duplex.fit too; rename it")
     if value not in _code:  # before its file is edited
         code = plugin_hash(module_of(method_entry_point(kind)))
-        _code[value] = f"{code} {uuid4()}" if code == UNKNOWN_CODE else code  # known as long as the class lives
+        _code[value] = f"{code} {uuid4()}" if code == UNKNOWN_CODE else code  # while it lives
     return value
 
 
@@ -120,11 +120,7 @@ def parse_options(kind: str, record: Mapping[str, Any]) -> Options:
 
 
 def make_method(kind: str, options: Options, context: MethodContext) -> Method[Any]:
-    """Build a method, and with it the fine-tuned blocks if the context has some.
-
-    Raises `UsageError` if the context lacks a needed input, or has blocks although the method
-    trains nothing.
-    """
+    """Build a method, with its fine-tuned blocks if any; UsageError if an input is missing."""
     method_class = find_method(kind)
     for need in sorted(method_class.needs(options)):
         available = getattr(context, need) is not None if need in ("text", "words") else need in context.inputs

@@ -77,11 +77,7 @@ class Scen(EmbeddingHead[ScenOptions]):
         }
 
     def contrast(self, h: Tensor, same: Tensor, other: Tensor) -> Tensor:
-        """Contrastive loss of `h` [B, e]; `same`, `other`: the images' states and objects.
-
-        An image is pulled towards an image equal in `same`, and pushed away from images equal only
-        in `other`.
-        """
+        """Pull `h` [B, e] towards images equal in `same`, away from those equal in `other`."""
         positive, paired = next_partner_in_batch(same[:, None] == same)
         negative = (other[:, None] == other) & (same[:, None] != same)  # [B, B]
         counted = paired & negative.any(1)

@@ -44,11 +44,7 @@ def named_log_probabilities(t: Mapping[str, Any], x: Any, xp: Any) -> Iterator[t
 
 
 def gaussian_terms(t: Mapping[str, Any], x: Any, xp: Any) -> Iterator[tuple[str, Any]]:
-    """Yield (name, log probabilities [B, C]) of closed-form or logistic-regression terms.
-
-    By closed form, `gaussian` is log p(c|x) and `gaussian_factors` is log p(s|x) p(o|x). By
-    logistic regression, `linear` is log p(s|x) p(o|x) or, for a classifier of pairs, log p(c|x).
-    """
+    """Yield (name, log probabilities [B, C]) of closed-form or logistic-regression terms."""
     if "likelihood.rows" in t:
         whitened = x @ t["likelihood.whitening"] - t["effects.mean"]
         yield "gaussian", log_softmax(whitened @ t["likelihood.rows"].T + t["likelihood.offset"], xp)
@@ -66,20 +62,13 @@ def linear_log_posterior(t: Mapping[str, Any], name: str, x: Any, xp: Any) -> An
 
 
 def answer_logits(t: Mapping[str, Any], scores: Any, temperature: float, xp: Any) -> Any:
-    """Convert float64 scores to the candidates' log probabilities [B, C], up to a constant per image.
-
-    temperature: divides the log probabilities, before `t["log_prior"]` [C] is added; chosen on
-        validation images.
-    """
+    """Log probabilities of candidates [B, C], up to a constant per image, from float64 scores."""
     log_p = log_softmax(scores, xp) if "product" in t else xp.log(xp.clip(scores, LEAST, None))
     return log_p / temperature + t["log_prior"]
 
 
 def weighted_term(t: Mapping[str, Any], name: str, log_p: Any, xp: Any) -> Any:
-    """What the term `name` adds to the score [B, C]: its weight times `exp(log_p)`, or log.
-
-    In a model that multiplies its terms (`product`), it is the weight times `log_p` itself.
-    """
+    """The term's summand [B, C]: its weight times `exp(log_p)` or, in products, `log_p`."""
     term = log_p if "product" in t else xp.exp(log_p)
     return t[f"weights.{name}"] * term if f"weights.{name}" in t else term
 
@@ -105,11 +94,7 @@ def product_member_terms(t: Mapping[str, Any], x: Any, xp: Any, single: Any) -> 
 
 
 def score_terms(t: Mapping[str, Any], x: Any, xp: Any, single: Any = None) -> Iterator[tuple[str, Any]]:
-    """Yield (name, values [B, C]) of each summand of the score, for unit features `x`.
-
-    single: the features in float32 if `x` has another precision; closed form and classifiers use
-        them.
-    """
+    """Yield (name, summand of the scores [B, C]), for unit features `x`; `single`: in float32."""
     single = x if single is None else single
     yield from product_member_terms(t, x, xp, single)
     for terms, features in ((named_log_probabilities, x), (gaussian_terms, single)):

@@ -38,8 +38,10 @@ from duplex.methods.layers import unit
 from duplex.methods.portable import normalise_posterior_sums
 from duplex.options import Count, NonNegative, Options
 
-BETAS, EPSILON = (0.9, 0.999), 1e-3  # of AdamW
-MOST, TOP = 1 << 14, 16  # of more candidates, the first so many move that are among the best 16 of an image
+BETAS = (0.9, 0.999)  # of AdamW
+EPSILON = 1e-3
+MOST = 1 << 14  # of more candidates, only the first so many move
+TOP = 16  # that are among so many best of an image
 LEAST = 1e-38  # probability
 
 
@@ -75,7 +77,7 @@ class Tomcat(StreamAdapter):
             raise UnsuitableMethod(
                 f"tomcat adapts prompts, and {run.method.class_name} has none; choose a run with prompts"
             )
-        self.t = unit(parts.semantic(run.candidates[run.feasible]))  # of the candidates that compete [C, d]
+        self.t = unit(parts.semantic(run.candidates[run.feasible]))  # of candidates that compete
         self.features = features
         self.kappa = math.exp(run.method.context.tower.logit_scale)
         self.columns = torch.from_numpy(np.flatnonzero(run.feasible)).to(self.t.device)
@@ -87,7 +89,8 @@ class Tomcat(StreamAdapter):
         self.met = self.has_queue.clone()  # whether an image of the stream entered the queue
         self.queues: dict[int, list[tuple[float, Tensor]]] = {}  # (entropy, feature), by entropy
         self.offsets = self.t.new_zeros(2, rows, dim)  # dt, dv
-        self.mean, self.square = torch.zeros_like(self.offsets), torch.zeros_like(self.offsets)  # of AdamW
+        self.mean = torch.zeros_like(self.offsets)  # of AdamW
+        self.square = torch.zeros_like(self.offsets)
         self.steps = 0
         self.book: Codebook | None = None
         if options.warm:
@@ -140,7 +143,7 @@ class Tomcat(StreamAdapter):
         moved_t = unit(t + w[:, None] * offsets[0])
         shift = torch.zeros_like(base).index_add(0, rows, self.kappa * ((moved_t - unit(t)) @ z))
         log_p = (base + shift).detach().log_softmax(0)
-        for place in (rows == log_p.argmax()).nonzero()[:, 0].tolist():  # none if the table is full
+        for place in (rows == log_p.argmax()).nonzero()[:, 0].tolist():  # none if full
             self._enqueue(place, float(_entropy(log_p)), z)
             self.met[place] = True
         listed = self.has_queue[: len(rows)].nonzero()[:, 0]
