@@ -23,7 +23,8 @@ from duplex.system.files import write_text
 SPLITS = ("train", "val", "test")
 World = Literal["closed", "open"]
 GROUPS = ("head", "medium", "tail", "unseen")  # of compositions by training frequency
-HEAD, HEAD_AND_MEDIUM = 0.2, 0.5  # shares of the seen compositions
+HEAD = 0.2  # share of the seen compositions
+HEAD_AND_MEDIUM = 0.5
 MAX_PAIRS = 1 << 30  # a mask over them takes a gigabyte
 WORLDS: tuple[World, ...] = ("closed", "open")
 Ints = NDArray[np.int64]
@@ -231,7 +232,9 @@ class CandidateSet:
 
     def contains(self, compositions: Ints) -> Bools:
         """Mask [n]: whether each of the `compositions` [n] is a candidate."""
-        return np.ones_like(compositions, bool) if self.listed is None else contains_sorted(self.listed, compositions)
+        if self.listed is None:
+            return np.ones_like(compositions, bool)
+        return contains_sorted(self.listed, compositions)
 
     def positions(self, compositions: Ints) -> Ints:
         """Positions of `compositions`, all of them candidates, in the sorted list."""

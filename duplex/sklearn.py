@@ -112,7 +112,7 @@ class CompositionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         return self
 
     def _update(self, X: Any, y: Any, classes: Any, *, first: bool) -> None:
-        """Add images to the sums (`first`: to empty sums); an error leaves earlier sums and settings as they were."""
+        # to the sums (`first`: to empty sums); an error leaves earlier sums and settings as they were
         options = EstimatorOptions(self.ridge, self.shrinkage, self.prior, self.bias)
         X, y = validate_data(self, X, y, reset=first, dtype=np.float64, multi_output=True)
         check_classification_targets(y)
@@ -207,7 +207,7 @@ class CompositionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         return float(np.average(right, weights=sample_weight))
 
     def _by_blocks(self, X: Any, reduce: Callable[[Tensor], Tensor]) -> Array:
-        """Apply `reduce` to the candidates' scores of one block of images after another, and join the results."""
+        # `reduce` of the candidates' scores, one block of images after another
         closed_form = self.fitted_closed_form()
         X = validate_data(self, X, reset=False, dtype=np.float64)
         scorer = closed_form.scorer(self.candidate_numbers_)

@@ -108,7 +108,8 @@ def small_batch(count: int, seed: int = 0, split: str = "train") -> Batch:
     random = torch.Generator().manual_seed(seed)
     listed = torch.as_tensor(labels.pairs[split])
     compositions = listed[torch.arange(count) % len(listed)]
-    centres = normalize(torch.randn(labels.size, _tower().dim, generator=torch.Generator().manual_seed(99)), dim=-1)
+    other = torch.Generator().manual_seed(99)
+    centres = normalize(torch.randn(labels.size, _tower().dim, generator=other), dim=-1)
     z = centres[compositions] + 0.02 * torch.randn(count, _tower().dim, generator=random)
     patches = torch.randn(count, PATCHES, WIDTH, generator=random).half()
     return Batch({"cls": z, "patch": patches}, compositions)

@@ -31,9 +31,9 @@ from duplex.training.scoring import (
     SplitScorer,
     Validation,
     calibrate,
+    choose_options,
     feasible_compositions,
     score_split,
-    tune,
 )
 from tests.conftest import AVAILABLE
 from tests.methods.world import DIM, small_tower
@@ -100,7 +100,7 @@ class LifeCycle:
 
     def saved(self, method: Method[Any], path: Path) -> TrainingRecord:
         val = self.examples("val", 12)
-        tune(method, val, LABELS)
+        choose_options(method, val, LABELS)
         chosen: dict[str, Calibration] = {
             world: calibrate(method, val, LABELS, world, self.context.words, 5)[0] for world in WORLDS
         }

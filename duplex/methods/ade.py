@@ -2,7 +2,7 @@
 
 Hao et al., "Learning Attention as Disentangler for Compositional Zero-Shot Learning", CVPR 2023.
 
-    v_c = A_c(x, x),  v_s = A_s(x, x),  v_o = A_o(x, x)                                       to recognise an image
+    v_c = A_c(x, x),  v_s = A_s(x, x),  v_o = A_o(x, x)              to recognise an image
     S   = cos_c + a cos_s cos_o                                                               its score
     L   = CE(v_c) + CE(A_s(x, y_s)) + CE(A_s(y_s, x)) + CE(A_o(x, y_o)) + CE(A_o(y_o, x)) + w L_reg
     L_reg = D_s(x, y_s) + D_o(x, y_o) - D_s(x, y_o) - D_o(x, y_s)
@@ -130,7 +130,7 @@ class Ade(WordMethod[AdeOptions]):
 
     @staticmethod
     def map_distance(attend: ConceptAttention, z: Tensor, tokens: Tensor, partner: Tensor) -> Tensor:
-        """Mean distance between the attention maps of an image and its partner, each over the other's tokens."""
+        """Mean distance of the attention maps of image and partner, each over the other's tokens."""
         return distance(attend.weights(z, tokens[partner]), attend.weights(z[partner], tokens))
 
     def score(self, inputs: Inputs, candidates: CompositionIndex, prepared: Prototypes) -> Tensor:

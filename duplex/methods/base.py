@@ -109,8 +109,9 @@ class MethodContext:
         """
         if self.text is None:
             raise UsageError('a method that encodes prompts needs the text tower; its needs() must return "text" too')
-        listed = [templates] if isinstance(templates, str) else templates
-        encoded = [Prompts(self.labels, self.text, template=words).encode(compositions) for words in listed]
+        encoded = []
+        for template in [templates] if isinstance(templates, str) else templates:
+            encoded.append(Prompts(self.labels, self.text, template=template).encode(compositions))
         return Prototypes(*(unit(torch.stack(parts).mean(0)) for parts in zip(*encoded, strict=True)))
 
 
@@ -135,10 +136,11 @@ class Batch:
     def __getitem__(self, rows: Tensor) -> Batch:
         host_rows = rows.cpu().numpy()
         (device_rows,) = copy_to_device(self.compositions.device, host_rows)
-        inputs = {
-            name: values[device_rows if isinstance(values, Tensor) else rows] for name, values in self.inputs.items()
-        }
-        return Batch(inputs, self.compositions[device_rows], self.compositions_np[host_rows], self.rows_np[host_rows])
+        inputs = {}
+        for name, values in self.inputs.items():
+            inputs[name] = values[device_rows if isinstance(values, Tensor) else rows]
+        compositions = self.compositions[device_rows]
+        return Batch(inputs, compositions, self.compositions_np[host_rows], self.rows_np[host_rows])
 
     @property
     def rows(self) -> Tensor:
@@ -167,9 +169,10 @@ class Method(nn.Module, Generic[OptionsT]):
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)
-        for kind in (argument for base in cls.__dict__.get("__orig_bases__", ()) for argument in get_args(base)):
-            if "Options" not in cls.__dict__ and isinstance(kind, type) and issubclass(kind, Options):
-                cls.Options = kind
+        for base in cls.__dict__.get("__orig_bases__", ()):
+            for kind in get_args(base):
+                if "Options" not in cls.__dict__ and isinstance(kind, type) and issubclass(kind, Options):
+                    cls.Options = kind
 
     def __init__(self, context: MethodContext, options: OptionsT) -> None:
         super().__init__()

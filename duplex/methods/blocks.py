@@ -133,7 +133,8 @@ class FinetunedBlocks(nn.Module):
                 again = self.checkpointing and torch.is_grad_enabled()
                 run = partial(recompute, use_reentrant=False) if again else nn.Module.__call__
                 outputs = self.trained.outputs(x, list(self._blocks[self._frozen :]), run)
-                inputs = {name: self._end(x).float() for name, x in zip(CONCEPT_FEATURES, outputs, strict=False)}
+                named = zip(CONCEPT_FEATURES, outputs, strict=False)
+                inputs = {name: self._end(x).float() for name, x in named}
                 if self._tokens is not None:
                     inputs["patch"] = self._tokens(outputs[0]).float()
         return inputs
@@ -149,6 +150,6 @@ def add_text_adapters(tower: Any, options: FinetuneOptions) -> BlockAdapters:
     own = replace(options, adapter=options.text, text=None)
     trained = find_adapters(options.text)(cut.blocks, cut, [tower.width] * len(cut.blocks), own)
     if isinstance(trained, ConceptBottlenecks):
-        _, *others = trained.passes
-        tower.of_paths = {path: tower.with_blocks(each) for path, each in zip(("state", "object"), others, strict=True)}
+        _, states, objects = trained.passes
+        tower.of_paths = {"state": tower.with_blocks(states), "object": tower.with_blocks(objects)}
     return trained

@@ -5,7 +5,7 @@ Wang et al., "Learning Conditional Attributes for Compositional Zero-Shot Learni
     d_o = cos(f_o(x), w_o)                                                              an object's cosine
     beta = relu(MLP([w_(o_x); x]))
     e_s(x) = a_2 * W_2 relu(norm(a_1 * W_1 w_s)),    a_l = A_l beta
-    d_s = cos(f_s(x), e_s(x)),    d_c = cos(f_c(x), g(w_s, w_o))                        a state's, a composition's
+    d_s = cos(f_s(x), e_s(x)),    d_c = cos(f_c(x), g(w_s, w_o))           a state's, a composition's
     L = L_c + (L_s + L_o) / 2
     S = (1 - a) P_c + a P_s P_o,    P = (1 + d) / 2
 

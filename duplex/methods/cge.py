@@ -62,8 +62,10 @@ class CompositionGraph(nn.Module):
         m = self.columns.states
         n = self.columns.objects
         w = self.weights[:, None]
-        states = self._primitive_means(x.states, m, w * (x.objects.index_select(0, n) + x.compositions), self.sizes[0])
-        objects = self._primitive_means(x.objects, n, w * (x.states.index_select(0, m) + x.compositions), self.sizes[1])
+        to_states = w * (x.objects.index_select(0, n) + x.compositions)
+        states = self._primitive_means(x.states, m, to_states, self.sizes[0])
+        to_objects = w * (x.states.index_select(0, m) + x.compositions)
+        objects = self._primitive_means(x.objects, n, to_objects, self.sizes[1])
         return NodeFeatures(states, objects, self.composition_means(x, x.compositions, self.columns))
 
     def _primitive_means(self, rows: Tensor, group: Tensor, messages: Tensor, count: int) -> Tensor:
@@ -92,7 +94,8 @@ class GraphNetwork(nn.Module):
     def forward(self, states: Tensor, objects: Tensor) -> list[NodeFeatures]:
         features = [NodeFeatures(states, objects, mean_pairs(states, objects, self.graph.columns))]
         for depth in range(len(self.weights)):
-            means = self.graph.means(NodeFeatures(*(dropout(rows, self.rate, self.training) for rows in features[-1])))
+            dropped = [dropout(rows, self.rate, self.training) for rows in features[-1]]
+            means = self.graph.means(NodeFeatures(*dropped))
             features.append(NodeFeatures(*(self._layer(depth, rows) for rows in means)))
         return features
 
@@ -137,7 +140,8 @@ class GraphHead(EmbeddingHead[CgeOptionsT], Generic[CgeOptionsT]):
     def __init__(self, context: MethodContext, options: CgeOptionsT) -> None:
         super().__init__(context, options, trained_words=False)
         labels = context.labels
-        graph = CompositionGraph(labels.candidates(context.world, "train"), len(labels.states), len(labels.objects))
+        candidates = labels.candidates(context.world, "train")
+        graph = CompositionGraph(candidates, len(labels.states), len(labels.objects))
         word_width = self.words.width
         rate = options.dropout
         self.network = GraphNetwork(graph, word_width, options.width, options.out, options.layers, rate)

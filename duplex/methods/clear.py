@@ -51,8 +51,10 @@ class Clear(ThreePaths[ClearOptions]):
         states = len(context.labels.states)
         prompts = self.paths.prompts
         lexicon = self.paths.prompts.lexicon().detach()
-        paths = enumerate(("state", "object"), len(lexicon))  # the masks come after the lexicon
-        self._tree = PromptTree.of(np.array([[0, *prompts.context_rows[path], mask, 1] for mask, path in paths]))
+        rows = []
+        for mask, path in enumerate(("state", "object"), len(lexicon)):  # masks come after it
+            rows.append([0, *prompts.context_rows[path], mask, 1])
+        self._tree = PromptTree.of(np.array(rows))
         words = lexicon[torch.as_tensor(prompts.name_rows[:, 0])]
         self.masks = nn.Parameter(torch.stack([words[:states].mean(0), words[states:].mean(0)]))
         self.types = nn.Parameter(torch.zeros(2, dim))

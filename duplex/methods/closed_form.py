@@ -14,7 +14,8 @@ With `fusion: sum`, probabilities are added instead, as in the Duplex paper.
 
 Without prompts, `losses` train the heads and fine-tuned blocks of the image tower:
 
-    L = L_s + L_o + L_c,  p_l(s|x) ~ exp(f_s),  p_l(o|x) ~ exp(f_o),  p_l(c|x) ~ exp(f_s + f_o),  f = w . z / tau + b
+    L = L_s + L_o + L_c,   f = w . z / tau + b
+    p_l(s|x) ~ exp(f_s),   p_l(o|x) ~ exp(f_o),   p_l(c|x) ~ exp(f_s + f_o)
 
 * L_s, L_o: cross-entropies over all states and all objects;  L_c: over the seen compositions
 * z: unit feature;  w, b: weights of the heads, zero before training
@@ -130,10 +131,12 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
         labels = context.labels
         self.paths = Paths(labels, context.tower, options, context.world) if options.uses_text else None
         used = "linear" in options.inference or context.finetuned_blocks is not None
-        self.heads = LinearHeads(labels, context.dim) if used and self.paths is None and options.losses else None
+        has_heads = used and self.paths is None and options.losses
+        self.heads = LinearHeads(labels, context.dim) if has_heads else None
         seen = len(labels.pairs["train"])
         dim = context.dim
-        for name, shape in {"counts": (seen,), "sums": (seen, dim), "moment": (dim, dim), "chosen": (3,)}.items():
+        shapes = {"counts": (seen,), "sums": (seen, dim), "moment": (dim, dim), "chosen": (3,)}
+        for name, shape in shapes.items():
             self.register_buffer(name, torch.zeros(shape, dtype=torch.float64))
         weights = options.weights or tuple(INITIAL_WEIGHTS[term] for term in options.inference)
         self.register_buffer("weights", torch.tensor(weights, dtype=torch.float64))
@@ -150,13 +153,14 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
         return "linear" not in options.inference and super().scores_new_words(options)
 
     def start(self, train: Batch) -> None:
-        labels = self.labels
-        statistics = ClassStatistics.of(unit(train.cls), train.compositions, len(labels.states), len(labels.objects))
+        sizes = len(self.labels.states), len(self.labels.objects)
+        statistics = ClassStatistics.of(unit(train.cls), train.compositions, *sizes)
         place = torch.searchsorted(self._seen, statistics.pairs)
         counts = torch.zeros_like(self.counts).index_copy_(0, place, statistics.counts)
         sums = torch.zeros_like(self.sums).index_copy_(0, place, statistics.sums)
         measured = {"counts": counts, "sums": sums, "moment": statistics.moment}
-        if len(statistics.pairs) and all(torch.equal(getattr(self, name), new) for name, new in measured.items()):
+        same = all(torch.equal(getattr(self, name), new) for name, new in measured.items())
+        if same and len(statistics.pairs):
             return  # the features have not changed
         for name, new in measured.items():
             getattr(self, name).copy_(new)
@@ -194,7 +198,8 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
 
     def _settings(self, chosen: Sequence[float] | None = None) -> FitSettings:
         options = self.options
-        shrinkage, interactions, added = chosen or (options.shrinkage, options.interactions, options.added_variance)
+        given = (options.shrinkage, options.interactions, options.added_variance)
+        shrinkage, interactions, added = chosen or given
         return FitSettings(options.ridge, shrinkage, interactions, options.prior, added)
 
     def _fit(self, settings: FitSettings) -> ClosedForm:
@@ -235,7 +240,8 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
         return torch.no_grad()(lambda inputs: zip(names, self._weighted(terms(inputs), weights), strict=True))
 
     def probabilities(self, scores: Tensor) -> Tensor:
-        return super().probabilities(scores) if self.options.fusion == "product" else normalise_posterior_sums(scores)
+        is_product = self.options.fusion == "product"
+        return super().probabilities(scores) if is_product else normalise_posterior_sums(scores)
 
     def _weighted(self, terms: list[Tensor], weights: tuple[float, ...]) -> list[Tensor]:
         multiplies = self.options.fusion == "product"
@@ -255,7 +261,9 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
                 tensors[f"classifier.{group}.weight"] = head.weight.T.float() / TAU
                 tensors[f"classifier.{group}.offset"] = head.bias.detach().float()
         tensors |= {f"weights.{name}": weight for name, weight in zip(names, self.weights.float(), strict=True)}
-        return tensors | ({"product": torch.ones((), device=device)} if self.options.fusion == "product" else {})
+        if self.options.fusion == "product":
+            tensors["product"] = torch.ones((), device=device)
+        return tensors
 
     def _log_terms(self, candidates: Ints) -> Callable[[Inputs], list[Tensor]]:
         names = self.options.inference

@@ -8,8 +8,8 @@ Qu et al., "Learning Clustering-based Prototypes for Compositional Zero-Shot Lea
     S = p(c|x) + p(s|x) p(o|x)
 
 * p: prototypes without gradients, K per state and K per object: cluster centres of z^s and z^o.
-  Optimal transport (Sinkhorn-Knopp) assigns a batch's images to prototypes of their state (object); the prototypes
-  then move by momentum towards the means of their images (Eq. 9)
+  Optimal transport (Sinkhorn-Knopp) assigns a batch's images to those of their state (object);
+  then they move by momentum towards the means of their images (Eq. 9)
 * p^+: the prototype that an image is assigned to;  sum_p: over all K (M + N) prototypes
 * HSIC: Hilbert-Schmidt criterion with linear kernels, squared norm of the cross-covariance
 * L_c, L_s, L_o, p(.|x): cross-entropies and posteriors by prompts on three paths
@@ -52,7 +52,8 @@ class ClusPro(ThreePaths[ClusProOptions]):
 
     def __init__(self, context: MethodContext, options: ClusProOptions) -> None:
         super().__init__(context, options)
-        for name, count in {"states": len(context.labels.states), "objects": len(context.labels.objects)}.items():
+        labels = context.labels
+        for name, count in (("states", len(labels.states)), ("objects", len(labels.objects))):
             self.register_buffer(name, normalize(torch.randn(count, options.clusters, context.dim), dim=-1))
         self._pending: dict[str, Tensor] = {}  # moved by `losses`, for `after_batch`
 
@@ -60,7 +61,8 @@ class ClusPro(ThreePaths[ClusProOptions]):
     def start(self, train: Batch) -> None:
         assert self.paths.factors is not None
         factors = self.paths.factors(self.paths.adapt(train.cls))
-        for name, z, group in zip(("states", "objects"), factors, self.primitives(train.compositions), strict=True):
+        groups = self.primitives(train.compositions)
+        for name, z, group in zip(("states", "objects"), factors, groups, strict=True):
             prototypes: Tensor = getattr(self, name)
             prototypes.copy_(initial_clusters(z, group, prototypes))
 

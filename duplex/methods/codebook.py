@@ -105,10 +105,12 @@ class Codebook(nn.Module):
         return len(self._known)
 
     def prototypes(self, compositions: Ints) -> Tensor:
-        numbers, place, slot = copy_to_device(self._stored.device, compositions, *self._find_stored(compositions))
+        found = self._find_stored(compositions)
+        numbers, place, slot = copy_to_device(self._stored.device, compositions, *found)
         if self.unseen == "random":
             if self._random is None:
-                drawn = torch.randn(self.labels.size, self.dim, generator=torch.Generator().manual_seed(int(self.seed)))
+                random = torch.Generator().manual_seed(int(self.seed))
+                drawn = torch.randn(self.labels.size, self.dim, generator=random)
                 self._random = normalize(drawn, dim=-1).to(self._stored)
             rows = self._random.index_select(0, numbers)
         else:
@@ -168,7 +170,8 @@ class Codebook(nn.Module):
 
         else:
             n = len(self.labels.objects)
-            numbers, place, slots = copy_to_device(self._stored.device, candidates, *self._find_stored(candidates))
+            found = self._find_stored(candidates)
+            numbers, place, slots = copy_to_device(self._stored.device, candidates, *found)
             states, objects = numbers // n, numbers % n
             blocks = zip(states.split(BLOCK), objects.split(BLOCK), strict=True)
             norms = [(self.mean_s[m] + self.mean_o[n] - self.mean_all).norm(dim=1) for m, n in blocks]
@@ -209,7 +212,8 @@ class Codebook(nn.Module):
         if not absent:
             known = state_dict.pop(f"{prefix}known")
             rows = state_dict.pop(f"{prefix}rows")
-            self._replace_stored(known.cpu().numpy().astype(np.int64), rows.detach().to(self._stored, copy=True))
+            numbers = known.cpu().numpy().astype(np.int64)
+            self._replace_stored(numbers, rows.detach().to(self._stored, copy=True))
         missing.extend(absent)
         self._inverse = None
         self._random = None

@@ -68,7 +68,7 @@ class Dfsp(TextMethod[DfspOptions]):
         if options.fuses_images:
             self.project = nn.Linear(token_width, dim)  # W
             self.to_image = CrossBlock(dim, dim, heads)  # B_1
-        self.to_itself = CrossBlock(dim, dim, heads)  # B_2
+            self.to_itself = CrossBlock(dim, dim, heads)  # B_2
         if options.fuses_text:
             self.to_text = CrossBlock(dim, token_width, heads)
             self.compose = zero_initialised(nn.Linear(dim, dim))
@@ -92,7 +92,8 @@ class Dfsp(TextMethod[DfspOptions]):
     def fused_texts(self, t: Prototypes, candidates: CompositionIndex, tokens: Tensor) -> Tensor:
         primitives, _ = self.to_text(torch.cat([t.states, t.objects]), tokens)  # [B, M + N, d]
         states, objects = primitives.split((len(t.states), len(t.objects)), dim=1)
-        composed = self.compose(states.index_select(1, candidates.states) * objects.index_select(1, candidates.objects))
+        by_state = states.index_select(1, candidates.states)
+        composed = self.compose(by_state * objects.index_select(1, candidates.objects))
         return unit(self.options.keep * t.compositions + (1 - self.options.keep) * composed)
 
     def fused_logits(self, z: Tensor, t: Prototypes, candidates: CompositionIndex, tokens: Tensor | None) -> Tensor:

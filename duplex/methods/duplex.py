@@ -404,7 +404,8 @@ class Duplex(PathSumMethod[DuplexOptions]):
         rank = reading.fusion_rank
         self.fusion = Fusion(dim, rectified=rectified, rank=rank) if learned else None
         self.candidates = CandidateSet.of(labels, world, "train")  # C_tgt, to refine
-        self.classes = self.candidates if every is None else CandidateSet.of(labels, "open", "train")  # of L_c^h
+        classes_world = world if every is None else "open"
+        self.classes = CandidateSet.of(labels, classes_world, "train")  # of L_c^h
         self.pending: RefinedPrototypes | None = None  # by `losses`, for `after_batch`
 
     def start(self, train: Batch) -> None:
@@ -492,7 +493,8 @@ class Duplex(PathSumMethod[DuplexOptions]):
         return tensors
 
     def inspectable(self) -> Inspectable:
-        return replace(super().inspectable(), visual=torch.no_grad()(self.codebook.prototypes), fuse=self.fusion)
+        visual = torch.no_grad()(self.codebook.prototypes)
+        return replace(super().inspectable(), visual=visual, fuse=self.fusion)
 
     def summary(self) -> dict[str, int]:
         values = 0 if isinstance(self.codebook, TrainedCodebook) else self.labels.size * self.codebook.dim

@@ -97,13 +97,14 @@ class TextMethod(SeenMethod[TextOptionsT], Generic[TextOptionsT]):
         return logits if self.options.score == "logit" else logits.softmax(-1)
 
     def probabilities(self, scores: Tensor) -> Tensor:
-        return super().probabilities(scores) if self.options.score == "logit" else normalise_posterior_sums(scores)
+        is_logit = self.options.score == "logit"
+        return super().probabilities(scores) if is_logit else normalise_posterior_sums(scores)
 
     def soft_prompts(self, template: str) -> Prompts:
         """Prompts of a learned prefix, at first `template`, and a learned vector per word."""
-        labels = self.labels
+        learned: dict[str, Any] = {"context": "learned", "vocabulary": "learned"}
         tower = self.context.tower
-        return Prompts(labels, tower, context="learned", vocabulary="learned", paths="composition", template=template)
+        return Prompts(self.labels, tower, **learned, paths="composition", template=template)
 
 
 @dataclass(frozen=True)
@@ -227,7 +228,8 @@ class EmbeddingHead(WordMethod[WordOptionsT], Generic[WordOptionsT]):
         logits = self.logits(self.embed_images(batch.cls), shared[0])
         if self.margins is not None:
             logits = logits - self.margins[self.train_candidates.compositions]
-        return {"composition": cross_entropy(logits, self.train_candidates.positions_of_listed(batch.compositions))}
+        own = self.train_candidates.positions_of_listed(batch.compositions)
+        return {"composition": cross_entropy(logits, own)}
 
     def score(self, inputs: Inputs, candidates: CompositionIndex, prepared: Any) -> Tensor:
         return self.logits(self.embed_images(inputs["cls"]), prepared)
@@ -256,7 +258,8 @@ class ThreePaths(TextMethod[ThreePathOptionsT], Generic[ThreePathOptionsT]):
         path_options = PathOptions(adapter=options.adapter, width=options.width, template=options.template)
         self.paths = Paths(context.labels, context.tower, path_options, context.world)
         if options.disentangler == "batch_norm":
-            self.paths.factors = FactorNetworks(context.tower.dim, options.width, residual=False, batch_norm=True)
+            dim = context.tower.dim
+            self.paths.factors = FactorNetworks(dim, options.width, residual=False, batch_norm=True)
 
     def shared(self) -> Prototypes:
         return self.paths.prototypes(LOSSES, self.checkpointing)

@@ -57,7 +57,8 @@ class WithFinetuning(Method[Options]):
             raise UsageError(
                 f"the method ({method.class_name}) reads no patch tokens, so finetune.tokens changes nothing; remove it"
             )
-        self.text = None if blocks.options.text is None else add_text_adapters(method.context.text, blocks.options)
+        adds_text = blocks.options.text is not None
+        self.text = add_text_adapters(method.context.text, blocks.options) if adds_text else None
 
     @property
     def class_name(self) -> str:
@@ -135,7 +136,8 @@ class WithFinetuning(Method[Options]):
         if self.text is not None or isinstance(self.blocks.trained, ConceptBottlenecks):
             return None  # an export has one feature per image and a frozen text tower
         tensors = self.method.portable(candidates)
-        blocks = {f"{FINETUNED_PREFIX}{name}": value.detach() for name, value in self.blocks.state_dict().items()}
+        trained = self.blocks.state_dict()
+        blocks = {f"{FINETUNED_PREFIX}{name}": value.detach() for name, value in trained.items()}
         return None if tensors is None else {**tensors, **blocks}
 
     def summary(self) -> dict[str, int]:

@@ -3,7 +3,7 @@
 He, Li, Chen, "FlowComposer: Composable Flows for Compositional Zero-Shot Learning", CVPR 2026. Its
 formulas were read on the project page and in third parties' notes, not in the paper.
 
-    x_r = (1 - r) z_s + r t_s,   r ~ U(0, 1),   x^ = x_r + (1 - r) v_s(x_r, r)                 likewise for objects
+    x_r = (1 - r) z_s + r t_s,   r ~ U(0, 1),   x^ = x_r + (1 - r) v_s(x_r, r)    likewise for objects
     L_velocity = |v_s(x_r, r) - (t_s - z_s)|^2,   L_end = CE(cos(x^, t of all states) / tau)
     d_s = norm(v_s(z_s, 0)),   (a*, b*) = argmin |a d_s + b d_o - (t_c - z_c)|^2 + q (a^2 + b^2)
     (a, b) = C(d_s, d_o),   L_composer = |(a, b) - (a*, b*)|^2
@@ -168,5 +168,5 @@ class Flow(Method[FlowOptions]):
 
 
 def _network(inside: int, width: int, out: int) -> nn.Sequential:
-    first, last = nn.Linear(inside, width), nn.Linear(width, out)
-    return nn.Sequential(first, nn.LayerNorm(width), nn.GELU(), last)
+    first = nn.Linear(inside, width)
+    return nn.Sequential(first, nn.LayerNorm(width), nn.GELU(), nn.Linear(width, out))

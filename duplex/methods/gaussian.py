@@ -7,7 +7,7 @@
     h_c = mu_mn = mu + a_m + b_n (+ gamma_mn)                  prototype of another pair
     g_c(z) = x . h_c - |h_c|^2 / 2 + log n_c                   score; without log n_c for unseen pairs
 
-* z: feature;  Sigma: covariance of images about their pair's mean, shrunk by OAS, optionally with added variance
+* z: feature;  Sigma: covariance of images about their pair's mean, shrunk by OAS
 * mu, a, b: overall mean, effects of states and objects (a two-way layout), fitted by least squares with
   weights w_c = 1 / (v + 1 / n_c), about n_c for few images, at most 1 / v. The simpler mean_s + mean_o - mean_all
   would mix up effects of states and objects that do not co-occur evenly
@@ -91,7 +91,8 @@ class ClassStatistics:
     def __add__(self, other: ClassStatistics) -> ClassStatistics:
         pairs, place = torch.cat([self.pairs, other.pairs]).unique(return_inverse=True)
         counts = self.counts.new_zeros(len(pairs)).index_add_(0, place, torch.cat([self.counts, other.counts]))
-        sums = self.sums.new_zeros(len(pairs), self.dim).index_add_(0, place, torch.cat([self.sums, other.sums]))
+        rows = torch.cat([self.sums, other.sums])
+        sums = self.sums.new_zeros(len(pairs), self.dim).index_add_(0, place, rows)
         return ClassStatistics(self.states, self.objects, pairs, counts, sums, self.moment + other.moment)
 
     @property
@@ -117,7 +118,8 @@ class ClassStatistics:
 
     def _grouped(self, place: Tensor, size: int) -> GroupSums:
         counts = self.counts.new_zeros(size).index_add_(0, place, self.counts)
-        return GroupSums(counts, self.sums.new_zeros(size, self.dim).index_add_(0, place, self.sums), self.moment)
+        sums = self.sums.new_zeros(size, self.dim).index_add_(0, place, self.sums)
+        return GroupSums(counts, sums, self.moment)
 
 
 def within_group_covariance(groups: GroupSums) -> tuple[Tensor, float]:
@@ -137,7 +139,8 @@ def within_group_covariance(groups: GroupSums) -> tuple[Tensor, float]:
 def oas_shrinkage_weight(covariance: Tensor, free: float) -> float:
     """Weight of the identity in OAS shrinkage of a covariance with `free` degrees of freedom."""
     d = len(covariance)
-    trace, squares = float(covariance.trace()), float((covariance * covariance).sum())  # tr S, tr S^2
+    trace = float(covariance.trace())  # tr S
+    squares = float((covariance * covariance).sum())  # tr S^2
     above = (1 - 2 / d) * squares + trace**2
     below = (free + 1 - 2 / d) * (squares - trace**2 / d)
     return min(1.0, above / below) if below > 0 else 1.0

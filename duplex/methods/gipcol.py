@@ -86,7 +86,8 @@ class Gipcol(TextMethod[GipcolOptions]):
         tower = context.tower
         self.prompts = GraphPrompts(labels, tower, options.context, options.template, options.words == "replaced")
         if options.edges:
-            graph = CompositionGraph(labels.candidates(context.world, "train"), len(labels.states), len(labels.objects))
+            candidates = labels.candidates(context.world, "train")
+            graph = CompositionGraph(candidates, len(labels.states), len(labels.objects))
             width = options.width
             rate = options.dropout
             self.prompts.network = GraphNetwork(graph, tower.width, width, tower.width, options.layers, rate)

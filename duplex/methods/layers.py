@@ -140,7 +140,8 @@ class CompositionIndex(nn.Module):
         super().__init__()
         self.compositions_np = compositions  # on the host
         rows = torch.as_tensor(compositions)
-        for name, value in (("compositions", rows), ("states", rows // n_objects), ("objects", rows % n_objects)):
+        parts = {"compositions": rows, "states": rows // n_objects, "objects": rows % n_objects}
+        for name, value in parts.items():
             self.register_buffer(name, value, persistent=False)
 
     def positions_of_listed(self, compositions: Tensor) -> Tensor:

@@ -53,7 +53,8 @@ class Lde(TextMethod[LdeOptions]):
 
     def __init__(self, context: MethodContext, options: LdeOptions) -> None:
         super().__init__(context, options)
-        sizes = {"centre": (), "states": (len(context.labels.states),), "objects": (len(context.labels.objects),)}
+        labels = context.labels
+        sizes = {"centre": (), "states": (len(labels.states),), "objects": (len(labels.objects),)}
         for name, size in sizes.items():
             self.register_buffer(name, torch.zeros(*size, context.dim))
 
@@ -65,7 +66,8 @@ class Lde(TextMethod[LdeOptions]):
     def start(self, train: Batch) -> None:
         if self.options.source == "text":
             every = np.arange(self.labels.size)
-            prompts = Prompts(self.labels, self.context.tower, paths="composition", template=self.options.template)
+            words = self.options.template
+            prompts = Prompts(self.labels, self.context.tower, paths="composition", template=words)
             u = prompts.encode(every).compositions.to(self.centre)
             self.decompose(u, torch.as_tensor(every), u.new_ones(len(u)))
             return

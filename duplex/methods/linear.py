@@ -100,7 +100,8 @@ class Linear(Method[LinearOptions]):
         tensors["product"] = torch.ones((), device=self.l2.device)
         for name in self._sizes:
             rows = self._columns_of(candidates) if name == "pairs" else self.get_buffer(name)
-            tensors |= {f"classifier.{name}.weight": rows[:-1].float(), f"classifier.{name}.offset": rows[-1].float()}
+            tensors[f"classifier.{name}.weight"] = rows[:-1].float()
+            tensors[f"classifier.{name}.offset"] = rows[-1].float()
         return tensors
 
     def _columns_of(self, candidates: Ints) -> Tensor:

@@ -183,7 +183,8 @@ class Paths(nn.Module):
             yield "semantic", c if logits else c.softmax(-1)
         if "factors" in names and self.factors is not None:
             z_s, z_o = self.factors(z)
-            p_s, p_o = self.logits(z_s, t.states).softmax(-1), self.logits(z_o, t.objects).softmax(-1)
+            p_s = self.logits(z_s, t.states).softmax(-1)
+            p_o = self.logits(z_o, t.objects).softmax(-1)
             yield "factors", p_s[:, states] * p_o[:, objects]
 
     def encode(self, candidates: Ints, names: Collection[str]) -> Prototypes:

@@ -95,8 +95,11 @@ class Plid(TextMethod[PlidOptions]):
         """Text features [C, D, d] of D templates, each followed by the composition's name."""
         labels = self.labels
         tower = self.context.tower
-        prompts = [Prompts(labels, tower, paths="composition", template=words) for words in self.options.templates]
-        return torch.stack([each.encode(compositions).compositions for each in prompts], dim=1)
+        described = []
+        for words in self.options.templates:
+            prompts = Prompts(labels, tower, paths="composition", template=words)
+            described.append(prompts.encode(compositions).compositions)
+        return torch.stack(described, dim=1)
 
     def shared(self) -> tuple[Tensor, ...]:
         """Mean text features of compositions, states, objects; then `deviations` of each."""

@@ -80,7 +80,9 @@ def portable_closed_form(
     tensors = {"likelihood.whitening": model.whitening, "likelihood.rows": rows, "likelihood.offset": offset}
     effects = model.additive
     interactions = model.interactions
-    tensors |= {"effects.mean": effects.mean, "effects.states": effects.state, "effects.objects": effects.object}
+    tensors["effects.mean"] = effects.mean
+    tensors["effects.states"] = effects.state
+    tensors["effects.objects"] = effects.object
     if interactions is not None:
         tensors |= {f"interactions.{name}": getattr(interactions, name) for name in (*KINDS, "core")}
     for name, posterior in zip(KINDS, primitives or (), strict=False):

@@ -103,7 +103,8 @@ class ProductMethod(Method[ProductOptions]):
         return named_terms
 
     def _log_terms(self, candidates: Ints) -> Callable[[Inputs], Iterator[tuple[str, Tensor]]]:
-        members = [(m["method"], method.eval()) for m, method in zip(self.options.members, self._members, strict=True)]
+        pairs = zip(self.options.members, self._members, strict=True)
+        members = [(record["method"], method.eval()) for record, method in pairs]
         scorers = [method.scorer(candidates) for _, method in members]
 
         @torch.no_grad()
@@ -125,4 +126,5 @@ class ProductMethod(Method[ProductOptions]):
         if not frozen or any(each is None for each in tensors):
             return None
         places = [self.options.of.index(member["method"]) for member in self.options.members]
-        return joined_members([t for t in tensors if t is not None], (self.weights[places] / self.temperatures).float())
+        weights = (self.weights[places] / self.temperatures).float()
+        return joined_members([t for t in tensors if t is not None], weights)

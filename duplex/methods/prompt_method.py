@@ -141,4 +141,5 @@ class PromptMethod(PathSumMethod[PromptOptions]):
 
 def _largest(logits: Tensor, groups: Tensor, size: int) -> Tensor:
     # a group without a logit gets the probability 0
-    return logits.new_full((len(logits), size), EXCLUDED).scatter_reduce(1, groups.expand_as(logits), logits, "amax")
+    lowest = logits.new_full((len(logits), size), EXCLUDED)
+    return lowest.scatter_reduce(1, groups.expand_as(logits), logits, "amax")

@@ -155,7 +155,8 @@ class Prompts(nn.Module):
             return self._split(self.frozen_rows.new_empty(0, self.tower.dim), 0)
         key = (compositions.tobytes(), self.frozen_rows.device, self.frozen_rows.dtype)
         if self._trees is None or self._trees[0] != key:
-            self._trees = (key, [(tower, PromptTree.of(rows)) for tower, rows in self.all_sequences(compositions)])
+            sequences = self.all_sequences(compositions)
+            self._trees = (key, [(tower, PromptTree.of(rows)) for tower, rows in sequences])
             self._encoded = None
         if self._encoded is not None:
             return self._split(self._encoded, len(compositions))

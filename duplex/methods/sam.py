@@ -3,9 +3,9 @@
 Zhang et al., "Bridging the Modality Gap in Compositional Zero-Shot Learning via Sparse Alignment
 and Unimodal Memory Bank", CVPR 2026. Its formulas were read in notes by others, not in the paper.
 
-    l(c) = max_v v.t_c / tau,   p = softmax l                                   likewise for states and for objects
+    l(c) = max_v v.t_c / tau,   p = softmax l                           likewise for states, objects
     u = norm(B_N(... B_1(q, V) ..., V)),   p_u(c) = softmax u.t_c / tau         likewise
-    L = CE(p) + (1 - alpha) CE(p_u) + alpha KL(p_u | p)                         summed over the three kinds of prompts
+    L = CE(p) + (1 - alpha) CE(p_u) + alpha KL(p_u | p)                 summed over the three kinds
     p_m(c) = softmax u.r_c / tau,   r_c = sum_k a_k b_ck,   a = softmax u.b_c / 0.1
     S(c) = beta P(c) + (1 - beta) (P_u(c) + gamma p_m(c)),   P(c) = p(c) + p(s) p(o)
 
@@ -95,7 +95,8 @@ class Sam(TextMethod[SamOptions]):
         tokens = self.tokens(batch.inputs)
         alpha = self.options.distil
         aligned, read = self.both_logits(tokens, self.condensed(tokens), shared)
-        by_query = self.three_path_losses(read, batch.compositions, ("semantic_query", "state_query", "object_query"))
+        names = ("semantic_query", "state_query", "object_query")
+        by_query = self.three_path_losses(read, batch.compositions, names)
         divergence = [
             kl_div(p.detach().log_softmax(-1), q.log_softmax(-1), reduction="batchmean", log_target=True)
             for p, q in zip(aligned, read, strict=True)

@@ -46,8 +46,9 @@ class TractionLayer(nn.Module):
         super().__init__()
         hidden = options.inner * dim
         self.attend = CrossAttention(dim, token_width, options.heads, zero_output=False)
-        widen, narrow = nn.Linear(dim, hidden), nn.Linear(hidden, dim)
-        self.forward_part = nn.Sequential(nn.LayerNorm(dim), widen, nn.GELU(), narrow)
+        widen = nn.Linear(dim, hidden)
+        last = nn.Linear(hidden, dim)
+        self.forward_part = nn.Sequential(nn.LayerNorm(dim), widen, nn.GELU(), last)
 
     def forward(self, h: Tensor, tokens: Tensor) -> Tensor:
         g = h + self.attend(h, tokens)[0]

@@ -78,7 +78,8 @@ class VpCmjl(ThreePaths[VpCmjlOptions]):
         z = self.paths.adapt(batch.cls)
         text = self.text_logits(z, shared)
         visual = self.visual_logits(z, self.train_candidates)
-        log_v, log_t = visual[0].log_softmax(-1), text[0].log_softmax(-1)
+        log_v = visual[0].log_softmax(-1)
+        log_t = text[0].log_softmax(-1)
         joint = kl_div(log_v, log_t, reduction="batchmean", log_target=True)
         weight = self.options.primitives
         losses = self.three_path_losses(text, batch.compositions, primitives=weight)
