@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from benchmarks.measure import alternate, emit, options, say
 from duplex.encoders.image_blocks import capture_block_input, last_blocks
 from duplex.encoders.libraries import open_clip
-from duplex.methods.finetuned import FinetunedBlocks
+from duplex.methods.blocks import FinetunedBlocks
 from duplex.methods.layers import Adapter
 from duplex.options import FinetuneOptions
 

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from benchmarks.measure import alternate, emit, finished, options, say
 from duplex.labels import CandidateSet, Ints
-from duplex.methods.duplex import BatchCandidates, Message, MessageNodes, blend, mean_messages
+from duplex.methods.codebook import blend
+from duplex.methods.duplex import BatchCandidates, Message, MessageNodes, mean_messages
 from duplex.methods.layers import Fusion, copy_to_device
 
 DIM = 768
@@ -82,7 +83,7 @@ class Problem:
         gather = aggregate_densely if dense else mean_messages
         h_hat, _ = gather(batch, candidates, self.fusion, MESSAGES)
         (place,) = copy_to_device(self.rows.device, candidates.compositions)
-        refined = blend(self.rows.index_select(0, place), h_hat, 0.9, True)
+        refined = blend(self.rows.index_select(0, place), h_hat, 0.9)
         refined.sum().backward()
         self.rows.index_copy_(0, place, refined.detach())
         return refined

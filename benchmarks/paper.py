@@ -34,8 +34,8 @@ from duplex.encoders.base import load_encoder
 from duplex.encoders.image_blocks import block_count, block_input_shape, last_blocks
 from duplex.labels import LabelSpace
 from duplex.methods.base import Batch, MethodContext
+from duplex.methods.blocks import FinetunedBlocks
 from duplex.methods.duplex import DuplexOptions
-from duplex.methods.finetuned import FinetunedBlocks
 from duplex.methods.registry import make_method
 from duplex.options import Options
 

@@ -27,7 +27,7 @@ from benchmarks.measure import begin_peak, emit, median_ratio, memory, options, 
 from duplex.encoders.prompt_tree import PromptTree, pad_prompts
 from duplex.encoders.text import ClipTextTower
 from duplex.labels import prompt_name
-from duplex.methods.finetuned import add_text_adapters
+from duplex.methods.blocks import add_text_adapters
 from duplex.options import FinetuneOptions
 
 Pair = tuple[str, str]

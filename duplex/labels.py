@@ -1,7 +1,8 @@
 """States, objects and their compositions (state-object pairs) as integers.
 
-A composition `c = (s_m, o_n)` is the number `m * N + n` (`N` objects), so one division gives the states and objects of
-an array of compositions. States and objects are separate name spaces: a word may be both.
+A composition `c = (s_m, o_n)` is the number `m * N + n` (`N` objects), so one division gives the
+states and objects of an array of compositions. States and objects are separate name spaces: a word
+may be both.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from duplex.system.files import write_text
 SPLITS = ("train", "val", "test")
 World = Literal["closed", "open"]
 GROUPS = ("head", "medium", "tail", "unseen")  # of compositions by training frequency
-HEAD, HEAD_AND_MEDIUM = 0.2, 0.5  # shares of the seen compositions
+HEAD = 0.2  # share of the seen compositions
+HEAD_AND_MEDIUM = 0.5
 MAX_PAIRS = 1 << 30  # a mask over them takes a gigabyte
 WORLDS: tuple[World, ...] = ("closed", "open")
 Ints = NDArray[np.int64]
@@ -36,14 +38,11 @@ def prompt_name(label: str) -> str:
 
 @dataclass(frozen=True, eq=False)
 class LabelSpace:
-    """Labels of a data set: `M` states, `N` objects, and the compositions (pairs, as integers) of each split.
-
-    Raises `DuplexError` for empty, repeated or too many names, and for compositions that are out of range or unsorted.
-    """
+    """Labels of a data set: `M` states, `N` objects, and the compositions of each split."""
 
     states: tuple[str, ...]
     objects: tuple[str, ...]
-    pairs: Mapping[str, Ints]  # split -> its compositions, sorted; those of "train" are the seen ones
+    pairs: Mapping[str, Ints]  # split -> its compositions, sorted; "train": seen ones
     _state_index: dict[str, int] = field(init=False, repr=False)
     _object_index: dict[str, int] = field(init=False, repr=False)
 
@@ -70,7 +69,7 @@ class LabelSpace:
 
     @classmethod
     def from_pairs(cls, pairs: Mapping[str, Iterable[tuple[str, str]]]) -> LabelSpace:
-        """Make a label space from `pairs`, the (state, object) names of each split (train, val, test); sorts names."""
+        """A label space of the (state, object) names of each split (train, val, test), sorted."""
         listed = {require(split, SPLITS, "split"): list(rows) for split, rows in pairs.items()}
         columns = {split: tuple(zip(*listed.get(split, ()), strict=True)) or ((), ()) for split in SPLITS}
         states = sorted(set().union(*(column[0] for column in columns.values())))
@@ -98,14 +97,14 @@ class LabelSpace:
         return m * len(self.objects) + n
 
     def index(self, states: Sequence[str], objects: Sequence[str]) -> Ints:
-        """Composition numbers [n]; the i-th has the state name `states[i]` and the object name `objects[i]`."""
+        """Composition numbers [n] of the state names `states` and the object names `objects`."""
         m, n = _look_up(self._state_index, states, "state"), _look_up(self._object_index, objects, "object")
         if len(m) != len(n):
             raise UsageError(f"states ({len(m)}) and objects ({len(n)}) differ in number; give the same number of both")
         return m * len(self.objects) + n
 
     def partial_index(self, states: Sequence[str], objects: Sequence[str]) -> Ints:
-        """Like `index`, but a name in `states` or `objects` may be "": -1 - m is state m, -1 - M - n object n alone."""
+        """Like `index`, but a name may be "": -1 - m is state m, -1 - M - n object n alone."""
         columns = []
         for index, names, kind in ((self._state_index, states, "state"), (self._object_index, objects, "object")):
             column = np.full(len(names), -1, dtype=np.int64)
@@ -147,10 +146,11 @@ class LabelSpace:
         return states, np.isin(np.arange(len(self.objects)), train % len(self.objects))
 
     def candidates(self, world: str, split: str) -> Ints:
-        """The sorted candidates: the compositions that an answer is chosen from (the Duplex paper's `C_tgt`).
+        """The sorted candidates, which an answer is chosen from (the Duplex paper's `C_tgt`).
 
-        In the open world, these are all compositions. In the closed world, they are the seen compositions and those of
-        `split`; for "train", the compositions of all splits, because training may update all of their prototypes.
+        In the open world, these are all compositions. In the closed world, they are the seen
+        compositions and those of `split`; for "train", the compositions of all splits, because
+        training may update all of their prototypes.
         """
         require(world, WORLDS, "world")
         require(split, SPLITS, "split")
@@ -166,7 +166,7 @@ class LabelSpace:
         return hash((self.states, self.objects))
 
     def to_dict(self) -> dict[str, Any]:
-        """The names of states and objects and each split's composition numbers, as a dict that JSON can store."""
+        """Names and each split's composition numbers, as a dict that JSON can store."""
         pairs = {split: rows.tolist() for split, rows in self.pairs.items()}
         return {"states": list(self.states), "objects": list(self.objects), "pairs": pairs}
 
@@ -182,7 +182,7 @@ class LabelSpace:
 
     @classmethod
     def load(cls, path: Path | str) -> LabelSpace:
-        """Read a label space from the JSON file `path` that `save` wrote; raises DuplexError if that fails."""
+        """Read a label space from a JSON file that `save` wrote; DuplexError if that fails."""
         path = Path(path)
         command = f"duplex prepare --dataset {path.parent.name}"
         try:
@@ -201,7 +201,7 @@ def _look_up(index: Mapping[str, int], names: Iterable[str], kind: str) -> Ints:
 
 
 def checked_numbers(values: ArrayLike, size: int, noun: str) -> Ints:
-    """`values` as int64; raises `UsageError`, which calls them `noun`, unless all are integers from 0 to `size - 1`."""
+    """`values` as int64; UsageError, with `noun`, unless all are integers from 0 to `size - 1`."""
     array = np.asarray(values)
     if array.size and (array.dtype.kind not in "iu" or array.min() < 0 or array.max() >= size):
         raise UsageError(f"indices of {noun} must be integers from 0 to {size - 1}; correct others in {shown(values)}")
@@ -210,7 +210,7 @@ def checked_numbers(values: ArrayLike, size: int, noun: str) -> Ints:
 
 @dataclass(frozen=True)
 class CandidateSet:
-    """The compositions that an answer is chosen from: the sorted array `listed`; if it is None, all `size` ones."""
+    """The compositions that an answer is chosen from: sorted; `listed` is None for all `size`."""
 
     size: int
     listed: Ints | None
@@ -227,15 +227,17 @@ class CandidateSet:
         return np.arange(self.size, dtype=np.int64) if self.listed is None else self.listed
 
     def at(self, positions: Ints) -> Ints:
-        """The composition numbers of the candidates at `positions` in the sorted list of candidates."""
+        """The composition numbers of the candidates at `positions` in the sorted list."""
         return positions if self.listed is None else self.listed[positions]
 
     def contains(self, compositions: Ints) -> Bools:
         """Mask [n]: whether each of the `compositions` [n] is a candidate."""
-        return np.ones_like(compositions, bool) if self.listed is None else contains_sorted(self.listed, compositions)
+        if self.listed is None:
+            return np.ones_like(compositions, bool)
+        return contains_sorted(self.listed, compositions)
 
     def positions(self, compositions: Ints) -> Ints:
-        """Position of each of the `compositions` in the sorted list of candidates; all must be candidates."""
+        """Positions of `compositions`, all of them candidates, in the sorted list."""
         return compositions if self.listed is None else np.searchsorted(self.listed, compositions)
 
 
@@ -248,7 +250,7 @@ def contains_sorted(listed: Ints, compositions: Ints) -> Bools:
 
 @dataclass(frozen=True)
 class FrequencyGroups:
-    """Frequency groups, head to unseen: composition `seen[i]` is in `GROUPS[group[i]]`, all others are in "unseen"."""
+    """Frequency groups: composition `seen[i]` is in `GROUPS[group[i]]`, all others in "unseen"."""
 
     size: int  # number of all compositions
     seen: Ints  # [K] seen compositions, sorted
@@ -269,10 +271,11 @@ class FrequencyGroups:
 
 
 def frequency_groups(train: Ints, size: int) -> FrequencyGroups:
-    """Divide `size` compositions into frequency groups by their counts in `train`, the training images' compositions.
+    """Divide `size` compositions into frequency groups by counts in `train`, of training images.
 
-    Of the seen compositions, head is the most frequent 20 %, medium the next 30 %, tail the rest (appendix of the
-    Duplex paper). Of compositions with equal counts, the one with the lower number is ranked first.
+    Of the seen compositions, head is the most frequent 20 %, medium the next 30 %, tail the rest
+    (appendix of the Duplex paper). Of compositions with equal counts, the one with the lower
+    number is ranked first.
     """
     seen, counts = np.unique(train, return_counts=True)
     group = np.empty(len(seen), dtype=np.int64)

@@ -1,6 +1,8 @@
-"""Options of methods, training, fine-tuning and data sets, as frozen dataclasses that check their values.
+"""Options of methods, training, fine-tuning and data: frozen dataclasses that check their values.
 
-A wrong value such as `context="lerned"` raises an error when the object is created, from Python or from a file.
+A wrong value such as `context="lerned"` raises an error when the object is created, from Python or
+from a file. Optimiser, learning rate and its schedule are in `TrainingOptions`; each method's own
+options are in its module. pydantic checks each field; `describe_error` words its errors.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ OptionsType = TypeVar("OptionsType", bound="Options")
 
 @cache
 def type_hints(cls: Any, include_extras: bool = False) -> dict[str, Any]:
-    """The types of a class's fields, by name, with `Annotated` if `include_extras`; cached for speed."""
+    """The types of a class's fields, by name; with `Annotated` if `include_extras`."""
     return get_type_hints(cls, include_extras=include_extras)
 
 
@@ -55,10 +57,7 @@ Template = Annotated[str, AfterValidator(_has_words)]  # words before the names 
 
 
 class OptionError(UsageError, ValueError):
-    """Raised for a wrong option; `key` is the option's name, None if several options contradict each other.
-
-    It is a ValueError so that pydantic adds the option's place in the file to the message.
-    """
+    """Raised for a wrong option, `key`, or several; a ValueError, for pydantic to add the place."""
 
     def __init__(self, message: str, key: str | None = None) -> None:
         super().__init__(message if key is None else f"{key}: {message}")
@@ -66,9 +65,14 @@ class OptionError(UsageError, ValueError):
         self.message = message
 
 
+def refuse(fault: object, message: str) -> tuple[bool, str]:
+    """A rule, for `Options.rules`: `message` is shown if the options have this `fault`."""
+    return not fault, message
+
+
 @dataclass(frozen=True)
 class Options:
-    """Base class of options: a frozen dataclass that checks its fields by their types, then by the method `rules`."""
+    """Base class of options: a frozen dataclass that checks its fields, then `rules`."""
 
     def __post_init__(self) -> None:
         cls: Any = type(self)
@@ -89,28 +93,30 @@ class Options:
                 raise OptionError(message)
 
     def rules(self) -> Iterable[tuple[object, str]]:
-        """Yield each condition that the options must meet together, with the error message to show if it is not met."""
+        """Yield each condition that the options must meet together, and the message if not met."""
         return ()
 
     @classmethod
     def describe_types(cls) -> dict[str, str]:
-        """Map each option's name (`group.option` if nested) to its allowed values, such as `learned | fixed`."""
+        """Option (`group.option` if nested) -> its allowed values, such as `learned | fixed`."""
         described: dict[str, str] = {}
         hints = type_hints(cls)  # type: ignore[arg-type]  # mypy looks at the hash of an instance
-        for name in (field.name for field in fields(cls)):
-            hint = hints[name]
-            group = _group(hint)
-            parts = {"": _describe(hint)} if group is None else group.describe_types()
-            described |= {".".join(filter(None, (name, part))): text for part, text in parts.items()}
+        for field in fields(cls):
+            group = _group(hints[field.name])
+            if group is None:
+                described[field.name] = _describe(hints[field.name])
+            else:
+                types = group.describe_types()
+                described |= {f"{field.name}.{key}": text for key, text in types.items()}
         return described
 
     def to_dict(self) -> dict[str, Any]:
         """The options as plain values for JSON and YAML; tuples become lists."""
-        return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
 
     @classmethod
     def from_dict(cls: type[OptionsType], record: Mapping[str, Any]) -> OptionsType:
-        """Make options from `record`, a mapping read from a file; raises OptionError for unknown or missing keys."""
+        """Make options from a record of a file; OptionError for unknown or missing keys."""
         known = {field.name: field for field in fields(cls)}
         if not isinstance(record, Mapping):
             raise OptionError(f"the options are {record!r}; expected a table of keys and values")
@@ -124,26 +130,31 @@ class Options:
 
 
 def _group(hint: Any) -> Any:
-    """The field's type if it is itself a class of options; None otherwise."""
+    # the field's type if it is itself a class of options
     return hint if isinstance(hint, type) and issubclass(hint, Options) else None
 
 
 def _describe(hint: Any) -> str:
-    origin, arguments = get_origin(hint), get_args(hint)
+    origin = get_origin(hint)
+    arguments = get_args(hint)
     if origin is Literal:
         return " | ".join(str(value) for value in arguments)
     if origin is tuple:
         return f"list of {_describe(arguments[0])}"
     if arguments:
         return " | ".join(_describe(part) for part in arguments)
-    return {bool: "true | false", str: "text", type(None): "null"}.get(hint, getattr(hint, "__name__", str(hint)))
+    words = {bool: "true | false", str: "text", type(None): "null"}
+    return words.get(hint, getattr(hint, "__name__", str(hint)))
 
 
 @cache
 def _adapters(cls: Any) -> dict[str, TypeAdapter[Any]]:
     hints = type_hints(cls, include_extras=True)
-    names = [field.name for field in fields(cls)]
-    return {name: TypeAdapter(hints[name], config=None if is_dataclass(hints[name]) else STRICT) for name in names}
+    adapters = {}
+    for field in fields(cls):
+        hint = hints[field.name]
+        adapters[field.name] = TypeAdapter(hint, config=None if is_dataclass(hint) else STRICT)
+    return adapters
 
 
 UNKNOWN_KEY = ("extra_forbidden", "unexpected_keyword_argument", "unexpected_property")
@@ -151,10 +162,10 @@ NO_TABLE = ("dict_type", "model_type", "dataclass_type")
 
 
 def describe_error(error: ValidationError, table: Any = None) -> tuple[str, str]:
-    """Place and message of one fault in a pydantic error: the first unknown key or, if all are known, the first fault.
+    """Place and message of one fault in a pydantic error, if possible of an unknown key.
 
-    The place is a path of keys such as `run.seeds`. For an unknown key, the message lists the known keys of `table`,
-    the class that was validated.
+    The place is a path of keys such as `run.seeds`. For an unknown key, the message lists the
+    keys of `table`, the class that was validated.
     """
     faults = error.errors(include_url=False)
     fault = next((each for each in faults if each["type"] in UNKNOWN_KEY), faults[0])
@@ -177,17 +188,18 @@ def describe_error(error: ValidationError, table: Any = None) -> tuple[str, str]
 def _known_keys(table: Any, path: Iterable[str]) -> list[str]:
     for key in path:
         if hint := type_hints(table).get(key):
-            types = [hint, *get_args(hint)]
-            table = next((kind for kind in types if is_dataclass(kind) or hasattr(kind, "model_fields")), table)
+            kinds = [hint, *get_args(hint)]
+            tables = (k for k in kinds if is_dataclass(k) or hasattr(k, "model_fields"))
+            table = next(tables, table)
     return list(table.model_fields if hasattr(table, "model_fields") else table.__dataclass_fields__)
 
 
 @dataclass(frozen=True)
 class TrainingOptions(Options):
-    """Options of training (`training:` in params.yaml): learning rates, batches, epochs, and what chooses the epoch.
+    """Options of training (`training:` in params.yaml): learning rates, batches, epochs.
 
-    The Duplex paper's Tab. 2 gives learning rate, batch size and epochs per data set; the paper uses Adam and halves
-    the learning rate every five epochs.
+    The Duplex paper's Tab. 2 gives learning rate, batch size and epochs per data set; the paper
+    uses Adam and halves the learning rate every five epochs.
     """
 
     learning_rate: LearningRate  # of the method's parameters
@@ -196,23 +208,23 @@ class TrainingOptions(Options):
     optimiser: Literal["adam", "adamw", "sgd"] = "adam"
     sgd_momentum: Rate = 0.9  # momentum of the optimiser sgd
     weight_decay: Rate = 0.0  # of the optimiser
-    eps: Positive = 1e-8  # of the optimisers adam and adamw, added to the root of the mean squared gradient
-    word_dropout: Rate = 0.0  # share of the elements of learned state and object vectors set to zero in a step
-    clip: Positive | None = None  # largest norm of all gradients together; larger ones are scaled down; null: no limit
-    schedule: Literal["step", "cosine", "constant"] = "step"  # how the learning rate changes from epoch to epoch
-    decay: Annotated[float, Field(gt=0, le=1)] = 0.5  # learning rate factor every `decay_every` epochs (schedule: step)
+    eps: Positive = 1e-8  # of adam and adamw, added to the root of the mean squared gradient
+    word_dropout: Rate = 0.0  # share of the elements of learned words that a step zeroes
+    clip: Positive | None = None  # largest norm of all gradients together; null: no limit
+    schedule: Literal["step", "cosine", "constant"] = "step"  # of the learning rate, by epoch
+    decay: Annotated[float, Field(gt=0, le=1)] = 0.5  # factor every `decay_every` epochs (step)
     decay_every: Count = 5  # epochs between two decays (schedule: step)
     warm_up: Natural = 0  # epochs over which the learning rate rises linearly to its value
-    select: Literal["auc", "hm", "unseen", "loss", "last"] = "auc"  # validation metric that chooses the epoch
+    select: Literal["auc", "hm", "unseen", "loss", "last"] = "auc"  # validation chooses the epoch
     validate_every: Count = 1  # epochs between two validations; the last epoch is always validated
-    patience: Count | None = None  # stop after this many epochs without a better validation result; null: never
+    patience: Count | None = None  # stop after epochs without a better validation; null: never
     accumulate: Count = 1  # batches per optimiser step; prompts are encoded once per step
     precision: Precision = "fp32"  # of the text tower; logits are always fp32
-    # The last bits of results depend on the number of threads
-    threads: Annotated[int, Field(ge=1, le=1024)] | Literal["auto"] = "auto"  # CPU threads; auto: one or all, by timing
-    memory: Annotated[float, Field(ge=2**-8)] = 2.0  # GiB; larger patch tokens and block inputs are read from disk
-    checkpointing: bool = False  # recompute the text tower's activations in the backward pass: slower, less memory
-    log: str = "none"  # where losses, rates and validation go: dvclive, tensorboard, wandb, mlflow, a plug-in, or none
+    # CPU threads; auto: one or all, by timing. The last bits of results depend on their number
+    threads: Annotated[int, Field(ge=1, le=1024)] | Literal["auto"] = "auto"
+    memory: Annotated[float, Field(ge=2**-8)] = 2.0  # GiB of inputs; larger ones stay on disk
+    checkpointing: bool = False  # recompute the text tower's activations: slower, less memory
+    log: str = "none"  # of losses: dvclive, tensorboard, wandb, mlflow, a plug-in's, or none
 
     def result_settings(self) -> dict[str, Any]:
         """The options that training results depend on: all except `log`."""
@@ -220,62 +232,69 @@ class TrainingOptions(Options):
 
     def changed(self, changes: Mapping[str, Any]) -> TrainingOptions:
         """A copy with other values; options of one optimiser are not handed on to another."""
-        own = () if changes.get("optimiser", self.optimiser) == self.optimiser else ("sgd_momentum", "eps")
+        is_same = changes.get("optimiser", self.optimiser) == self.optimiser
+        own = () if is_same else ("sgd_momentum", "eps")
         kept = {key: value for key, value in self.to_dict().items() if key not in own}
         return TrainingOptions.from_dict({**kept, **changes})
 
     def rules(self) -> Iterable[tuple[object, str]]:
-        is_sgd = self.optimiser == "sgd" or self.sgd_momentum == type(self).sgd_momentum
-        yield is_sgd, f"optimiser: {self.optimiser} has no sgd_momentum; leave out sgd_momentum"
-        has_eps = self.optimiser != "sgd" or self.eps == type(self).eps
-        yield has_eps, "optimiser: sgd has no eps; leave out eps"
-        yield self.warm_up < self.epochs, f"warm_up is {self.warm_up}; expected less than epochs ({self.epochs})"
+        is_sgd = self.optimiser == "sgd"
+        has_momentum = self.sgd_momentum != type(self).sgd_momentum
+        message = f"optimiser: {self.optimiser} has no sgd_momentum; leave out sgd_momentum"
+        yield refuse(not is_sgd and has_momentum, message)
+        has_eps = self.eps != type(self).eps
+        yield refuse(is_sgd and has_eps, "optimiser: sgd has no eps; leave out eps")
+        message = f"warm_up is {self.warm_up}; expected less than epochs ({self.epochs})"
+        yield refuse(self.warm_up >= self.epochs, message)
 
 
 # Training options of a user's data set where neither params.yaml nor the caller sets them
 DEFAULT_TRAINING: dict[str, Any] = {"learning_rate": 0.0001, "batch_size": 64, "epochs": 15}
 Augmentation = Literal["crop", "flip", "perspective", "rotation"]
+WITHOUT_DROPOUT = ("lora", "full", "concepts", "experts")  # adapters
 DEFAULT_WIDTHS = {"bottleneck": 64, "parallel": 64, "lora": 8, "experts": 8}
 
 
 @dataclass(frozen=True)
 class FinetuneOptions(Options):
-    """Options of `finetune:` in params.yaml: how many of the image tower's last blocks are fine-tuned, and how.
+    """Options of `finetune:` in params.yaml: how many of the image tower's last blocks to train.
 
-    `text` fine-tunes all blocks of the text tower as well.
-
-    The feature cache must hold the activations that enter these blocks (`block_inputs`), or the images' `pixels`.
+    `text` fine-tunes all blocks of the text tower as well. The feature cache must hold the
+    activations that enter the image tower's blocks (`block_inputs`), or the images' `pixels`.
     """
 
     blocks: int | Literal["all"]  # number of the image tower's last blocks to fine-tune
-    adapter: str = "bottleneck"  # what is trained: bottleneck, parallel, lora, full, concepts, experts, or a plug-in's
-    text: str | None = None  # what is trained in the text tower's blocks, with the names of `adapter`; null: nothing
-    width: Count | None = None  # hidden units of a bottleneck (null: 64; concepts: channels / 4), rank (null: 8)
+    adapter: str = "bottleneck"  # or parallel, lora, full, concepts, experts, a plug-in's
+    text: str | None = None  # adapter in the text tower's blocks; null: none
+    width: Count | None = None  # units (null: 64; concepts: channels / 4), rank (null: 8)
     dropout: Rate = 0.1  # inside a bottleneck
-    learning_rate: LearningRate | None = None  # of the fine-tuned blocks; null: the learning rate of training
+    learning_rate: LearningRate | None = None  # of the fine-tuned blocks; null: that of training
     tokens: bool = False  # patch tokens come from the fine-tuned blocks too; false: from the cache
-    augment: tuple[Augmentation, ...] = ()  # how training images are changed at random; needs pixels in the cache
+    augment: tuple[Augmentation, ...] = ()  # random changes of images; needs cached pixels
 
     def rules(self) -> Iterable[tuple[object, str]]:
-        is_some = self.blocks == "all" or self.blocks >= 1
-        yield is_some, f"blocks is {self.blocks}; expected all, or 1 or more; to train no block, set finetune to {{}}"
+        message = f"blocks is {self.blocks}; expected all, or 1 or more; "
+        message += "to train no block, set finetune to {}"
+        yield refuse(self.blocks != "all" and self.blocks < 1, message)
         for adapter in self.adapters:
             require(adapter, installed_plugins("duplex.adapters"), "adapter")
-            has_width = adapter != "full" or self.width is None
-            yield has_width, f"adapter: {adapter} has no width; leave out width"
-            has_dropout = adapter not in ("lora", "full", "concepts", "experts") or self.dropout == type(self).dropout
-            yield has_dropout, f"adapter: {adapter} has no dropout; leave out dropout"
-        is_set = len(set(self.augment)) == len(self.augment)
-        yield is_set, f"augment is {list(self.augment)}; name each augmentation once"
+            has_width = self.width is not None
+            message = f"adapter: {adapter} has no width; leave out width"
+            yield refuse(adapter == "full" and has_width, message)
+            has_dropout = self.dropout != type(self).dropout
+            message = f"adapter: {adapter} has no dropout; leave out dropout"
+            yield refuse(adapter in WITHOUT_DROPOUT and has_dropout, message)
+        message = f"augment is {list(self.augment)}; name each augmentation once"
+        yield refuse(len(set(self.augment)) < len(self.augment), message)
 
     @property
     def adapters(self) -> tuple[str, ...]:
-        """Names of the adapters trained in the image tower and, if `text` is set, in the text tower."""
+        """Names of the adapters in the image tower and, if `text` is set, in the text tower."""
         return (self.adapter,) if self.text is None else (self.adapter, self.text)
 
     @property
     def depth(self) -> int:
-        """Number of fine-tuned blocks, to sort options by; `all` counts as a number larger than any other."""
+        """Number of fine-tuned blocks, to sort by; `all` counts as larger than any other."""
         return LARGEST if self.blocks == "all" else self.blocks
 
     @property
@@ -286,45 +305,50 @@ class FinetuneOptions(Options):
 
 @dataclass(frozen=True)
 class CombinedRunsOptions(Options):
-    """Base class of options for methods that combine finished runs by adding their log probabilities."""
+    """Base class of options for methods that add the log probabilities of finished runs."""
 
     of: tuple[str, ...]  # methods whose runs are combined
-    seeds: Literal["own", "all"] = "own"  # own: runs with the seed of this run; all: runs with every seed under `run:`
-    members: tuple[dict[str, Any], ...] = option_field(default=(), metadata={"hidden": True})  # filled in by training
+    seeds: Literal["own", "all"] = "own"  # own: runs with this run's seed; all: of every seed
+    # filled in by training
+    members: tuple[dict[str, Any], ...] = option_field(default=(), metadata={"hidden": True})
 
     def rules(self) -> Iterable[tuple[object, str]]:
         yield from super().rules()
-        yield len(set(self.of)) == len(self.of), f"`of` has a method twice: {list(self.of)}; remove one"
+        named = list(self.of)
+        yield refuse(len(set(named)) < len(named), f"`of` has a method twice: {named}; remove one")
         fewest = 1 if self.seeds == "all" else 2
-        yield len(self.of) >= fewest, f"`of` is {list(self.of)}; expected a list of {fewest} or more methods"
+        message = f"`of` is {named}; expected a list of {fewest} or more methods"
+        yield refuse(len(named) < fewest, message)
 
 
 @dataclass(frozen=True)
 class AutoFinetune(Options):
-    """Options of `finetune: auto`: validation chooses how many image-tower blocks to train, and their learning rate."""
+    """Options of `finetune: auto`: validation chooses number of blocks and learning rate."""
 
     blocks: Literal["auto"] = "auto"
     adapter: ClassVar[str] = "full"
-    minutes: float = 30.0  # time per run to try blocks and learning rates, planned from timed steps
+    minutes: float = 30.0  # time per run to try both, planned from timed steps
 
     def rules(self) -> Iterable[tuple[object, str]]:
-        yield self.minutes > 0, f"minutes is {self.minutes}; expected more than 0"
+        yield refuse(self.minutes <= 0, f"minutes is {self.minutes}; expected more than 0")
 
 
 def finetune_options(record: Mapping[str, Any]) -> FinetuneOptions | AutoFinetune | None:
     """The checked options of a table `finetune:` of params.yaml; None for an empty table."""
     if not record:
         return None
-    return AutoFinetune.from_dict(record) if record.get("blocks") == "auto" else FinetuneOptions.from_dict(record)
+    kind = AutoFinetune if record.get("blocks") == "auto" else FinetuneOptions
+    return kind.from_dict(record)
 
 
 CHECKED = ConfigDict(**STRICT, extra="forbid")  # of values in params.yaml
-Kind = Literal["shapes", "standard", "table", "folder"]  # drawn, the benchmarks' layout, a table, state/object/*.jpg
+# drawn, the benchmarks' layout, a table, state/object/*.jpg
+Kind = Literal["shapes", "standard", "table", "folder"]
 
 
 @dataclass(frozen=True)
 class SplitOptions(Options):
-    """Shares of pairs and of seen pairs' images that a random split holds out; val and test add up to less than 1."""
+    """Shares of pairs, and of seen pairs' images, that a random split holds out."""
 
     seed: Seed = 0  # of the random choice
     val_unseen: Share = 0.15  # share of the pairs that are unseen, with images in validation only
@@ -333,29 +357,30 @@ class SplitOptions(Options):
     test_images: Share = 0.2  # share of each seen pair's images
     unseen_states: Rate = 0.0  # share of the states that have no training images
     unseen_objects: Rate = 0.0  # share of the objects that have no training images
-    images_per_pair: Count | None = None  # most training images of a pair; others are left out; null: all are used
+    images_per_pair: Count | None = None  # most training images of a pair; null: all are used
     __pydantic_config__ = CHECKED
 
     def rules(self) -> Iterable[tuple[object, str]]:
         for kind in ("unseen", "images"):
             shares = [getattr(self, f"{split}_{kind}") for split in ("val", "test")]
-            valid = all(0 < share < 1 for share in shares) and sum(shares) < 1
-            yield valid, f"val_{kind} and test_{kind} are {shares}; expected numbers above 0 with a sum below 1"
+            names = f"val_{kind} and test_{kind}"
+            message = f"{names} are {shares}; expected numbers above 0 with a sum below 1"
+            yield refuse(min(shares) <= 0 or sum(shares) >= 1, message)
 
 
 @dataclass(frozen=True)
 class SourceOptions(Options):
-    """Where a data set comes from: a folder, a table, a benchmark or drawn images; and how it is split."""
+    """Where a data set comes from (folder, table, benchmark, drawn images), and its split."""
 
     kind: Kind
     root: Path  # folder that image paths are relative to
     table: Path | None = None  # for kind "table"
     seed: Seed = 7  # of the drawn images of kind "shapes"
-    split: SplitOptions = option_field(default_factory=SplitOptions)  # the split to make for data without one
-    resplit: Count | None = None  # number of a new random split (`duplex data split`); null: the data set's own
+    split: SplitOptions = option_field(default_factory=SplitOptions)  # for data without a split
+    resplit: Count | None = None  # number of a new split (`duplex data split`); null: its own
     __pydantic_config__ = CHECKED
 
     @property
     def recorded_root(self) -> str | None:
-        """The image folder that a feature cache records; None for `shapes`, whose images are the same everywhere."""
+        """The image folder that a feature cache records; None for `shapes`."""
         return None if self.kind == "shapes" else self.root.as_posix()

@@ -4,16 +4,18 @@
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import Normalizer
 
-    model = make_pipeline(Normalizer(), CompositionClassifier())   # CLIP features are compared by direction
-    model.fit(X, y)                                                # X [n, d], y [n, 2]: state and object of each image
-    model.predict(X_new)                                           # [n, 2], unseen pairs among them
+    model = make_pipeline(Normalizer(), CompositionClassifier())   # CLIP features: only directions
+    model.fit(X, y)                            # X [n, d], y [n, 2]: state and object of each image
+    model.predict(X_new)                       # [n, 2], unseen pairs among them
 
-The model is linear discriminant analysis with composed means of unseen pairs (duplex/methods/gaussian.py):
+The model is linear discriminant analysis with composed means of unseen pairs
+(duplex/methods/gaussian.py):
 
     log p(c|x) = g_c(x) + bias [c is unseen] - log Z
 
-where g_c(x) is the Gaussian log-likelihood of the features x for the pair c, up to a constant, and Z normalises over
-the candidate pairs. The mean of an unseen pair is the overall mean plus the effects of its state and its object.
+where g_c(x) is the Gaussian log-likelihood of the features x for the pair c, up to a constant, and
+Z normalises over the candidate pairs. The mean of an unseen pair is the overall mean plus the
+effects of its state and its object.
 """
 
 from __future__ import annotations
@@ -56,10 +58,10 @@ class EstimatorOptions(Options):
 
 
 class CompositionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-    """Classifier of state–object pairs by class means in closed form; it also predicts pairs without training images.
+    """Classifier of state–object pairs by class means in closed form, also of unseen pairs.
 
-    Features are not normalised: put `Normalizer()` before the classifier for CLIP features. With a single column of
-    labels, it is linear discriminant analysis with shrunken means.
+    Features are not normalised: put `Normalizer()` before the classifier for CLIP features. With a
+    single column of labels, it is linear discriminant analysis with shrunken means.
 
     Args:
         candidates: pairs to choose from, [C, 2]; "seen": those of the training images; None: all pairs.
@@ -72,9 +74,9 @@ class CompositionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
 
     closed_form_: ClosedForm | None
     width_: int  # number of columns of labels, 1 or 2
-    names_: list[Array]  # sorted states and objects; a single column of labels gets one dummy object
+    names_: list[Array]  # sorted states and objects; one object if y has one column
     statistics_: ClassStatistics  # of the features minus `origin_`
-    origin_: Floats  # mean feature [d] of the images added first, subtracted from all features for accuracy
+    origin_: Floats  # mean feature [d] of the first images, subtracted from all
 
     def __init__(
         self,
@@ -92,7 +94,7 @@ class CompositionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         self.bias = bias
 
     def fit(self, X: Any, y: Any) -> Self:
-        """Fit the model to features X [n, d] and labels y [n, 2], the state and the object of each training image."""
+        """Fit to features X [n, d] and labels y [n, 2], the state and object of each image."""
         self._update(X, y, None, first=True)
         self.fitted_closed_form()
         return self
@@ -110,7 +112,7 @@ class CompositionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         return self
 
     def _update(self, X: Any, y: Any, classes: Any, *, first: bool) -> None:
-        """Add images to the sums (`first`: to empty sums); an error leaves earlier sums and settings as they were."""
+        # to the sums (`first`: to empty sums); an error leaves earlier sums and settings as they were
         options = EstimatorOptions(self.ridge, self.shrinkage, self.prior, self.bias)
         X, y = validate_data(self, X, y, reset=first, dtype=np.float64, multi_output=True)
         check_classification_targets(y)
@@ -148,7 +150,7 @@ class CompositionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         self.candidates_ = pairs[:, :width]
 
     def fitted_closed_form(self) -> ClosedForm:
-        """The closed-form model of all training images so far; it is fitted first if images were added."""
+        """The closed-form model of all images so far; fitted first if images were added."""
         check_is_fitted(self)
         if self.closed_form_ is None:
             self.closed_form_ = ClosedForm.fit(self.statistics_, self.settings_)
@@ -166,17 +168,17 @@ class CompositionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         return np.unique(_composition_numbers(_two_columns(listed), names))
 
     def composition_scores(self, X: Any) -> Floats:
-        """Log probabilities [n, C] of the C candidate pairs, in the order of `candidates_`, for the n rows of `X`."""
+        """Log probabilities [n, C] of the candidates, in the order of `candidates_`."""
         return self._by_blocks(X, lambda scores: scores.log_softmax(-1))
 
     def predict(self, X: Any) -> Array:
-        """State and object [n, 2] of the likeliest pair for each row of `X`; [n] if `y` in `fit` had one dimension."""
+        """State and object [n, 2] of the likeliest pair; [n] if `y` had one dimension."""
         best = self._by_blocks(X, lambda scores: scores.argmax(-1))
         labels: Array = self.candidates_[best]
         return labels[:, 0] if self.single_column_ else labels
 
     def predict_proba(self, X: Any) -> Any:
-        """Probabilities of states [n, M] and of objects [n, N] for `X`; one array if `y` in `fit` had one column."""
+        """Probabilities of states [n, M] and objects [n, N]; one array if `y` had one column."""
         check_is_fitted(self)
         states, objects = map(len, self.names_)
         m, n = self.candidate_numbers_ // objects, self.candidate_numbers_ % objects
@@ -189,7 +191,7 @@ class CompositionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         return parts if self.width_ == 2 else parts[0]
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """Share of the rows of `X` whose state and object are both predicted as in `y`, weighted by `sample_weight`."""
+        """Share of rows whose state and object are both right, weighted by `sample_weight`."""
         predicted = self.predict(X)
         labels = np.asarray(y)
         if labels.size != predicted.size or len(labels) != len(predicted):
@@ -205,7 +207,7 @@ class CompositionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         return float(np.average(right, weights=sample_weight))
 
     def _by_blocks(self, X: Any, reduce: Callable[[Tensor], Tensor]) -> Array:
-        """Apply `reduce` to the candidates' scores of one block of images after another, and join the results."""
+        # `reduce` of the candidates' scores, one block of images after another
         closed_form = self.fitted_closed_form()
         X = validate_data(self, X, reset=False, dtype=np.float64)
         scorer = closed_form.scorer(self.candidate_numbers_)
@@ -244,6 +246,6 @@ def _with_listed(names: Array, listed: Array) -> Array:
 
 
 def _union(names: Array, more: Array) -> Array:
-    if (names.dtype.kind in "biuf") != (more.dtype.kind in "biuf"):  # numpy would turn numbers into text
+    if (names.dtype.kind in "biuf") != (more.dtype.kind in "biuf"):  # else all become text
         raise OptionError("labels are numbers in one argument or call and text in another; make all of them text", "y")
     return np.union1d(names, more)

@@ -1,10 +1,10 @@
-"""Checks for authors of methods: `check_method(MyMethod)` tests that training, evaluation and export work with it.
+"""Checks for authors of methods: whether training, evaluation and export work with a class.
 
     check_method(MyMethod, {"width": 32})
 
-The method is built for a small task, trained, saved, loaded, evaluated in both worlds and, if `portable` returns
-tensors, exported, with the functions that the commands of `duplex` use. The first violation of the protocol of methods
-(docs/your_method.md) raises `MethodFault`.
+The method is built for a small task, trained, saved, loaded, evaluated in both worlds and, if
+`portable` returns tensors, exported, with the functions that the commands of `duplex` use. The
+first violation of the protocol of methods (docs/your_method.md) raises `MethodFault`.
 """
 
 from __future__ import annotations
@@ -42,23 +42,21 @@ from duplex.training.run import MethodSpec, train_run
 from duplex.worlds import calibration_for, evaluate_world, term_metrics
 
 IMAGES = 40
-PATCHES, WIDTH = 4, 8
+PATCHES = 4
+WIDTH = 8
 CPU = torch.device("cpu")
 SETTINGS = TrainingOptions(learning_rate=0.01, batch_size=8, epochs=1)
-STATES, OBJECTS = ("red", "blue", "striped", "hollow"), ("circle", "star", "heart")
+STATES = ("red", "blue", "striped", "hollow")
+OBJECTS = ("circle", "star", "heart")
 
 
 class MethodFault(AssertionError):
-    """Raised if a class violates the protocol of methods; the message names the class and the fault."""
+    """Raised if a class violates the protocol of methods; the message names class and fault."""
 
 
 @in_initial_modes()
 def check_method(kind: type[Method[Any]], options: Mapping[str, Any] | None = None) -> None:
-    """Check that a class keeps to the protocol of methods (docs/your_method.md); raises `MethodFault` otherwise.
-
-    kind: the class, a subclass of `Method`.
-    options: the method's options by name; None: the defaults.
-    """
+    """Raise `MethodFault` unless a class, with these options, keeps to the protocol of methods."""
     try:
         parsed = _check_options(kind, dict(options or {}))
         needs = kind.needs(parsed)
@@ -86,7 +84,8 @@ def small_labels() -> LabelSpace:
     """A label space of 12 compositions: 8 seen, 2 unseen in val and 2 unseen in test."""
     pairs = [(s, o) for s in STATES for o in OBJECTS]
     seen = [pairs[i] for i in (0, 1, 3, 5, 7, 8, 9, 10)]
-    val, test = [*seen[:2], pairs[2], pairs[4]], [*seen[2:4], pairs[6], pairs[11]]
+    val = [*seen[:2], pairs[2], pairs[4]]
+    test = [*seen[2:4], pairs[6], pairs[11]]
     return LabelSpace.from_pairs({"train": seen, "val": val, "test": test})
 
 
@@ -97,7 +96,7 @@ def _tower() -> TextTower:
 
 
 def small_context() -> MethodContext:
-    """The context to build a method with in a small test: labels, input shapes, text tower and word vectors."""
+    """The context to build a method with in a small test: labels, shapes, text tower, words."""
     labels = small_labels()
     tower = _tower()
     inputs = {"cls": (tower.dim,), "patch": (PATCHES, WIDTH)}
@@ -105,12 +104,13 @@ def small_context() -> MethodContext:
 
 
 def small_batch(count: int, seed: int = 0, split: str = "train") -> Batch:
-    """A batch of `count` images with random patch tokens, and CLS features that form one cluster per composition."""
+    """`count` images with random patch tokens, and CLS features that form a cluster per pair."""
     labels = small_labels()
     random = torch.Generator().manual_seed(seed)
     listed = torch.as_tensor(labels.pairs[split])
     compositions = listed[torch.arange(count) % len(listed)]
-    centres = normalize(torch.randn(labels.size, _tower().dim, generator=torch.Generator().manual_seed(99)), dim=-1)
+    other = torch.Generator().manual_seed(99)
+    centres = normalize(torch.randn(labels.size, _tower().dim, generator=other), dim=-1)
     z = centres[compositions] + 0.02 * torch.randn(count, _tower().dim, generator=random)
     patches = torch.randn(count, PATCHES, WIDTH, generator=random).half()
     return Batch({"cls": z, "patch": patches}, compositions)
@@ -280,7 +280,7 @@ def _check_run(kind: str, options: Options, folder: Path) -> None:
 
 
 def small_inputs() -> RunInputs:
-    """Inputs for a small training run, with random features in place of those read from a feature cache."""
+    """Inputs for a small training run, with random features in place of a feature cache."""
     labels = small_labels()
     examples = {}
     images = []

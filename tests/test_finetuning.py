@@ -14,7 +14,8 @@ from duplex.config.params import Params, load_params
 from duplex.data.tables import read_manifest
 from duplex.errors import UsageError
 from duplex.features.tokens import BLOCK, DiskTokens, read_tokens
-from duplex.methods.finetuned import FINETUNED_PREFIX, WithFinetuning
+from duplex.methods.blocks import FINETUNED_PREFIX
+from duplex.methods.finetuned import WithFinetuning
 from duplex.options import FinetuneOptions
 from duplex.project.evaluate import evaluate_stage
 from duplex.project.run import LastDatasetLoader, ProjectData, ProjectRun, load_inputs

@@ -15,7 +15,7 @@ from duplex.data.tables import read_manifest
 from duplex.encoders.base import load_encoder
 from duplex.errors import UsageError
 from duplex.features.tokens import read_tokens
-from duplex.methods.finetuned import finetuned_blocks_factory
+from duplex.methods.blocks import finetuned_blocks_factory
 from duplex.options import FinetuneOptions
 from duplex.project.evaluate import evaluate_stage
 from duplex.project.extract import extract

@@ -1,22 +1,24 @@
-"""Adapters, which fine-tuning trains in a tower's blocks. Each is a plug-in of the group `duplex.adapters`.
+"""Adapters, which fine-tuning trains in a tower's blocks: plug-ins of the group `duplex.adapters`.
 
-    bottleneck:  y <- y + Up(dropout(relu(Down(y))))          y: output of attention, MLP or convolutional block
-    parallel:    y <- y + 0.1 Up(dropout(relu(Down(x))))      x: what enters the layer norm before attention or MLP
-    lora:        W <- W + B A                                 every matrix W of the blocks (Hu et al., 2022)
+    bottleneck:  y <- y + Up(dropout(relu(Down(y))))         y: output of attention, MLP, convolution
+    parallel:    y <- y + 0.1 Up(dropout(relu(Down(x))))     x: input of the layer norm before it
+    lora:        W <- W + B A                                every matrix W of the blocks (Hu et al.)
     full:        all parameters are trained
-    concepts:    y <- y + Up_k(quickgelu(Down_k(y)))          k: state, object or composition; the blocks run for each k
-    experts:     y <- y + B_0 A_0 h + sum_i G_i B_i A_i h     y: output of the MLP; h: its input, after the layer norm
+    concepts:    y <- y + Up_k(quickgelu(Down_k(y)))         k: state, object, composition, one by one
+    experts:     y <- y + B_0 A_0 h + sum_i G_i B_i A_i h    y: output of the MLP; h: its normed input
 
-Each token has its own `G`: the softmax of the two largest of eight numbers `R h`, R a matrix; the other six experts get
-zero. This is EVA's mixture of experts (arXiv 2506.20986), known from others' summaries, which do not give the ranks.
+Each token has its own `G`: the softmax of the two largest of eight numbers `R h`, R a matrix; the
+other six experts get zero. This is EVA's mixture of experts (arXiv 2506.20986), known from others'
+summaries, which do not give the ranks.
 
-`Up` and `B` start at zero, except in `concepts`, CAILA's published adapters (Zheng et al., 2024). There, an image's run
-for compositions starts at the middle block, with the tokens of the other two runs joined, and mixes all three adapters:
+`Up` and `B` start at zero, except in `concepts`, CAILA's published adapters (Zheng et al., 2024).
+There, an image's run for compositions starts at the middle block, with the tokens of the other two
+runs joined, and mixes all three adapters:
 
     y <- y + (Up_c(mean of z_k) + Up_s(z_s) + Up_o(z_o)) / 3,   z_k = quickgelu(Down_k(y))
 
-The Duplex paper puts adapters "in the image encoder". It builds on the published code of Troika (Huang et al., 2024),
-which has parallel adapters; Chen et al. (2022) introduced these.
+The Duplex paper puts adapters "in the image encoder". It builds on the published code of Troika
+(Huang et al., 2024), which has parallel adapters; Chen et al. (2022) introduced these.
 """
 
 from __future__ import annotations
@@ -60,14 +62,11 @@ class BlockAdapters(nn.ModuleList):
     def attach(
         self, blocks: TowerBlocks, cut: LastBlocks, channels: list[int], options: FinetuneOptions
     ) -> list[nn.Module]:
-        """Insert (or unfreeze) and return trained modules; `cut` names places in blocks, `channels` output widths."""
+        """Insert (or unfreeze) and return modules; `channels`: widths of the blocks' outputs."""
         raise NotImplementedError
 
     def outputs(self, x: Tensor, blocks: TowerBlocks, run: Run) -> list[Tensor]:
-        """Pass `x`, the first block's input, through the blocks by `run(block, x)`; returns one output or three.
-
-        Three outputs give the method separate image features for compositions, states and objects.
-        """
+        """Pass `x` through the blocks by `run`: one output, or of pairs, states, objects."""
         for block in blocks:
             x = run(block, x)
         return [x]
@@ -81,7 +80,7 @@ def find_adapters(name: str) -> type[BlockAdapters]:
 
 
 class Bottlenecks(BlockAdapters):
-    """Trains bottlenecks after the attention and MLP of each transformer block, or after each convolutional block."""
+    """Trains bottlenecks after attention and MLP of each block, or after a convolutional one."""
 
     def attach(self, blocks: TowerBlocks, cut: LastBlocks, channels: list[int], options: FinetuneOptions) -> Any:
         adapters = []
@@ -94,7 +93,7 @@ class Bottlenecks(BlockAdapters):
 
 
 class ParallelBottlenecks(BlockAdapters):
-    """Trains two bottlenecks per transformer block, one in parallel to the attention and one to the MLP."""
+    """Trains two bottlenecks per transformer block, parallel to the attention and to the MLP."""
 
     def attach(self, blocks: TowerBlocks, cut: LastBlocks, channels: list[int], options: FinetuneOptions) -> Any:
         if not cut.branch_inputs:
@@ -109,14 +108,14 @@ class ParallelBottlenecks(BlockAdapters):
 
 
 def _place_beside(begin: nn.Module, end: nn.Module, adapter: nn.Module) -> None:
-    """Add `0.1 adapter(x)` to the output of `end`, where x is the input of `begin`, a module that runs earlier."""
+    """Add `0.1 adapter(x)` to the output of `end`; x: input of `begin`, which runs earlier."""
     entered: dict[str, Tensor] = {}
     begin.register_forward_pre_hook(lambda _, inputs: entered.update(x=inputs[0]))
     end.register_forward_hook(lambda _, __, y: y + PARALLEL_SCALE * adapter(entered.pop("x")))
 
 
 class LowRank(nn.Module):
-    """Adds the product B A to a weight [out, in] (kernels flattened); A [r, in] starts random, B [out, r] at zero."""
+    """Adds the product B A to a weight [out, in]; A [r, in] starts random, B [out, r] at zero."""
 
     def __init__(self, weight: Tensor, rank: int) -> None:
         super().__init__()
@@ -149,12 +148,12 @@ class AllWeights(BlockAdapters):
 
 
 class RoutedExperts(nn.Module):
-    """EVA's low-rank experts of a block: one for all tokens, and two of eight that a router picks for each token."""
+    """EVA's low-rank experts of a block: one for all tokens, and two of eight per token."""
 
     def __init__(self, channels: int, rank: int) -> None:
         super().__init__()
         self.router = nn.Linear(channels, EXPERTS, bias=False)
-        self.a = nn.Linear(channels, (1 + EXPERTS) * rank, bias=False)  # A_0 first, then those of routed experts
+        self.a = nn.Linear(channels, (1 + EXPERTS) * rank, bias=False)  # A_0, then the experts'
         self.b = nn.Linear((1 + EXPERTS) * rank, channels, bias=False)
         nn.init.zeros_(self.b.weight)
 
@@ -175,25 +174,27 @@ class ExpertMixtures(BlockAdapters):
             raise UsageError("finetune.adapter 'experts' needs an encoder with transformer blocks; use 'bottleneck'")
         adapters = []
         for block, width in zip(blocks, channels, strict=True):
-            norm, end = getattr(block[-1], cut.branch_inputs[-1]), getattr(block[-1], cut.branch_outputs[-1])
+            norm = getattr(block[-1], cut.branch_inputs[-1])
+            end = getattr(block[-1], cut.branch_outputs[-1])
             adapters.append(RoutedExperts(width, options.inner_width))
             _add_beside(norm, end, adapters[-1])
         return adapters
 
 
 def _add_beside(norm: nn.Module, end: nn.Module, adapter: nn.Module) -> None:
-    """Add `adapter(h)` to the output of `end`, where h is the output of `norm`, a module that runs earlier."""
+    """Add `adapter(h)` to the output of `end`; h: output of `norm`, which runs earlier."""
     left: dict[str, Tensor] = {}
     norm.register_forward_hook(lambda _, __, h: left.update(h=h))
     end.register_forward_hook(lambda _, __, y: y + adapter(left.pop("h")))
 
 
 class ConceptBottleneck(nn.Module):
-    """CAILA's bottleneck `Up(quickgelu(Down(y)))`, with `width` hidden units; its biases start at zero."""
+    """CAILA's `Up(quickgelu(Down(y)))` with `width` hidden units; biases start at zero."""
 
     def __init__(self, channels: int, width: int) -> None:
         super().__init__()
-        self.down, self.up = nn.Linear(channels, width), nn.Linear(width, channels)
+        self.down = nn.Linear(channels, width)
+        self.up = nn.Linear(width, channels)
         for layer in (self.down, self.up):
             nn.init.zeros_(layer.bias)
 
@@ -207,16 +208,16 @@ class ConceptBottleneck(nn.Module):
 
 
 class ConceptBottlenecks(BlockAdapters):
-    """Trains separate bottlenecks for states, objects and compositions; the blocks run once for each of the three."""
+    """Trains bottlenecks for states, objects and compositions; the blocks run for each."""
 
-    passes: tuple[TowerBlocks, TowerBlocks, TowerBlocks]  # blocks of compositions, states and objects
+    passes: tuple[TowerBlocks, TowerBlocks, TowerBlocks]  # of compositions, states, objects
 
     def attach(self, blocks: TowerBlocks, cut: LastBlocks, channels: list[int], options: FinetuneOptions) -> Any:
         if not cut.branch_inputs:
             raise UsageError("finetune.adapter 'concepts' needs an encoder with transformer blocks; use 'bottleneck'")
         weights = {id(weight): weight for block in blocks for weight in block.parameters()}
         self.passes = (blocks, copy.deepcopy(blocks, {**weights}), copy.deepcopy(blocks, {**weights}))
-        self.first = 0 if cut.of_text else len(blocks) // 2  # block from which on compositions have adapters
+        self.first = 0 if cut.of_text else len(blocks) // 2  # from which on
         adapters = []
         for place, width in enumerate(channels):
             for name in cut.branch_outputs:
@@ -235,12 +236,13 @@ class ConceptBottlenecks(BlockAdapters):
                 both = torch.cat([state, object], 1)
             if place >= self.first:
                 both = run(of_both, both)
-            state, object = run(of_state, state), run(of_object, object)
+            state = run(of_state, state)
+            object = run(of_object, object)
         return [both.unflatten(1, (2, -1)).mean(1), state, object]
 
 
 def mixture(adapters: list[ConceptBottleneck], y: Tensor) -> Tensor:
-    """Mean output of three adapters for the input `y`; the first one uses the mean of the hidden units of all three."""
+    """Mean output of three adapters for `y`; the first uses the mean of all hidden units."""
     z = [adapter.hidden(y) for adapter in adapters]
     inner = [torch.stack(z).mean(0), *z[1:]]
     return torch.stack([adapter.up(each) for adapter, each in zip(adapters, inner, strict=True)]).mean(0)

@@ -1,19 +1,22 @@
-"""ADE: attention separates state from object; in training, an image also attends to images with its state or object.
+"""ADE: attention separates state from object; training compares images that share one of the two.
 
 Hao et al., "Learning Attention as Disentangler for Compositional Zero-Shot Learning", CVPR 2023.
 
-    v_c = A_c(x, x),  v_s = A_s(x, x),  v_o = A_o(x, x)                                       to recognise an image
+    v_c = A_c(x, x),  v_s = A_s(x, x),  v_o = A_o(x, x)              to recognise an image
     S   = cos_c + a cos_s cos_o                                                               its score
     L   = CE(v_c) + CE(A_s(x, y_s)) + CE(A_s(y_s, x)) + CE(A_o(x, y_o)) + CE(A_o(y_o, x)) + w L_reg
     L_reg = D_s(x, y_s) + D_o(x, y_o) - D_s(x, y_o) - D_o(x, y_s)
 
-* A_c, A_s, A_o: attention for compositions, states, objects; A(x, y): from the CLS feature of x to patch tokens of y
-* y_s, y_o: partners of x in the batch: y_s shares its state but not its object, y_o its object but not its state
+* A_c, A_s, A_o: attention for compositions, states, objects; A(x, y): from the CLS feature of x to
+  patch tokens of y
+* y_s, y_o: partners of x in the batch: y_s shares its state but not its object, y_o its object but
+  not its state
 * CE, cos: cross-entropies (at a temperature) and cosines of features with embedded words
 * D(x, y): distance between the attention maps of x over y and of y over x
 
-The paper's D is an earth mover's distance over attention between all tokens; here it compares the sorted attention maps
-of the two CLS features. The paper's attention has heads, residuals and a feed-forward part; here it has none of these.
+The paper's D is an earth mover's distance over attention between all tokens; here it compares the
+sorted attention maps of the two CLS features. The paper's attention has heads, residuals and a
+feed-forward part; here it has none of these.
 """
 
 from __future__ import annotations
@@ -42,11 +45,12 @@ class AdeOptions(WordOptions):
 
 
 class ConceptAttention(nn.Module):
-    """Attention of an image's CLS feature to patch tokens; returns unit vectors [B, e] and attention weights [B, T].
+    """Attention of a CLS feature to patch tokens: unit vectors [B, e], attention weights [B, T].
 
-    With tokens y_t and q, a linear map of the CLS feature: weights `a = softmax_t (K y_t + b_k) . q / sqrt(e)` and the
-    vector `v = sum_t a_t (V y_t + b_v)`, scaled to unit length; K and V are trained. To save products with tokens, `v`
-    is computed as `V (sum_t a_t y_t) + b_v`, as weights sum to 1, and `(K y_t + b_k) . q` as `y_t . K^T q + b_k . q`.
+    With tokens y_t and q, a linear map of the CLS feature: weights `a = softmax_t (K y_t + b_k) .
+    q / sqrt(e)` and the vector `v = sum_t a_t (V y_t + b_v)`, scaled to unit length; K and V are
+    trained. To save products with tokens, `v` is computed as `V (sum_t a_t y_t) + b_v`, as weights
+    sum to 1, and `(K y_t + b_k) . q` as `y_t . K^T q + b_k . q`.
     """
 
     def __init__(self, dim: int, token_width: int, width: int) -> None:
@@ -66,30 +70,35 @@ class ConceptAttention(nn.Module):
 
 
 class Ade(WordMethod[AdeOptions]):
-    """ADE: composition, state and object features are computed by attention to an image's patch tokens."""
+    """ADE: composition, state and object features by attention to an image's patch tokens."""
 
     required_inputs = ("cls", "patch", "words")
 
     def __init__(self, context: MethodContext, options: AdeOptions) -> None:
         super().__init__(context, options, trained_words=options.train_words)
-        width, token_width = options.width, context.inputs["patch"][1]
+        width = options.width
+        token_width = context.inputs["patch"][1]
         self.attend_c = ConceptAttention(context.dim, token_width, width)
         self.attend_s = ConceptAttention(context.dim, token_width, width)
         self.attend_o = ConceptAttention(context.dim, token_width, width)
-        self.embed_s, self.embed_o = nn.Linear(self.words.width, width), nn.Linear(self.words.width, width)
+        self.embed_s = nn.Linear(self.words.width, width)
+        self.embed_o = nn.Linear(self.words.width, width)
         self.composer = Composer(self.words.width, width)
 
     def prepare(self, candidates: CompositionIndex) -> Prototypes:
-        states, objects = unit(self.embed_s(self.words.states)), unit(self.embed_o(self.words.objects))
+        states = unit(self.embed_s(self.words.states))
+        objects = unit(self.embed_o(self.words.objects))
         return Prototypes(self.composer(self.words, candidates), states, objects)
 
     def shared(self) -> Prototypes:
         return self.prepare(self.train_candidates)
 
     def losses(self, batch: Batch, shared: Prototypes) -> dict[str, Tensor]:
-        z, tokens = unit(batch.cls), batch.inputs["patch"].to(self.words.states.dtype)
+        z = unit(batch.cls)
+        tokens = batch.inputs["patch"].to(self.words.states.dtype)
         m, n = self.primitives(batch.compositions)
-        y_s, y_o = partners(m, n), partners(n, m)
+        y_s = partners(m, n)
+        y_o = partners(n, m)
         v_c, _ = self.attend_c(z, tokens)
         loss_s, near_s = self.cross_losses(self.attend_s, z, tokens, y_s, m, shared.states)
         loss_o, near_o = self.cross_losses(self.attend_o, z, tokens, y_o, n, shared.objects)
@@ -106,9 +115,10 @@ class Ade(WordMethod[AdeOptions]):
     def cross_losses(
         self, attend: ConceptAttention, z: Tensor, tokens: Tensor, partner: Tensor, target: Tensor, words: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Losses if images and partners attend to each other: summed cross-entropies, distance of attention maps.
+        """Losses if images and partners attend to each other: labels, distance of attention.
 
-        partner: index of each image's partner in the batch [B]; `z`, `tokens`: the batch's CLS features and patches.
+        partner: index of each image's partner in the batch [B]; `z`, `tokens`: the batch's CLS
+            features and patches.
         target: row in `words` of the state (or object) that an image and its partner share [B].
         words: embedded states (or objects) [M, e].
         """
@@ -120,12 +130,13 @@ class Ade(WordMethod[AdeOptions]):
 
     @staticmethod
     def map_distance(attend: ConceptAttention, z: Tensor, tokens: Tensor, partner: Tensor) -> Tensor:
-        """Mean distance between the attention maps of an image and its partner, each over the other's tokens."""
+        """Mean distance of the attention maps of image and partner, each over the other's tokens."""
         return distance(attend.weights(z, tokens[partner]), attend.weights(z[partner], tokens))
 
     def score(self, inputs: Inputs, candidates: CompositionIndex, prepared: Prototypes) -> Tensor:
         def chunk_scores(cls: Tensor, patch: Tensor) -> Tensor:
-            z, tokens = unit(cls), patch.to(self.words.states.dtype)
+            z = unit(cls)
+            tokens = patch.to(self.words.states.dtype)
             c = self.attend_c(z, tokens)[0] @ prepared.compositions.T
             s = self.attend_s(z, tokens)[0] @ prepared.states.T
             o = self.attend_o(z, tokens)[0] @ prepared.objects.T
@@ -136,7 +147,7 @@ class Ade(WordMethod[AdeOptions]):
 
 
 def partners(same: Tensor, other: Tensor) -> Tensor:
-    """For each image, index [B] of the next with its label in `same`, preferably another in `other`; else its own."""
+    """Index [B] of the next image with equal `same`, preferably another `other`; else its own."""
     equal = same[:, None] == same
     different, exists = next_partner_in_batch(equal & (other[:, None] != other))
     nearest, _ = next_partner_in_batch(equal)

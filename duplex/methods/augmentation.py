@@ -1,15 +1,16 @@
 """Augment training images on the device, each by a single homography and bilinear sampling.
 
-Coordinates x, y run from -1 to 1 between the outer edges of an image. At the place p = (x, y, 1), in homogeneous
-coordinates, the augmented image has the colour that the image has at M p, with
+Coordinates x, y run from -1 to 1 between the outer edges of an image. At the place p = (x, y, 1),
+in homogeneous coordinates, the augmented image has the colour that the image has at M p, with
 
     M = C F P R
 
-where the crop C, the flip F, the perspective P and the rotation R are random for each image; the identity matrix stands
-for those that are not chosen.
+where the crop C, the flip F, the perspective P and the rotation R are random for each image; the
+identity matrix stands for those that are not chosen.
 
-Strengths are those of published code: flip, perspective and rotation of CSP and Troika (github.com/BatsResearch/csp,
-github.com/bighuang624/Troika), the crop of CAILA; apart from the angle, these are torchvision's defaults.
+Strengths are those of published code: flip, perspective and rotation of CSP and Troika
+(github.com/BatsResearch/csp, github.com/bighuang624/Troika), the crop of CAILA; apart from the
+angle, these are torchvision's defaults.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ EXACT = torch.float64  # of matrices, whose products neither TF32 nor bfloat16 m
 
 
 def augment(pixels: Tensor, names: Collection[str]) -> Tensor:
-    """Augment pixels [B, 3, R, R] uint8 at random; `names`: those of crop, flip, perspective and rotation to apply."""
+    """Augment pixels [B, 3, R, R] uint8 by `names`: crop, flip, perspective, rotation."""
     matrices = _identities(len(pixels), pixels.device)
     for name in [name for name in DRAWN if name in names]:
         matrices = matrices @ DRAWN[name](len(pixels), pixels.device)
@@ -40,12 +41,12 @@ def augment(pixels: Tensor, names: Collection[str]) -> Tensor:
 
 
 def warp(pixels: Tensor, matrices: Tensor) -> Tensor:
-    """Transform pixels [B, 3, R, R] uint8 by homographies [B, 3, 3]; places outside of the image become black."""
+    """Transform pixels [B, 3, R, R] uint8 by homographies [B, 3, 3]; black outside."""
     height, width = pixels.shape[2:]
     x = _centres(width, pixels.device)
     y = _centres(height, pixels.device)[:, None]
     rows = matrices.float()[:, :, :, None, None]  # [B, 3, 3, 1, 1]
-    seen = [rows[:, k, 0] * x + rows[:, k, 1] * y + rows[:, k, 2] for k in range(3)]  # [B, R, R] each
+    seen = [rows[:, k, 0] * x + rows[:, k, 1] * y + rows[:, k, 2] for k in range(3)]  # [B, R, R]
     grid = torch.stack(seen[:2], dim=-1) / seen[2][..., None]
     return grid_sample(pixels.float(), grid, align_corners=False).round().to(torch.uint8)
 
@@ -55,7 +56,7 @@ def _centres(count: int, device: torch.device) -> Tensor:
 
 
 def draw_crops(count: int, device: torch.device) -> Tensor:
-    """Random matrices [B, 3, 3] that enlarge a part (of random area and aspect ratio) of each image to the whole."""
+    """Random matrices [B, 3, 3] that enlarge a part (of random area and ratio) to the whole."""
     drawn = torch.rand(4, count, TRIES, dtype=EXACT, device=device)
     area = SMALLEST_AREA + (1 - SMALLEST_AREA) * drawn[0]
     ratio = torch.exp(math.log(WIDEST) * (2 * drawn[1] - 1))
@@ -79,7 +80,7 @@ def draw_flips(count: int, device: torch.device) -> Tensor:
 
 
 def draw_perspectives(count: int, device: torch.device) -> Tensor:
-    """Random matrices [B, 3, 3] that, with the probability `WARPED`, move each corner towards the centre."""
+    """Random matrices [B, 3, 3] that may (probability `WARPED`) move corners to the centre."""
     corners = torch.tensor([[-1, -1], [1, -1], [1, 1], [-1, 1]], dtype=EXACT, device=device)
     distances = DISTORTION * torch.rand(count, 4, 2, dtype=EXACT, device=device)
     warped = torch.rand(count, device=device) < WARPED
@@ -87,7 +88,7 @@ def draw_perspectives(count: int, device: torch.device) -> Tensor:
 
 
 def homographies(places: Tensor, shown: Tensor) -> Tensor:
-    """Homographies [B, 3, 3] that map each image's four points `places` [B, 4, 2] to the points `shown` [4, 2]."""
+    """Homographies [B, 3, 3] that map each image's points `places` [B, 4, 2] to `shown` [4, 2]."""
     x, y = places.unbind(-1)  # [B, 4]
     u, v = shown.unbind(-1)
     zero = torch.zeros_like(x)

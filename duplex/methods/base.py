@@ -1,15 +1,15 @@
-"""The interface of methods, which learn to score compositions: all that training, evaluation and reports call.
+"""The interface of methods, which learn to score compositions: all that callers know of them.
 
 A method is a class, of this package or a plug-in (docs/your_method.md), that is used like this:
 
     method = make_method("duplex", Options(), context)          # random parameters are drawn here
-    method.start(train)                                         # state computed from the training images
+    method.start(train)                                         # state from the training images
     for epoch in ...:
         for step in ...:
             method.before_step(compositions)
-            shared = method.shared()                            # once per step, whatever the number of batches
+            shared = method.shared()                            # once per step, for all batches
             for batch in ...:
-                losses = method.losses(batch, shared)           # {name: term}; the loop sums them and calls backward
+                losses = method.losses(batch, shared)           # {name: term}; the loop sums them
                 method.after_batch()
             method.after_step()
         method.on_features_changed(train)
@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import product
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, get_args
+from typing import Any, ClassVar, Generic, TypeVar, get_args
 
 import numpy as np
 import torch
@@ -31,36 +31,33 @@ from torch import Tensor, nn
 from duplex.encoders.base import TextTower
 from duplex.errors import DuplexError, UsageError, require
 from duplex.labels import Bools, Ints, LabelSpace, World
-from duplex.methods.gaussian import FittedStatistics
+from duplex.methods.blocks import FinetunedBlocks
 from duplex.methods.layers import copy_to_device, unit
 from duplex.methods.prompts import TEMPLATE, Prompts, Prototypes
 from duplex.options import FinetuneOptions, Options
 from duplex.system.plugins import installed_plugins, load_plugin
 
-if TYPE_CHECKING:
-    from duplex.methods.finetuned import FinetunedBlocks
-
-STEPS = (4.0, 2.0, 2**0.5)  # factors by which a weight of a score's summand is tried larger and smaller, in turn
+STEPS = (4.0, 2.0, 2**0.5)  # by which weights are tried larger and smaller, in turn
 LARGEST_WEIGHT = 64
 STREAM = "stream adapter"
 UNKNOWN = -100  # `ignore_index` of cross_entropy
-Inputs = Mapping[str, Tensor]  # {"cls": [B, d], "patch": [B, T, w]}: the inputs that the method needs
+Inputs = Mapping[str, Tensor]  # {"cls": [B, d], "patch": [B, T, w]}
 Scorer = Callable[[Inputs], Tensor]  # inputs of B images -> float32 scores [B, C]
-ScoreTerms = Callable[[Inputs], Iterator[tuple[str, Tensor]]]  # inputs -> (name, summand of the scores [B, C])
+ScoreTerms = Callable[[Inputs], Iterator[tuple[str, Tensor]]]  # -> (name, summand [B, C])
 Weights = tuple[float, ...]
 OptionsT = TypeVar("OptionsT", bound=Options)
 
 
 @dataclass(frozen=True)
 class Inspectable:
-    """A method's functions that return features, for reports, `duplex retrieve` and `duplex swap`; some may be None."""
+    """A method's functions that return features, for reports and `duplex retrieve`, if any."""
 
-    features: Callable[[Inputs], Tensor] | None = None  # unit features z^c [B, d], compared with prototypes
-    semantic: Callable[[Ints], Tensor] | None = None  # compositions [C] -> semantic prototypes t^c [C, d]
-    visual: Callable[[Ints], Tensor] | None = None  # compositions [C] -> visual prototypes h [C, d]
-    factors: Callable[[Inputs], tuple[Tensor, Tensor]] | None = None  # state and object factors z^s, z^o
+    features: Callable[[Inputs], Tensor] | None = None  # unit features z^c [B, d]
+    semantic: Callable[[Ints], Tensor] | None = None  # [C] -> semantic prototypes [C, d]
+    visual: Callable[[Ints], Tensor] | None = None  # [C] -> visual prototypes [C, d]
+    factors: Callable[[Inputs], tuple[Tensor, Tensor]] | None = None  # z^s, z^o [B, d]
     fuse: Callable[[Tensor, Tensor], Tensor] | None = None  # (z^s, z^o) -> counterfactual features
-    text_space_features: Callable[[Inputs], Tensor] | None = None  # compared with t^c, if not `features`
+    text_space_features: Callable[[Inputs], Tensor] | None = None  # if not `features`
 
     def __post_init__(self) -> None:
         for name in self.present_fields:
@@ -73,7 +70,7 @@ class Inspectable:
 
 @dataclass(frozen=True)
 class PrimitiveVectors:
-    """Word vectors of all states and objects, read from a GloVe-format file or computed by the text tower."""
+    """Word vectors of all states and objects, from a GloVe-format file or the text tower."""
 
     states: Tensor  # [M, w]
     objects: Tensor  # [N, w]
@@ -84,13 +81,13 @@ class MethodContext:
     """Everything that a method's constructor receives besides its options."""
 
     labels: LabelSpace
-    inputs: Mapping[str, tuple[int, ...]]  # shape of one image's inputs: {"cls": (d,), "patch": (T, w)}
+    inputs: Mapping[str, tuple[int, ...]]  # shapes: {"cls": (d,), "patch": (T, w)}
     text: TextTower | None = None  # the encoder's frozen text tower
     words: PrimitiveVectors | None = None  # word vectors of states and objects
     world: World = "closed"  # whose candidates training uses; "open": all compositions
-    finetuned_blocks: Callable[[], FinetunedBlocks] | None = None  # builds the blocks to fine-tune, if any
-    members: tuple[Method[Any], ...] = ()  # trained methods, for a kind that combines finished runs
-    member_blocks: Callable[[FinetuneOptions], FinetunedBlocks] | None = None  # builds a member's blocks to fine-tune
+    finetuned_blocks: Callable[[], FinetunedBlocks] | None = None  # builds the blocks to train
+    members: tuple[Method[Any], ...] = ()  # trained methods that this one combines
+    member_blocks: Callable[[FinetuneOptions], FinetunedBlocks] | None = None  # builds a member's
 
     @property
     def dim(self) -> int:
@@ -104,26 +101,28 @@ class MethodContext:
         return self.text
 
     def encode_prompts(self, compositions: Ints, templates: str | Sequence[str] = TEMPLATE) -> Prototypes:
-        """Encode prompts such as "a photo of wet dog"; returns unit features of compositions, all states, all objects.
+        """Encode prompts such as "a photo of wet dog": of compositions, all states, all objects.
 
-        compositions: the compositions to encode [C]; state m with object n has the number `m N + n`.
+        compositions: the compositions to encode [C]; state m with object n has the number `m N +
+            n`.
         templates: words before the names; the features of several templates are averaged.
         """
         if self.text is None:
             raise UsageError('a method that encodes prompts needs the text tower; its needs() must return "text" too')
-        listed = [templates] if isinstance(templates, str) else templates
-        encoded = [Prompts(self.labels, self.text, template=words).encode(compositions) for words in listed]
+        encoded = []
+        for template in [templates] if isinstance(templates, str) else templates:
+            encoded.append(Prompts(self.labels, self.text, template=template).encode(compositions))
         return Prototypes(*(unit(torch.stack(parts).mean(0)) for parts in zip(*encoded, strict=True)))
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Training images as a method receives them: cached encoder outputs (`inputs`) and labels (`compositions`)."""
+    """Training images as a method receives them: cached encoder outputs and labels."""
 
     inputs: Inputs
     compositions: Tensor  # [B]
-    compositions_np: Ints = None  # type: ignore[assignment]  # `compositions` in NumPy; copied if missing
-    rows_np: Ints = None  # type: ignore[assignment]  # index of each image among all training images; 0..B-1 if missing
+    compositions_np: Ints = None  # type: ignore[assignment]  # in NumPy; copied if missing
+    rows_np: Ints = None  # type: ignore[assignment]  # `rows` in NumPy; 0..B-1 if missing
 
     def __post_init__(self) -> None:
         if self.compositions_np is None:
@@ -137,44 +136,48 @@ class Batch:
     def __getitem__(self, rows: Tensor) -> Batch:
         host_rows = rows.cpu().numpy()
         (device_rows,) = copy_to_device(self.compositions.device, host_rows)
-        inputs = {
-            name: values[device_rows if isinstance(values, Tensor) else rows] for name, values in self.inputs.items()
-        }
-        return Batch(inputs, self.compositions[device_rows], self.compositions_np[host_rows], self.rows_np[host_rows])
+        inputs = {}
+        for name, values in self.inputs.items():
+            inputs[name] = values[device_rows if isinstance(values, Tensor) else rows]
+        compositions = self.compositions[device_rows]
+        return Batch(inputs, compositions, self.compositions_np[host_rows], self.rows_np[host_rows])
 
     @property
     def rows(self) -> Tensor:
-        """Index of each image [B] among all training images, in the order in which `Method.start` receives them."""
+        """Index of each image [B] among all training images, as `Method.start` receives them."""
         return copy_to_device(self.compositions.device, self.rows_np)[0]
 
     @property
     def cls(self) -> Tensor:
-        """CLS features [B, d] of the images, from the cache or, with fine-tuning, from the fine-tuned blocks."""
+        """CLS features [B, d], from the cache or, with fine-tuning, from the fine-tuned blocks."""
         return self.inputs["cls"]
 
 
 class Method(nn.Module, Generic[OptionsT]):
     """Base class of all methods, which learn to score compositions from cached encoder outputs.
 
-    A subclass defines `losses`, and `scorer` or `score_terms`; everything else has a default. Checkpoints store
-    `state_dict()`, which holds parameters and persistent buffers, and nothing of the frozen encoder.
+    A subclass defines `losses`, and `scorer` or `score_terms`; everything else has a default.
+    Checkpoints store `state_dict()`, which holds parameters and persistent buffers, and nothing of
+    the frozen encoder.
     """
 
-    Options: ClassVar[type[Options]] = Options  # by default the class in brackets: `class MyMethod(Method[MyOptions])`
-    required_inputs: ClassVar[tuple[str, ...]] = ("cls",)  # names that `needs` returns, unless they depend on options
+    Options: ClassVar[type[Options]] = Options  # or in brackets: `Method[MyOptions]`
+    required_inputs: ClassVar[tuple[str, ...]] = ("cls",)  # what `needs` returns
     growing: tuple[str, ...] = ()  # names of buffers whose length depends on data; set by `grow`
-    combines_runs: ClassVar[bool] = False  # whether the class combines finished runs, by CombinedOptions
+    combines_runs: ClassVar[bool] = False  # whether it combines finished runs
     checkpointing = False  # whether to recompute activations in the backward pass; set by training
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)
-        for kind in (argument for base in cls.__dict__.get("__orig_bases__", ()) for argument in get_args(base)):
-            if "Options" not in cls.__dict__ and isinstance(kind, type) and issubclass(kind, Options):
-                cls.Options = kind
+        for base in cls.__dict__.get("__orig_bases__", ()):
+            for kind in get_args(base):
+                if "Options" not in cls.__dict__ and isinstance(kind, type) and issubclass(kind, Options):
+                    cls.Options = kind
 
     def __init__(self, context: MethodContext, options: OptionsT) -> None:
         super().__init__()
-        self.context, self.labels = context, context.labels
+        self.context = context
+        self.labels = context.labels
         self.options: OptionsT = options
 
     @property
@@ -182,26 +185,28 @@ class Method(nn.Module, Generic[OptionsT]):
         return type(self).__name__
 
     def grow(self, name: str, *shape: int, dtype: torch.dtype = torch.float32) -> None:
-        """Register a buffer `name` [0, *shape] of type `dtype`, which `start` fills with any number of rows."""
+        """Register a buffer `name` [0, *shape], which `start` fills with any number of rows."""
         self.register_buffer(name, torch.empty(0, *shape, dtype=dtype))
         self.growing = (*self.growing, name)
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
-        for name in self.growing:  # torch compares shapes next: the first dimension alone may differ
-            own, stored = self.get_buffer(name), state_dict.get(prefix + name)
+        for name in self.growing:  # only their first dimension may differ
+            own = self.get_buffer(name)
+            stored = state_dict.get(prefix + name)
             if stored is not None:
                 setattr(self, name, own.new_empty(*stored.shape[:1], *own.shape[1:]))
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
     @classmethod
     def accepts_partial_labels(cls, options: Any) -> bool:
-        """Whether training with `options` can use images of which only the state or only the object is known."""
+        """Whether training can use images of which only the state or only the object is known."""
         return False
 
     def known_primitives(self, compositions: Tensor) -> tuple[Tensor, Tensor]:
-        """State and object index of each of the `compositions`; -100, which PyTorch's losses ignore, if unknown."""
+        """State and object index of each composition; -100, which losses ignore, if unknown."""
         m, n = self.primitives(compositions)
-        states, alone = len(self.labels.states), -1 - compositions
+        states = len(self.labels.states)
+        alone = -1 - compositions
         m = torch.where(compositions < 0, torch.where(alone < states, alone, UNKNOWN), m)
         n = torch.where(compositions < 0, torch.where(alone < states, UNKNOWN, alone - states), n)
         return m, n
@@ -212,34 +217,35 @@ class Method(nn.Module, Generic[OptionsT]):
 
     @classmethod
     def needs(cls, options: Any) -> frozenset[str]:
-        """What a method with `options` requires, among `cls`, `patch` (tokens), `text` (tower), `words` (vectors)."""
+        """What is required, among `cls`, `patch` (tokens), `text` (tower), `words` (vectors)."""
         return frozenset(cls.required_inputs)
 
     @classmethod
     def scores_new_words(cls, options: Any) -> bool:
-        """Whether a method with `options` can score states and objects that have no training images."""
+        """Whether the method can score states and objects without training images."""
         return not cls.needs(options).isdisjoint(("text", "words"))
 
     def start(self, train: Batch) -> None:
-        """Compute buffers, which checkpoints store, from all training images `train`; called before the first epoch."""
+        """Compute buffers, which checkpoints store, from all training images; called first."""
 
     def groups(self) -> list[dict[str, Any]]:
-        """The optimiser's parameter groups: dicts with `params` and perhaps `lr`; empty if nothing is trained."""
+        """The optimiser's parameter groups, dicts with `params` and perhaps `lr`; maybe none."""
         parameters = [parameter for parameter in self.parameters() if parameter.requires_grad]
         return [{"params": parameters}] if parameters else []
 
     def before_step(self, compositions: Ints) -> None:
-        """Prepare an optimiser step on images with the labels `compositions`; called before `shared`."""
+        """Prepare an optimiser step on images with these labels; called before `shared`."""
 
     def shared(self) -> tuple[Any, ...]:
-        """Compute what all batches of an optimiser step share, such as encoded prompts; returns a tuple of values.
+        """What all batches of an optimiser step share, such as encoded prompts, as a tuple.
 
-        Gradients with respect to these values are summed over the batches and propagated to the parameters once.
+        Gradients with respect to these values are summed over the batches and propagated to the
+        parameters once.
         """
         return ()
 
     def losses(self, batch: Batch, shared: Any) -> dict[str, Tensor]:
-        """A batch's loss terms, name -> scalar; training minimises their sum. `shared` is what `shared()` returned."""
+        """A batch's loss terms by name, which training sums; `shared`: result of `shared()`."""
         raise DuplexError(f"{type(self).__name__} must define losses()")
 
     def after_batch(self) -> None:
@@ -249,27 +255,27 @@ class Method(nn.Module, Generic[OptionsT]):
         """Update buffers that depend on the parameters; called after each optimiser step."""
 
     def on_features_changed(self, train: Batch) -> None:
-        """Recompute buffers that depend on the features of all training images, `train`; called after each epoch."""
+        """Recompute buffers that depend on training images' features; called after each epoch."""
 
     def after_epoch(self, epoch: int) -> None:
-        """Update what depends on `epoch`, the number of finished epochs; called after each epoch, before validation."""
+        """Update what depends on the number of finished epochs; called before validation."""
 
-    def tune(self, images: Inputs, candidates: Ints, auc: Callable[[Tensor], float]) -> None:
-        """Choose settings such as score weights by validation AUC and store them in buffers; called after training.
+    def choose_options(self, images: Inputs, candidates: Ints, auc: Callable[[Tensor], float]) -> None:
+        """Choose options such as score weights by validation AUC; called after training.
 
         images: inputs of the V validation images.
         candidates: compositions of the closed world [C].
-        auc: function that returns the validation AUC of scores [V, C]; if they exclude all unseen pairs (by -inf), it
-            returns the accuracy on images of seen pairs instead.
+        auc: function that returns the validation AUC of scores [V, C]; if they exclude all unseen
+            pairs (by -inf), it returns the accuracy on images of seen pairs instead.
         """
 
     def chosen_options(self) -> dict[str, Any]:
-        """The values that `tune` chose, by option name, to train later without validation images."""
+        """The values that `choose_options` chose, by name, to train without validation images."""
         return {}
 
     @torch.no_grad()
     def scorer(self, candidates: Ints) -> Scorer:
-        """A function from inputs to scores [B, C] of the sorted `candidates`; by default, the sum of `score_terms`."""
+        """A function from inputs to scores [B, C] of the sorted `candidates`."""
         terms = self.score_terms(candidates)
         if terms is None:
             raise DuplexError(f"{type(self).__name__} must define scorer() or score_terms()")
@@ -281,23 +287,19 @@ class Method(nn.Module, Generic[OptionsT]):
         return torch.no_grad()(lambda inputs: torch.stack([term for _, term in terms(inputs)]).sum(0))
 
     def score_terms(self, candidates: Ints) -> ScoreTerms | None:
-        """A function from inputs to (name, summand) pairs of `candidates`' scores; None if scores are not sums."""
+        """A function from inputs to (name, summand) pairs; None if scores are not sums."""
         return None
 
     def probabilities(self, scores: Tensor) -> Tensor:
-        """Convert `scores` [B, C] to probabilities of the candidates; an excluded candidate has the score -inf."""
+        """Convert `scores` [B, C] to probabilities; an excluded candidate has the score -inf."""
         return scores.softmax(-1)
 
-    def fitted_statistics(self) -> FittedStatistics | None:
-        """Statistics with which `duplex update` fits closed-form prototypes anew; None without such prototypes."""
-        return None
-
     def portable(self, candidates: Ints) -> dict[str, Tensor] | None:
-        """Named tensors from which an export computes `candidates`' scores; None if the method has no export."""
+        """Named tensors from which an export computes scores; None if there is no export."""
         return None
 
     def inspectable(self) -> Inspectable:
-        """Functions that return features and prototypes, for reports, `duplex retrieve` and `duplex swap`."""
+        """Functions that return features and prototypes, for reports and `duplex retrieve`."""
         return Inspectable()
 
     def summary(self) -> dict[str, int]:
@@ -317,17 +319,18 @@ class AdaptedRun:
 
 
 class UnsuitableMethod(UsageError):
-    """Raised by a stream adapter if it cannot adapt a run's method; the run is then evaluated without adapting."""
+    """Raised by a stream adapter that cannot adapt a method; the run is then scored as it is."""
 
 
 class StreamAdapter:
-    """Base class of stream adapters, which adapt a trained method to unlabelled images; a subclass defines `scores`."""
+    """Base class of stream adapters, which adapt a trained method to unlabelled images."""
 
     Options: ClassVar[type[Options]] = Options
-    grid: ClassVar[Mapping[str, tuple[Any, ...]]] = {}  # option -> values that validation tries, from the first on
+    grid: ClassVar[Mapping[str, tuple[Any, ...]]] = {}  # option -> values to try
 
     def __init__(self, run: AdaptedRun, options: Any) -> None:
-        self.run, self.options = run, options
+        self.run = run
+        self.options = options
 
     def scores(self, stream: Iterable[Inputs]) -> Iterable[Tensor]:
         """Yield scores [B, C] of each batch of images in `stream`, in their order."""
@@ -335,7 +338,7 @@ class StreamAdapter:
 
 
 def find_stream_adapter(name: str) -> type[StreamAdapter]:
-    """The class of a stream adapter, which adapts a trained method to unlabelled images; UsageError if unknown."""
+    """The class of a stream adapter; UsageError if its name is unknown."""
     points = installed_plugins("duplex.stream_adapters")
     found: type[StreamAdapter] = load_plugin(points[require(name, points, STREAM)], STREAM, StreamAdapter)
     return found
@@ -344,7 +347,7 @@ def find_stream_adapter(name: str) -> type[StreamAdapter]:
 def tuned_weights(
     first: Tensor, weighted: Callable[[Weights], Sequence[Tensor]], auc: Callable[[Tensor], float]
 ) -> Tensor:
-    """Search for the weights of K score summands with the best validation AUC, one weight at a time.
+    """Search for the weights of K score summands with the best validation AUC, one at a time.
 
     The last weight stays fixed, because multiplying all weights by one factor changes no ranking.
 

@@ -5,12 +5,12 @@ Wang et al., "Learning Conditional Attributes for Compositional Zero-Shot Learni
     d_o = cos(f_o(x), w_o)                                                              an object's cosine
     beta = relu(MLP([w_(o_x); x]))
     e_s(x) = a_2 * W_2 relu(norm(a_1 * W_1 w_s)),    a_l = A_l beta
-    d_s = cos(f_s(x), e_s(x)),    d_c = cos(f_c(x), g(w_s, w_o))                        a state's, a composition's
+    d_s = cos(f_s(x), e_s(x)),    d_c = cos(f_c(x), g(w_s, w_o))           a state's, a composition's
     L = L_c + (L_s + L_o) / 2
     S = (1 - a) P_c + a P_s P_o,    P = (1 + d) / 2
 
 * f_s, f_o, f_c: perceptrons from the image feature x to the space of word vectors w
-* o_x: the most probable object;  beta: output of the hyper learner, which scales both layers of the base learner e_s
+* o_x: the most probable object;  beta: output of the hyper learner, which scales layers of e_s
 * g: perceptron on both word vectors;  a: option `share`
 * L_c, L_s, L_o: cross-entropies of cosines at temperature T, L_c over seen compositions
 
@@ -40,72 +40,71 @@ class CanetOptions(WordOptions):
     dropout: Rate = 0.1  # in every perceptron
     scale: Positive = 20.0  # 1 / T of cosines
     share: Share = 0.4  # weight a of P_s P_o in the score
-    conditional: bool = True  # whether states' embeddings depend on the image; otherwise each state has one
 
 
 class ImageScaledNetwork(nn.Module):
-    """Two-layer network that embeds all states for each image [B, M, w]; an image's `beta` [w] scales its layers."""
+    """Network that embeds all states for each image [B, M, w]; `beta` scales its two layers."""
 
     def __init__(self, word_width: int, options: CanetOptions) -> None:
         super().__init__()
         width = options.width
-        self.first, self.second = nn.Linear(word_width, width), nn.Linear(width, word_width)
+        self.first = nn.Linear(word_width, width)
+        self.second = nn.Linear(width, word_width)
         self.between = nn.Sequential(nn.LayerNorm(width), nn.ReLU(), nn.Dropout(options.dropout))
-        if options.conditional:
-            self.scale_first = nn.Linear(word_width, width)  # A_1
-            self.scale_second = nn.Linear(word_width, word_width)  # A_2
+        self.scale_first = nn.Linear(word_width, width)  # A_1
+        self.scale_second = nn.Linear(word_width, word_width)  # A_2
 
-    def forward(self, states: Tensor, beta: Tensor | None) -> Tensor:
-        hidden = self.first(states)[None]
-        if beta is not None:
-            hidden = self.scale_first(beta)[:, None] * hidden
-        embedded: Tensor = self.second(self.between(hidden))
-        return embedded if beta is None else self.scale_second(beta)[:, None] * embedded
+    def forward(self, states: Tensor, beta: Tensor) -> Tensor:
+        hidden = self.scale_first(beta)[:, None] * self.first(states)[None]
+        return torch.mul(self.scale_second(beta)[:, None], self.second(self.between(hidden)))
 
 
 class Canet(WordMethod[CanetOptions]):
-    """CANet: the score combines the image's cosines with embeddings of the composition, of its state and its object."""
+    """CANet: cosines of the image with embeddings of the composition, its state and its object."""
 
     def __init__(self, context: MethodContext, options: CanetOptions) -> None:
         super().__init__(context, options, trained_words=True)
-        word, width = self.words.width, options.width
-        layers, rate = options.layers, options.dropout
-        self.see_s = Mlp(context.dim, width, word, layers, rate)
-        self.see_o = Mlp(context.dim, width, word, layers, rate)
-        self.see_c = Mlp(context.dim, width, word, layers, rate)
+        word = self.words.width
+        width = options.width
+        rate = options.dropout
+        self.see_s = Mlp(context.dim, width, word, options.layers, rate)
+        self.see_o = Mlp(context.dim, width, word, options.layers, rate)
+        self.see_c = Mlp(context.dim, width, word, options.layers, rate)
         self.learner = ImageScaledNetwork(word, options)
-        self.join = Mlp(word + context.dim, width, word, 1, rate) if options.conditional else None
+        self.join = Mlp(word + context.dim, width, word, 1, rate)
         self.compose = Mlp(2 * word, width, word, 1, rate)  # g
 
     def prepare(self, candidates: CompositionIndex) -> Tensor:
-        states, objects = self.words.states, self.words.objects
         rows = []
         for m, n in zip(candidates.states.split(CHUNK), candidates.objects.split(CHUNK), strict=True):
-            rows.append(unit(self.compose(torch.cat([states.index_select(0, m), objects.index_select(0, n)], dim=-1))))
+            states = self.words.states.index_select(0, m)
+            objects = self.words.objects.index_select(0, n)
+            rows.append(unit(self.compose(torch.cat([states, objects], dim=-1))))
         return torch.cat(rows)
 
     def cosines(self, z: Tensor) -> tuple[Tensor, Tensor]:
         objects = self.words.objects
         d_o = unit(self.see_o(z)) @ unit(objects).T
-        beta = None
-        if self.join is not None:
-            beta = relu(self.join(torch.cat([objects[d_o.argmax(1)], z], dim=-1)))
-        states = unit(self.learner(self.words.states, beta))  # [B, M, w] or [1, M, w]
+        beta = relu(self.join(torch.cat([objects[d_o.argmax(1)], z], dim=-1)))
+        states = unit(self.learner(self.words.states, beta))  # [B, M, w]
         return (states @ unit(self.see_s(z))[:, :, None])[..., 0], d_o
 
     def losses(self, batch: Batch, shared: tuple[Tensor]) -> dict[str, Tensor]:
-        z, scale = unit(batch.cls), self.options.scale
+        z = unit(batch.cls)
+        scale = self.options.scale
         m, n = self.primitives(batch.compositions)
         d_s, d_o = self.cosines(z)
         d_c = unit(self.see_c(z)) @ shared[0].T
+        own = self.train_candidates.positions_of_listed(batch.compositions)
         return {
             "state": cross_entropy(scale * d_s, m) / 2,
             "object": cross_entropy(scale * d_o, n) / 2,
-            "composition": cross_entropy(scale * d_c, self.train_candidates.positions_of_listed(batch.compositions)),
+            "composition": cross_entropy(scale * d_c, own),
         }
 
     def score(self, inputs: Inputs, candidates: CompositionIndex, prepared: Tensor) -> Tensor:
-        z, a = unit(inputs["cls"]), self.options.share
+        z = unit(inputs["cls"])
+        a = self.options.share
         d_s, d_o = self.cosines(z)
         p_s, p_o = (1 + d_s) / 2, (1 + d_o) / 2
         p_c = (1 + unit(self.see_c(z)) @ prepared.T) / 2

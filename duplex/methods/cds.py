@@ -1,19 +1,23 @@
 """CDS-CZSL: compositions score higher if their state is specific to the object.
 
-Li et al., "Context-based and Diversity-driven Specificity in Compositional Zero-Shot Learning", CVPR 2024.
+Li et al., "Context-based and Diversity-driven Specificity in Compositional Zero-Shot Learning",
+CVPR 2024.
 
     d(s) = 1 - log(1 + |O_s|) / log(1 + N)                                  specificity by diversity
     g(s, o) = sigmoid(l(s, o)),   l = MLP([t_s; t_o])                       specificity by context
     L_spec = mean over (s, s', o), d(s) > d(s'), of  softplus(-(l(s, o) - l(s', o)))
     S = p(c|x) + p(s|x) p(o|x) (1 + w g(s, o))
 
-* O_s: the objects, of all N, seen with state s: if they are few, s is specific (*sliced* more than *red*)
+* O_s: the objects, of all N, seen with state s: if they are few, s is specific (*sliced* more than
+  *red*)
 * t_s, t_o: text features of state and object
 * p(c|x), p(s|x), p(o|x): posteriors by prompts of compositions, states and objects (three paths)
-* L_spec ranks two states seen with the same object; it is added to the cross-entropies of the three paths
+* L_spec ranks two states seen with the same object; it is added to the cross-entropies of the
+  three paths
 
-The paper's learner also clusters batches, removes noise from states, and filters open-world compositions. This version
-does none of that; as for every method, the evaluation's threshold excludes infeasible compositions.
+The paper's learner also clusters batches, removes noise from states, and filters open-world
+compositions. This version does none of that; as for every method, the evaluation's threshold
+excludes infeasible compositions.
 """
 
 from __future__ import annotations
@@ -39,7 +43,7 @@ class CdsOptions(ThreePathOptions):
 
 
 class Cds(ThreePaths[CdsOptions]):
-    """CDS-CZSL: scores by prompts of pairs, states and objects, raised for states that are specific to the object."""
+    """CDS-CZSL: three paths, whose scores are raised for states specific to the object."""
 
     more_specific: Tensor
     less_specific: Tensor
@@ -52,7 +56,7 @@ class Cds(ThreePaths[CdsOptions]):
         self.register_buffer("less_specific", less, persistent=False)
 
     def specificity_logits(self, t: Prototypes, candidates: CompositionIndex) -> Tensor:
-        """Logits [C]: how specific candidates' states are to their objects; text features `t` receive no gradients."""
+        """Logits [C]: how specific candidates' states are to objects; no gradients to `t`."""
         assert self.ranker is not None
         states, objects = t.states.detach(), t.objects.detach()
         both = [states.index_select(0, candidates.states), objects.index_select(0, candidates.objects)]
@@ -75,17 +79,14 @@ class Cds(ThreePaths[CdsOptions]):
 
 
 def state_specificity(labels: LabelSpace) -> Tensor:
-    """Specificity d(s) of each state [M]: 1 for a state seen with no object, 0 for a state seen with all objects."""
+    """Specificity d(s) of each state [M]: 1 if seen with no object, 0 with all objects."""
     seen = torch.as_tensor(labels.state_of(labels.pairs["train"]))
     counts = seen.bincount(minlength=len(labels.states)).to(torch.float64)
     return 1 - (1 + counts).log() / torch.tensor(1.0 + len(labels.objects), dtype=torch.float64).log()
 
 
 def specificity_pairs(labels: LabelSpace) -> tuple[Tensor, Tensor]:
-    """All R combinations of two seen pairs that share the object and whose states differ in specificity.
-
-    Returns positions in `labels.pairs["train"]`: [R] for the more specific states, and [R] for the less specific.
-    """
+    """Seen pairs with the same object: [R] with the more specific state, [R] others."""
     seen = torch.as_tensor(labels.pairs["train"])
     n = len(labels.objects)
     d = state_specificity(labels)[seen // n]

@@ -1,23 +1,26 @@
 """CGE and Co-CGE: a graph network embeds states, objects and compositions.
 
-Naeem et al., "Learning Graph Embeddings for Compositional Zero-shot Learning", CVPR 2021.
-Mancini et al., "Learning Graph Embeddings for Open World Compositional Zero-Shot Learning", TPAMI 2022 (Co-CGE).
+Naeem et al., "Learning Graph Embeddings for Compositional Zero-shot Learning", CVPR 2021. Mancini
+et al., "Learning Graph Embeddings for Open World Compositional Zero-Shot Learning", TPAMI 2022
+(Co-CGE).
 
     H' = relu(D^-1 (A + I) H W)              a graph convolution, two by default; without relu in the last
     CGE:     S = f(x) . h_c
     Co-CGE:  S = cos(f(x), h_c) / T,  in the open world for unseen c  S - alpha rho(c) / T  in the loss
 
-* H: features of the nodes (states, objects, compositions), at first word vectors;  A, D: adjacency, degree;  W: weights
-* h_c: a composition's unit embedding after the last convolution;  f(x): embedding of image x by a perceptron
-* T: temperature;  rho(c): feasibility, from the graph's embeddings of states and objects after each epoch
+* H: features of nodes, at first word vectors;  A, D: adjacency, degree;  W: weights
+* h_c: a composition's unit embedding after the last convolution;  f(x): embedding of image x
+* T: temperature;  rho(c): feasibility, from embeddings of states and objects after each epoch
 * alpha: rises to its final value over the first `margin_epochs`
 
-The loss is a cross-entropy over seen compositions. The graph contains all compositions that the data set's splits list,
-in the open world all compositions. There, Co-CGE weighs messages of unseen compositions by max(0, rho(c)); in its first
-epoch they send none and are excluded from the loss. The cached encoder replaces the papers' trained backbone.
+The loss is a cross-entropy over seen compositions. The graph contains all compositions that the
+data set's splits list, in the open world all compositions. There, Co-CGE weighs messages of unseen
+compositions by max(0, rho(c)); in its first epoch they send none and are excluded from the loss.
+The cached encoder replaces the papers' trained backbone.
 
-No adjacency matrix is built: composition `c = (s, o)` adds the edges s-o, s-c and o-c. A composition outside of the
-graph receives messages and sends none, so its embedding does not depend on the other candidates.
+No adjacency matrix is built: composition `c = (s, o)` adds the edges s-o, s-c and o-c. A
+composition outside of the graph receives messages and sends none, so its embedding does not depend
+on the other candidates.
 """
 
 from __future__ import annotations
@@ -44,10 +47,7 @@ class NodeFeatures(NamedTuple):
 
 
 class CompositionGraph(nn.Module):
-    """Graph of states, objects and compositions that averages features over neighbours; nothing is trained.
-
-    weights: of the messages that compositions send [C]; 1, unless Co-CGE sets them in the open world.
-    """
+    """Graph of words and pairs, averages over neighbours; `weights` [C]: of pairs' messages."""
 
     weights: Tensor
 
@@ -58,11 +58,14 @@ class CompositionGraph(nn.Module):
         self.register_buffer("weights", torch.ones(len(compositions)))
 
     def means(self, x: NodeFeatures) -> NodeFeatures:
-        """Mean features of each node and its neighbours; states and objects weigh compositions' edges by `weights`."""
-        m, n = self.columns.states, self.columns.objects
+        """Mean features of nodes and neighbours; `weights`: of edges to compositions."""
+        m = self.columns.states
+        n = self.columns.objects
         w = self.weights[:, None]
-        states = self._primitive_means(x.states, m, w * (x.objects.index_select(0, n) + x.compositions), self.sizes[0])
-        objects = self._primitive_means(x.objects, n, w * (x.states.index_select(0, m) + x.compositions), self.sizes[1])
+        to_states = w * (x.objects.index_select(0, n) + x.compositions)
+        states = self._primitive_means(x.states, m, to_states, self.sizes[0])
+        to_objects = w * (x.states.index_select(0, m) + x.compositions)
+        objects = self._primitive_means(x.objects, n, to_objects, self.sizes[1])
         return NodeFeatures(states, objects, self.composition_means(x, x.compositions, self.columns))
 
     def _primitive_means(self, rows: Tensor, group: Tensor, messages: Tensor, count: int) -> Tensor:
@@ -72,30 +75,32 @@ class CompositionGraph(nn.Module):
 
     @staticmethod
     def composition_means(x: NodeFeatures, rows: Tensor, columns: CompositionIndex) -> Tensor:
-        """Mean [C, w] of each composition's own features (`rows`), its state's and its object's (both in `x`)."""
+        """Mean [C, w] of each composition's own `rows`, its state's and its object's (in `x`)."""
         both = x.states.index_select(0, columns.states) + x.objects.index_select(0, columns.objects)
         return (rows + both) / 3
 
 
 class GraphNetwork(nn.Module):
-    """Graph network of `layers` convolutions from `inside` to `out` channels; a call returns every layer's features."""
+    """Graph network of `layers` convolutions; a call returns every layer's features."""
 
     def __init__(self, graph: CompositionGraph, inside: int, width: int, out: int, layers: int, rate: float) -> None:
         super().__init__()
         sizes = [inside, *[width] * (layers - 1), out] if layers else [inside]
-        self.graph, self.rate = graph, rate
+        self.graph = graph
+        self.rate = rate
         self.weights = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(sizes))
         self.out = sizes[-1]
 
     def forward(self, states: Tensor, objects: Tensor) -> list[NodeFeatures]:
         features = [NodeFeatures(states, objects, mean_pairs(states, objects, self.graph.columns))]
         for depth in range(len(self.weights)):
-            means = self.graph.means(NodeFeatures(*(dropout(rows, self.rate, self.training) for rows in features[-1])))
+            dropped = [dropout(rows, self.rate, self.training) for rows in features[-1]]
+            means = self.graph.means(NodeFeatures(*dropped))
             features.append(NodeFeatures(*(self._layer(depth, rows) for rows in means)))
         return features
 
     def embed(self, features: list[NodeFeatures], columns: CompositionIndex) -> Tensor:
-        """Embeddings [C, out] of compositions, even of those outside of the graph; `features`: result of `forward`."""
+        """Embeddings [C, out] of any compositions; `features`: result of `forward`."""
         listed = self.graph.columns.compositions
         place = self.graph.columns.positions_of_listed(columns.compositions).clamp(max=len(listed) - 1)
         if bool(contains_sorted(self.graph.columns.compositions_np, columns.compositions_np).all()):
@@ -112,13 +117,13 @@ class GraphNetwork(nn.Module):
 
 
 def mean_pairs(states: Tensor, objects: Tensor, columns: CompositionIndex) -> Tensor:
-    """The mean of the state's and the object's features of each composition in `columns` [C, w]."""
+    """The mean of state's and object's features of each composition in `columns` [C, w]."""
     return (states.index_select(0, columns.states) + objects.index_select(0, columns.objects)) / 2
 
 
 @dataclass(frozen=True)
 class CgeOptions(WordOptions):
-    layers: Natural = 2  # graph convolutions; 0: a composition's embedding is the mean of its words
+    layers: Natural = 2  # graph convolutions; 0: embeddings are means of words
     width: Count = 4096  # outputs of every convolution but the last
     out: Count = 512  # outputs of the last convolution
     image_layers: Natural = 2  # hidden layers of the image head; 0: a linear map
@@ -130,13 +135,15 @@ CgeOptionsT = TypeVar("CgeOptionsT", bound=CgeOptions)
 
 
 class GraphHead(EmbeddingHead[CgeOptionsT], Generic[CgeOptionsT]):
-    """Base class of CGE and its variants: a perceptron embeds images, a graph network embeds compositions."""
+    """Base class of CGE and its variants: a perceptron embeds images, a graph network pairs."""
 
     def __init__(self, context: MethodContext, options: CgeOptionsT) -> None:
         super().__init__(context, options, trained_words=False)
         labels = context.labels
-        graph = CompositionGraph(labels.candidates(context.world, "train"), len(labels.states), len(labels.objects))
-        word_width, rate = self.words.width, options.dropout
+        candidates = labels.candidates(context.world, "train")
+        graph = CompositionGraph(candidates, len(labels.states), len(labels.objects))
+        word_width = self.words.width
+        rate = options.dropout
         self.network = GraphNetwork(graph, word_width, options.width, options.out, options.layers, rate)
         self.head = Mlp(context.dim, options.image_width, self.network.out, options.image_layers, rate)
 
@@ -149,7 +156,7 @@ class GraphHead(EmbeddingHead[CgeOptionsT], Generic[CgeOptionsT]):
 
 
 class Cge(GraphHead[CgeOptions]):
-    """CGE: a composition's score is the dot product of the image's embedding and the composition's embedding."""
+    """CGE: the score is the dot product of image embedding and composition embedding."""
 
 
 @dataclass(frozen=True)
@@ -160,7 +167,7 @@ class CoCgeOptions(CgeOptions):
 
 
 class CoCge(GraphHead[CoCgeOptions]):
-    """Co-CGE: scores are scaled cosines; open-world training subtracts margins that grow with feasibility."""
+    """Co-CGE: scores are scaled cosines; open-world training subtracts feasibility margins."""
 
     def __init__(self, context: MethodContext, options: CoCgeOptions) -> None:
         super().__init__(context, options)

@@ -7,7 +7,7 @@
     S = p(c^t|x) + p(c^h|x) + p(s|x) p(o|x)
 
 * L_CGE, p(c^t|x): loss and posterior of CGE (duplex.methods.cge)
-* L_c^h, p(c^h|x): loss and posterior computed from a codebook of visual prototypes, which a local graph refines (the
+* L_c^h, p(c^h|x): loss and posterior by a codebook of visual prototypes, which a local graph refines (the
   Duplex paper's Eq. 10-18)
 * z^s, z^o: state factor and object factor of an image, the outputs of two small networks
 * w, V: word vectors and their linear maps, in place of prompts;  T: temperature
@@ -47,33 +47,38 @@ class CgeVisual(GraphHead[CgeVisualOptions]):
 
     def __init__(self, context: MethodContext, options: CgeVisualOptions) -> None:
         super().__init__(context, options)
-        labels, dim = context.labels, context.dim
+        labels = context.labels
+        dim = context.dim
         self.codebook = Codebook(labels, dim, unseen="compose", random_seen=False)
         self.factors = FactorNetworks(dim, options.factor_width, residual=False)
         self.fusion = Fusion(dim) if options.graph else None
-        self.embed_s, self.embed_o = nn.Linear(self.words.width, dim), nn.Linear(self.words.width, dim)
+        self.embed_s = nn.Linear(self.words.width, dim)
+        self.embed_o = nn.Linear(self.words.width, dim)
         self.candidates = CandidateSet.of(labels, context.world, "train")
-        self._pending: RefinedPrototypes | None = None  # prototypes refined by `losses`, written by `after_batch`
+        self._pending: RefinedPrototypes | None = None  # by `losses`, for `after_batch`
 
     def start(self, train: Batch) -> None:
         self.codebook.start(unit(train.cls), train.compositions, seen=True)
 
     def posteriors(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """State and object factors [B, d] of unit features `z`; log probabilities of states [B, M], objects [B, N]."""
+        """Factors [B, d] of unit features `z`; log probabilities of states, of objects."""
         z_s, z_o = self.factors(z)
-        t_s, t_o = unit(self.embed_s(self.words.states)), unit(self.embed_o(self.words.objects))
+        t_s = unit(self.embed_s(self.words.states))
+        t_o = unit(self.embed_o(self.words.objects))
         log_s = (self.options.scale * z_s @ t_s.T).log_softmax(-1)
         log_o = (self.options.scale * z_o @ t_o.T).log_softmax(-1)
         return z_s, z_o, log_s, log_o
 
     def losses(self, batch: Batch, shared: tuple[Tensor]) -> dict[str, Tensor]:
-        z, scale = unit(batch.cls), self.options.scale
+        z = unit(batch.cls)
+        scale = self.options.scale
         m, n = self.primitives(batch.compositions)
         z_s, z_o, log_s, log_o = self.posteriors(z)
         losses = {**super().losses(batch, shared), "state": nll_loss(log_s, m), "object": nll_loss(log_o, n)}
         if self.fusion is not None:
             nodes = MessageNodes(z, z_s, z_o, log_s.exp(), log_o.exp(), m, n)
-            own, momentum = batch.compositions_np, self.options.momentum
+            own = batch.compositions_np
+            momentum = self.options.momentum
             self._pending = refine(nodes, own, self.candidates, self.codebook, self.fusion, MESSAGES, momentum)
             positions = self.candidates.positions
             target, refined = copy_to_device(z.device, positions(own), positions(self._pending.compositions))
@@ -94,7 +99,8 @@ class CgeVisual(GraphHead[CgeVisualOptions]):
         return super().prepare(candidates), self.codebook.logits_over(candidates.compositions_np)
 
     def score(self, inputs: Inputs, candidates: CompositionIndex, prepared: tuple[Tensor, Logits]) -> Tensor:
-        z, (embeddings, visual) = unit(inputs["cls"]), prepared
+        z = unit(inputs["cls"])
+        embeddings, visual = prepared
         _, _, log_s, log_o = self.posteriors(z)
         factors = (log_s[:, candidates.states] + log_o[:, candidates.objects]).exp()
         semantic = super().score(inputs, candidates, embeddings)

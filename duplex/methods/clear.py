@@ -1,4 +1,4 @@
-"""CLEAR: three paths, and networks (reasoners) that read an abstract state and object from likely words and patches.
+"""CLEAR: three paths, and networks that read an abstract state and object from words and patches.
 
 Li, Zhao, Su, "From Model Patterns to Abstract Semantics in CZSL", preprint, 2026.
 
@@ -7,11 +7,12 @@ Li, Zhao, Su, "From Model Patterns to Abstract Semantics in CZSL", preprint, 202
     L = CE(l(c)) + CE(l^(s)) + CE(l^(o)),   S = p(c|x) + p^(s|x) + p^(o|x),   p^ = softmax l^
 
 * z_s: state factor;  t_s: prompts of states;  l(c), p(.|x): logits and posteriors of three paths
-* q_s: text feature of a prompt whose word is a learned vector, at first the mean of all states' vectors
+* q_s: text feature of a prompt whose word is a learned vector, at first the mean of all states'
 * X: patch tokens;  W: linear map;  types: two learned vectors, of words and of patches
 * B: blocks of cross-attention and MLP, at first B(x, y) = x;  tau: CLIP's temperature
 
-A published decoder's layers also have self-attention, which for a single query is a linear map, and dropout.
+A published decoder's layers also have self-attention, which for a single query is a linear map,
+and dropout.
 """
 
 from __future__ import annotations
@@ -42,14 +43,18 @@ class ClearOptions(ThreePathOptions):
 
 
 class Clear(ThreePaths[ClearOptions]):
-    """CLEAR: three paths; for each image, two networks (reasoners) change the logits of states and of objects."""
+    """CLEAR: three paths; for each image, two networks change logits of states and objects."""
 
     def __init__(self, context: MethodContext, options: ClearOptions) -> None:
         super().__init__(context, options)
-        dim, states = context.dim, len(context.labels.states)
-        prompts, lexicon = self.paths.prompts, self.paths.prompts.lexicon().detach()
-        paths = enumerate(("state", "object"), len(lexicon))  # the masks come after the lexicon
-        self._tree = PromptTree.of(np.array([[0, *prompts.context_rows[path], mask, 1] for mask, path in paths]))
+        dim = context.dim
+        states = len(context.labels.states)
+        prompts = self.paths.prompts
+        lexicon = self.paths.prompts.lexicon().detach()
+        rows = []
+        for mask, path in enumerate(("state", "object"), len(lexicon)):  # masks come after it
+            rows.append([0, *prompts.context_rows[path], mask, 1])
+        self._tree = PromptTree.of(np.array(rows))
         words = lexicon[torch.as_tensor(prompts.name_rows[:, 0])]
         self.masks = nn.Parameter(torch.stack([words[:states].mean(0), words[states:].mean(0)]))
         self.types = nn.Parameter(torch.zeros(2, dim))
@@ -62,7 +67,7 @@ class Clear(ThreePaths[ClearOptions]):
         return frozenset({"cls", "text", "patch"} if options.patches else {"cls", "text"})
 
     def queries(self) -> Tensor:
-        """Text features q_s and q_o [2, d] of a state's and an object's prompt whose word is a learned vector."""
+        """Text features q_s, q_o [2, d] of a state's and an object's learned prompt."""
         prompts = self.paths.prompts
         return unit(prompts.tower.encode(self._tree, torch.cat([prompts.lexicon(), self.masks])))
 
@@ -73,8 +78,9 @@ class Clear(ThreePaths[ClearOptions]):
         return (*super().prepare(candidates), self.queries())
 
     def reasoned_logits(self, inputs: Inputs, texts: Any, candidates: CompositionIndex) -> list[Tensor]:
-        """Logits of pairs [B, C], states [B, M], objects [B, N]: paths plus reasoners; `texts`: from `prepare`."""
-        t, (q_s, q_o) = Prototypes(*texts[:3]), texts[3]
+        """Logits of pairs [B, C], states [B, M], objects [B, N]; `texts`: from `prepare`."""
+        t = Prototypes(*texts[:3])
+        q_s, q_o = texts[3]
         c, s, o = self.path_logits(self.paths.adapt(inputs["cls"]), t, candidates)
         patches = None if self.project is None else self.project(inputs["patch"].to(c.dtype)) + self.types[1]
         abstract_s = self.abstract(self.state, q_s, s, t.states, patches)
@@ -82,7 +88,7 @@ class Clear(ThreePaths[ClearOptions]):
         return [c, s + self.paths.logits(abstract_s, t.states), o + self.paths.logits(abstract_o, t.objects)]
 
     def abstract(self, blocks: Any, q: Tensor, logits: Tensor, words: Tensor, patches: Tensor | None) -> Tensor:
-        """Feature [B, d] that `q` reads, by attention `blocks`, from `patches` and the `words` of highest `logits`."""
+        """Feature [B, d] that `q` reads from `patches` and the `words` of highest `logits`."""
         likely = logits.topk(max(1, math.ceil(self.options.ratio * len(words)))).indices
         y = words[likely] + self.types[0]
         y = y if patches is None else torch.cat([y, patches], 1)

@@ -1,11 +1,11 @@
-"""Visual prototypes computed in closed form from training features; prompts, trained or not, may join the score.
+"""Visual prototypes in closed form from training features; prompts, trained or not, may join.
 
     log S(c|x) = w_t log p(c^t|x) + w_so log p(s|x) p(o|x) + w_l log p_l(s|x) p_l(o|x)
                + w_g log p_g(c|x) + w_gso log p_g(s|x) p_g(o|x) - log Z
 
 * p(c^t|x), p(s|x), p(o|x): posteriors by prompts of compositions, states and objects
 * p_l(s|x), p_l(o|x): posteriors by linear heads, for encoders without a text tower
-* p_g(c|x): softmax of g_c, the log-likelihood of the image feature under a normal distribution around the mean of
+* p_g(c|x): softmax of g_c, the log-likelihood of the feature under a normal distribution around the mean of
   composition c; all compositions share a covariance (duplex/methods/gaussian.py)
 * p_g(s|x), p_g(o|x): posteriors by a normal distribution per state and per object
 * w: weights that maximise validation AUC;  Z normalises over the candidates
@@ -14,7 +14,8 @@ With `fusion: sum`, probabilities are added instead, as in the Duplex paper.
 
 Without prompts, `losses` train the heads and fine-tuned blocks of the image tower:
 
-    L = L_s + L_o + L_c,  p_l(s|x) ~ exp(f_s),  p_l(o|x) ~ exp(f_o),  p_l(c|x) ~ exp(f_s + f_o),  f = w . z / tau + b
+    L = L_s + L_o + L_c,   f = w . z / tau + b
+    p_l(s|x) ~ exp(f_s),   p_l(o|x) ~ exp(f_o),   p_l(c|x) ~ exp(f_s + f_o)
 
 * L_s, L_o: cross-entropies over all states and all objects;  L_c: over the seen compositions
 * z: unit feature;  w, b: weights of the heads, zero before training
@@ -37,7 +38,7 @@ from duplex.methods.layers import CompositionIndex, unit, zero_initialised
 from duplex.methods.paths import PathOptions, Paths, inspect_paths
 from duplex.methods.portable import candidate_primitives, normalise_posterior_sums, portable_closed_form, portable_paths
 from duplex.methods.score_formula import FLOOR, LEAST
-from duplex.options import NonNegative, Positive
+from duplex.options import NonNegative, Positive, refuse
 
 Term = Literal["semantic", "factors", "linear", "gaussian", "gaussian_factors"]
 HEAD_LOSSES = {"state", "object", "composition"}
@@ -47,43 +48,53 @@ INITIAL_WEIGHTS = {"semantic": 0.5, "factors": 0.5, "linear": 16.0, "gaussian_fa
 
 @dataclass(frozen=True)
 class ClosedFormOptions(PathOptions):
-    """Options of `kind: closed_form`; by default, the score multiplies powers of probabilities (see `inference`)."""
+    """Options of `kind: closed_form`; by default, the score multiplies powers of probabilities."""
 
-    # of the prompts; without any (inference has neither semantic nor factors) of heads: state, object, composition
+    # of prompts; of heads if inference has neither semantic nor factors: state, object, composition
     losses: tuple[Literal["state", "object", "semantic", "composition"], ...] = ("state", "object", "semantic")
-    inference: tuple[Term, ...] = ("semantic", "factors", "gaussian")  # score terms that are combined
-    fusion: Literal["product", "sum"] = "product"  # of the score terms: powers multiplied, or weighted terms added
-    weights: tuple[NonNegative, ...] | None = None  # one per term of `inference`, in order; null: validation chooses
+    inference: tuple[Term, ...] = ("semantic", "factors", "gaussian")  # score terms
+    fusion: Literal["product", "sum"] = "product"  # powers multiplied, or weighted terms added
+    weights: tuple[NonNegative, ...] | None = None  # one per term; null: by validation
     ridge: Positive = 0.1  # number of images at which the effect of a state is shrunk by half
-    shrinkage: Positive | None = None  # number of images at which a pair's mean is shrunk by half; null: by likelihood
-    interactions: NonNegative | None = 0.0  # variance that pairs of similar words share; 0: none; null: by likelihood
+    shrinkage: Positive | None = None  # the same of a pair's mean; null: by likelihood
+    interactions: NonNegative | None = 0.0  # variance shared by similar words; null: by likelihood
     prior: bool = True  # whether pairs with more training images get higher scores
     added_variance: NonNegative = 0.0  # share of the mean variance that is added to the covariance
 
     def rules(self) -> Iterable[tuple[object, str]]:
         yield from super().rules()
         yield from self.path_rules(self.losses, self.inference)
-        yield "gaussian" in self.inference, "inference has no term gaussian; add it, or use kind: prompts"
-        alone = "linear" not in self.inference or (not self.uses_text and {"state", "object"} <= {*self.losses})
-        yield alone, "the term linear needs state and object in losses, and no semantic or factors in inference"
-        needed = {"semantic": {"semantic"}, "factors": {"state", "object"}}
-        used = {name for term in self.inference for name in needed.get(term, ())} if self.uses_text else HEAD_LOSSES
-        unused = [name for name in self.losses if name not in used]
-        message = f"losses {unused} train no term of inference {list(self.inference)}; remove them or add their terms"
-        yield not unused, message
-        counted = self.weights is None or len(self.weights) == len(self.inference)
-        yield counted, f"weights has {len(self.weights or ())} numbers; expected {len(self.inference)}, one per term"
+        terms = list(self.inference)
+        message = "inference has no term gaussian; add it, or use kind: prompts"
+        yield refuse("gaussian" not in terms, message)
+        if "linear" in terms:
+            message = "the term linear needs state and object in losses, "
+            message += "and no semantic or factors in inference"
+            yield refuse(self.uses_text or not {"state", "object"} <= {*self.losses}, message)
+        unused = [name for name in self.losses if name not in self.used_losses()]
+        message = f"losses {unused} train no term of inference {terms}; remove them or add their terms"
+        yield refuse(unused, message)
+        if self.weights is not None:
+            message = f"weights has {len(self.weights)} numbers; expected {len(terms)}, one per term"
+            yield refuse(len(self.weights) != len(terms), message)
 
     @property
     def uses_text(self) -> bool:
         return bool({"semantic", "factors"} & set(self.inference))
+
+    def used_losses(self) -> set[str]:
+        """The losses that train a term of `inference`."""
+        if not self.uses_text:
+            return HEAD_LOSSES
+        used = {"semantic"} if "semantic" in self.inference else set[str]()
+        return used | ({"state", "object"} if "factors" in self.inference else set())
 
     def trained_losses(self) -> set[str]:
         return super().trained_losses() if self.uses_text else HEAD_LOSSES
 
 
 class LinearHeads(nn.Module):
-    """Linear classifiers of states and of objects; their losses also train blocks that compute the features."""
+    """Linear classifiers of states and objects; their losses also train blocks before them."""
 
     def __init__(self, labels: LabelSpace, dim: int) -> None:
         super().__init__()
@@ -120,9 +131,12 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
         labels = context.labels
         self.paths = Paths(labels, context.tower, options, context.world) if options.uses_text else None
         used = "linear" in options.inference or context.finetuned_blocks is not None
-        self.heads = LinearHeads(labels, context.dim) if used and self.paths is None and options.losses else None
-        seen, dim = len(labels.pairs["train"]), context.dim
-        for name, shape in {"counts": (seen,), "sums": (seen, dim), "moment": (dim, dim), "chosen": (3,)}.items():
+        has_heads = used and self.paths is None and options.losses
+        self.heads = LinearHeads(labels, context.dim) if has_heads else None
+        seen = len(labels.pairs["train"])
+        dim = context.dim
+        shapes = {"counts": (seen,), "sums": (seen, dim), "moment": (dim, dim), "chosen": (3,)}
+        for name, shape in shapes.items():
             self.register_buffer(name, torch.zeros(shape, dtype=torch.float64))
         weights = options.weights or tuple(INITIAL_WEIGHTS[term] for term in options.inference)
         self.register_buffer("weights", torch.tensor(weights, dtype=torch.float64))
@@ -139,13 +153,14 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
         return "linear" not in options.inference and super().scores_new_words(options)
 
     def start(self, train: Batch) -> None:
-        labels = self.labels
-        statistics = ClassStatistics.of(unit(train.cls), train.compositions, len(labels.states), len(labels.objects))
+        sizes = len(self.labels.states), len(self.labels.objects)
+        statistics = ClassStatistics.of(unit(train.cls), train.compositions, *sizes)
         place = torch.searchsorted(self._seen, statistics.pairs)
         counts = torch.zeros_like(self.counts).index_copy_(0, place, statistics.counts)
         sums = torch.zeros_like(self.sums).index_copy_(0, place, statistics.sums)
         measured = {"counts": counts, "sums": sums, "moment": statistics.moment}
-        if len(statistics.pairs) and all(torch.equal(getattr(self, name), new) for name, new in measured.items()):
+        same = all(torch.equal(getattr(self, name), new) for name, new in measured.items())
+        if same and len(statistics.pairs):
             return  # the features have not changed
         for name, new in measured.items():
             getattr(self, name).copy_(new)
@@ -183,11 +198,13 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
 
     def _settings(self, chosen: Sequence[float] | None = None) -> FitSettings:
         options = self.options
-        shrinkage, interactions, added = chosen or (options.shrinkage, options.interactions, options.added_variance)
+        given = (options.shrinkage, options.interactions, options.added_variance)
+        shrinkage, interactions, added = chosen or given
         return FitSettings(options.ridge, shrinkage, interactions, options.prior, added)
 
     def _fit(self, settings: FitSettings) -> ClosedForm:
-        words, device = self.context.words, self.counts.device
+        words = self.context.words
+        device = self.counts.device
         vectors = None if words is None else (words.states.to(device), words.objects.to(device))
         return ClosedForm.fit(self._statistics(), settings, vectors)
 
@@ -206,7 +223,7 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
             losses, _ = self.paths.losses(self.paths.adapt(batch.cls), batch.compositions, shared, names)
         return {name: losses[name] for name in names}
 
-    def tune(self, images: Inputs, candidates: Ints, auc: Callable[[Tensor], float]) -> None:
+    def choose_options(self, images: Inputs, candidates: Ints, auc: Callable[[Tensor], float]) -> None:
         if self.options.weights is not None or len(self.options.inference) < 2:
             return
         terms = [term.cpu() for term in self._log_terms(candidates)(images)]
@@ -217,12 +234,14 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
 
     @torch.no_grad()
     def score_terms(self, candidates: Ints) -> ScoreTerms:
-        terms, weights = self._log_terms(candidates), tuple(self.weights.tolist())
+        terms = self._log_terms(candidates)
+        weights = tuple(self.weights.tolist())
         names = self.options.inference
         return torch.no_grad()(lambda inputs: zip(names, self._weighted(terms(inputs), weights), strict=True))
 
     def probabilities(self, scores: Tensor) -> Tensor:
-        return super().probabilities(scores) if self.options.fusion == "product" else normalise_posterior_sums(scores)
+        is_product = self.options.fusion == "product"
+        return super().probabilities(scores) if is_product else normalise_posterior_sums(scores)
 
     def _weighted(self, terms: list[Tensor], weights: tuple[float, ...]) -> list[Tensor]:
         multiplies = self.options.fusion == "product"
@@ -230,7 +249,8 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
 
     @torch.no_grad()
     def portable(self, candidates: Ints) -> dict[str, Tensor]:
-        names, device = self.options.inference, self.counts.device
+        names = self.options.inference
+        device = self.counts.device
         tensors = candidate_primitives(self.labels, candidates, device)
         if self.paths is not None:
             tensors |= portable_paths(self.paths, candidates, names)
@@ -241,7 +261,9 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
                 tensors[f"classifier.{group}.weight"] = head.weight.T.float() / TAU
                 tensors[f"classifier.{group}.offset"] = head.bias.detach().float()
         tensors |= {f"weights.{name}": weight for name, weight in zip(names, self.weights.float(), strict=True)}
-        return tensors | ({"product": torch.ones((), device=device)} if self.options.fusion == "product" else {})
+        if self.options.fusion == "product":
+            tensors["product"] = torch.ones((), device=device)
+        return tensors
 
     def _log_terms(self, candidates: Ints) -> Callable[[Inputs], list[Tensor]]:
         names = self.options.inference
@@ -257,11 +279,13 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
             logs = {"gaussian": likelihood(raw).log_softmax(-1)}
             if self.heads is not None:
                 f_s, f_o = self.heads(raw.to(self.heads.states.weight))
-                log_s, log_o = f_s.log_softmax(-1).clamp(min=FLOOR), f_o.log_softmax(-1).clamp(min=FLOOR)
+                log_s = f_s.log_softmax(-1).clamp(min=FLOOR)
+                log_o = f_o.log_softmax(-1).clamp(min=FLOOR)
                 logs["linear"] = log_s[:, states] + log_o[:, objects]
             if posteriors is not None:
                 of_states, of_objects = posteriors
-                log_s, log_o = of_states(raw).clamp(min=FLOOR), of_objects(raw).clamp(min=FLOOR)
+                log_s = of_states(raw).clamp(min=FLOOR)
+                log_o = of_objects(raw).clamp(min=FLOOR)
                 logs["gaussian_factors"] = log_s[:, states] + log_o[:, objects]
             if self.paths is not None and prototypes is not None:
                 z = self.paths.adapt(inputs["cls"])

@@ -7,15 +7,15 @@ Qu et al., "Learning Clustering-based Prototypes for Compositional Zero-Shot Lea
     L = L_c + L_s + L_o + alpha L_contrast + beta L_decorrelation
     S = p(c|x) + p(s|x) p(o|x)
 
-* p: prototypes without gradients, K per state and K per object: cluster centres of the images' factors z^s and z^o.
-  Optimal transport (Sinkhorn-Knopp) assigns each image of a batch to a prototype of its state (object); the prototypes
-  then move by momentum towards the means of their images (Eq. 9)
-* p^+: the prototype that an image is assigned to, in L_decorrelation, too;  sum_p: over all K (M + N) prototypes
-* HSIC: Hilbert-Schmidt criterion with linear kernels, the squared norm of the batch's cross-covariance
-* L_c, L_s, L_o, p(.|x): cross-entropies and posteriors by prompts of compositions, states and objects (three paths)
+* p: prototypes without gradients, K per state and K per object: cluster centres of z^s and z^o.
+  Optimal transport (Sinkhorn-Knopp) assigns a batch's images to those of their state (object);
+  then they move by momentum towards the means of their images (Eq. 9)
+* p^+: the prototype that an image is assigned to;  sum_p: over all K (M + N) prototypes
+* HSIC: Hilbert-Schmidt criterion with linear kernels, squared norm of the cross-covariance
+* L_c, L_s, L_o, p(.|x): cross-entropies and posteriors by prompts on three paths
 
-In the paper, a coherence term (Eq. 7) also makes transport plans similar for images with similar features; it is left
-out here. As in the paper, clusters have no part in inference.
+In the paper, a coherence term (Eq. 7) also makes transport plans similar for images with similar
+features; it is left out here. As in the paper, clusters have no part in inference.
 """
 
 from __future__ import annotations
@@ -45,29 +45,32 @@ class ClusProOptions(ThreePathOptions):
 
 
 class ClusPro(ThreePaths[ClusProOptions]):
-    """ClusPro: scores by prompts; training pulls state and object factors towards clusters of their state or object."""
+    """ClusPro: three paths; training pulls factors towards clusters of their state or object."""
 
     states: Tensor  # prototypes [M, K, d]
     objects: Tensor  # prototypes [N, K, d]
 
     def __init__(self, context: MethodContext, options: ClusProOptions) -> None:
         super().__init__(context, options)
-        for name, count in {"states": len(context.labels.states), "objects": len(context.labels.objects)}.items():
+        labels = context.labels
+        for name, count in (("states", len(labels.states)), ("objects", len(labels.objects))):
             self.register_buffer(name, normalize(torch.randn(count, options.clusters, context.dim), dim=-1))
-        self._pending: dict[str, Tensor] = {}  # prototypes moved by `losses`, to be written by `after_batch`
+        self._pending: dict[str, Tensor] = {}  # moved by `losses`, for `after_batch`
 
     @torch.no_grad()
     def start(self, train: Batch) -> None:
         assert self.paths.factors is not None
         factors = self.paths.factors(self.paths.adapt(train.cls))
-        for name, z, group in zip(("states", "objects"), factors, self.primitives(train.compositions), strict=True):
+        groups = self.primitives(train.compositions)
+        for name, z, group in zip(("states", "objects"), factors, groups, strict=True):
             prototypes: Tensor = getattr(self, name)
             prototypes.copy_(initial_clusters(z, group, prototypes))
 
     def losses(self, batch: Batch, shared: Prototypes) -> dict[str, Tensor]:
         _, (z_s, z_o, _, _), losses = self.path_losses(batch, shared)
         m, n = self.primitives(batch.compositions)
-        k_s, k_o = assign_clusters(z_s.detach(), m, self.states), assign_clusters(z_o.detach(), n, self.objects)
+        k_s = assign_clusters(z_s.detach(), m, self.states)
+        k_o = assign_clusters(z_o.detach(), n, self.objects)
         contrast = self.contrast(z_s, z_o, m * self.options.clusters + k_s, n * self.options.clusters + k_o)
         dependence = covariance_norm(z_s, self.objects[n, k_o]) + covariance_norm(z_o, self.states[m, k_s])
         if self.training:
@@ -76,11 +79,12 @@ class ClusPro(ThreePaths[ClusProOptions]):
                 "states": updated_clusters(self.states, z_s.detach(), m, k_s, momentum),
                 "objects": updated_clusters(self.objects, z_o.detach(), n, k_o, momentum),
             }
-        alpha, beta = self.options.contrast, self.options.decorrelation
+        alpha = self.options.contrast
+        beta = self.options.decorrelation
         return {**losses, "contrast": alpha * contrast, "decorrelation": beta * dependence}
 
     def contrast(self, z_s: Tensor, z_o: Tensor, own_s: Tensor, own_o: Tensor) -> Tensor:
-        """Contrastive loss of state and object factors [B, d]; `own_s`, `own_o` [B]: prototypes they belong to."""
+        """Contrastive loss of factors [B, d]; `own_s`, `own_o` [B]: prototypes they belong to."""
         states = self.states.flatten(0, 1)  # [M K, d]
         prototypes = torch.cat([states, self.objects.flatten(0, 1)])  # [(M + N) K, d]
         logits_s = z_s @ prototypes.T / self.options.temperature
@@ -95,13 +99,14 @@ class ClusPro(ThreePaths[ClusProOptions]):
 
 
 def covariance_norm(x: Tensor, y: Tensor) -> Tensor:
-    """Squared Frobenius norm of the cross-covariance matrix of `x` and `y` [B, d]; 0 for a single image."""
-    a, b = x - x.mean(0), y - y.mean(0)
+    """Squared Frobenius norm of the cross-covariance of `x` and `y` [B, d]; 0 for one image."""
+    a = x - x.mean(0)
+    b = y - y.mean(0)
     return ((a.T @ b) / max(len(a) - 1, 1)).square().sum()
 
 
 def initial_clusters(z: Tensor, groups: Tensor, rows: Tensor) -> Tensor:
-    """Initial prototypes [G, K, d]: K evenly spaced ones of each group's features `z`; `rows` for an empty group."""
+    """Initial prototypes [G, K, d]: K evenly spaced features `z` per group; else `rows`."""
     prototypes = rows.clone()
     for group in groups.unique().tolist():
         members = (groups == group).nonzero()[:, 0]
@@ -111,32 +116,23 @@ def initial_clusters(z: Tensor, groups: Tensor, rows: Tensor) -> Tensor:
 
 
 def assign_clusters(z: Tensor, groups: Tensor, rows: Tensor) -> Tensor:
-    """Assign each image to a prototype of its group by optimal transport; returns numbers from 0 to K - 1 [B].
-
-    z: image features [B, d].
-    groups: the state (or object) of each image [B].
-    rows: prototypes of all groups [G, K, d].
-    """
+    """Assign each image of group `groups` [B] to one of its prototypes, of `rows` [G, K, d]."""
     similarity = torch.bmm(rows.index_select(0, groups), z[:, :, None].to(rows))[..., 0]  # [B, K]
     return balanced_assignment(similarity, groups, len(rows)).argmax(1)
 
 
 def balanced_assignment(similarity: Tensor, groups: Tensor, count: int) -> Tensor:
-    """Soft assignment [B, K] of images to their group's K prototypes, equally used (Sinkhorn-Knopp); `count` groups."""
+    """Soft assignment [B, K] of images to their group's K prototypes, equally used."""
     log = similarity / SHARPNESS
     for _ in range(ROUNDS):
         masses = log.new_zeros(count, log.shape[1]).index_add(0, groups, log.exp())
-        log = log - masses.log().index_select(0, groups)  # the same mass for each prototype of a group
+        log = log - masses.log().index_select(0, groups)  # equal masses
         log = log - log.logsumexp(1, keepdim=True)  # the same mass for each image
     return log.exp()
 
 
 def updated_clusters(rows: Tensor, z: Tensor, groups: Tensor, cluster: Tensor, momentum: float) -> Tensor:
-    """New prototypes [G, K, d]: `rows` moved towards the mean features `z` of the images assigned to them.
-
-    cluster: number, 0 to K - 1, of each image's prototype in its group [B].
-    momentum: weight of the old prototypes.
-    """
+    """`rows` [G, K, d] moved to mean features of their images; `momentum`: of old ones."""
     count, clusters, dim = rows.shape
     place = groups * clusters + cluster
     sums = rows.new_zeros(count * clusters, dim).index_add(0, place, z.to(rows))

@@ -1,12 +1,15 @@
-"""The codebook `H`: a visual prototype (estimated mean image feature) per composition, most of them not stored.
+"""The codebook `H`: a visual prototype (estimated mean feature) per composition, most not stored.
 
     h_mn = normalise(mean_s + mean_o - mean_all)                            the Duplex paper's Eq. 10
+    h' = normalise(lambda h + (1 - lambda) message), lambda: momentum       Eq. 17-18
     z . h_mn = (z . a_m + z . b_n) / |a_m + b_n|,   a_m = mean_s - mean_all,   b_n = mean_o
 
-* mean_s, mean_o, mean_all: mean features of the training images of state m, of object n, and of all
+* mean_s, mean_o, mean_all: mean features of the training images of state m, of object n, and of
+  all
 
-Only prototypes of compositions with training images, and those that training refined, are stored; the others are
-composed by this formula when needed, or with `unseen="random"`, an ablation, taken from a random table.
+Only prototypes of compositions with training images, and those that training refined, are stored;
+the others are composed by this formula when needed, or with `unseen="random"`, an ablation, taken
+from a random table.
 """
 
 from __future__ import annotations
@@ -35,11 +38,15 @@ LEAST = 1e-12  # shortest vector that is normalised
 class Codebook(nn.Module):
     """A visual prototype for each composition: initialised by `start`, changed by `write_back`.
 
-    The state dict holds only the K stored prototypes `rows [K, d]` and their compositions `known [K]`.
+    The state dict holds only the K stored prototypes `rows [K, d]` and their compositions `known
+    [K]`.
 
-    unseen: initial prototypes of compositions without training images: "compose" (of mean features) or "random".
-    random_seen: whether to store random prototypes of the training compositions when the codebook is made.
-    anchored: whether to keep the initial prototypes, as `initial`, so that every refinement can start from them.
+    unseen: initial prototypes of compositions without training images: "compose" (of mean
+        features) or "random".
+    random_seen: whether to store random prototypes of the training compositions when the codebook
+        is made.
+    anchored: whether to keep the initial prototypes, as `initial`, so that every refinement can
+        start from them.
     """
 
     growing = ("known", "rows")
@@ -79,7 +86,7 @@ class Codebook(nn.Module):
 
     @torch.no_grad()
     def start(self, z: Tensor, compositions: Tensor, *, seen: bool) -> None:
-        """Compute means of features `z` [n, d] per state, per object and overall; if `seen`, also per seen pair."""
+        """Compute means of features `z` [n, d] by state, object, in all; if `seen`, by pair."""
         if self.unseen == "compose":
             n = len(self.labels.objects)
             self.mean_s.copy_(group_means(z, compositions // n, len(self.labels.states)))
@@ -98,15 +105,18 @@ class Codebook(nn.Module):
         return len(self._known)
 
     def prototypes(self, compositions: Ints) -> Tensor:
-        numbers, place, slot = copy_to_device(self._stored.device, compositions, *self._find_stored(compositions))
+        found = self._find_stored(compositions)
+        numbers, place, slot = copy_to_device(self._stored.device, compositions, *found)
         if self.unseen == "random":
             if self._random is None:
-                drawn = torch.randn(self.labels.size, self.dim, generator=torch.Generator().manual_seed(int(self.seed)))
+                random = torch.Generator().manual_seed(int(self.seed))
+                drawn = torch.randn(self.labels.size, self.dim, generator=random)
                 self._random = normalize(drawn, dim=-1).to(self._stored)
             rows = self._random.index_select(0, numbers)
         else:
             n = len(self.labels.objects)
-            mean_s, mean_o = self.mean_s.index_select(0, numbers // n), self.mean_o.index_select(0, numbers % n)
+            mean_s = self.mean_s.index_select(0, numbers // n)
+            mean_o = self.mean_o.index_select(0, numbers % n)
             rows = normalize(mean_s + mean_o - self.mean_all, dim=-1)
         return rows.index_copy_(0, place, self._stored.index_select(0, slot))
 
@@ -119,7 +129,7 @@ class Codebook(nn.Module):
 
     @torch.no_grad()
     def write_back(self, compositions: Ints, rows: Tensor) -> None:
-        """Store the refined prototypes `rows` [C, d] of `compositions`; no other prototype changes."""
+        """Store the refined prototypes `rows` [C, d] of `compositions`."""
         positions, _ = self._find_stored(compositions)
         if len(positions) < len(compositions):
             self._make_room(np.setdiff1d(compositions, compositions[positions], assume_unique=True))
@@ -142,7 +152,7 @@ class Codebook(nn.Module):
         self._stored = rows
 
     def logits_over(self, candidates: Ints | None) -> Logits:
-        """A function `(z, scale) -> scale * (z . h)` [B, C]; h: the prototypes of `candidates` (None: of all pairs)."""
+        """`(z, scale) -> scale * (z . h)` [B, C], h: prototypes of `candidates` (None: all)."""
         count = self.labels.size if candidates is None else len(candidates)
         if count > ROWS and self.unseen == "compose":
             return self._logits_by_sums(candidates)
@@ -150,20 +160,23 @@ class Codebook(nn.Module):
         return lambda z, scale: scale * (z @ rows.T)
 
     def _logits_by_sums(self, candidates: Ints | None) -> Logits:
-        if candidates is None:  # stored prototypes in the order of memory, so that they are not copied
+        if candidates is None:  # in the order of memory, so that none is copied
             (place,) = copy_to_device(self._stored.device, self._known[np.argsort(self._slots)])
-            inverse, stored = self.inverse_lengths(), self._stored[: self.stored_count]
+            inverse = self.inverse_lengths()
+            stored = self._stored[: self.stored_count]
 
             def combine(by_s: Tensor, by_o: Tensor) -> Tensor:
                 return ((by_s[:, :, None] + by_o[:, None]) * inverse).flatten(1)
 
         else:
             n = len(self.labels.objects)
-            numbers, place, slots = copy_to_device(self._stored.device, candidates, *self._find_stored(candidates))
+            found = self._find_stored(candidates)
+            numbers, place, slots = copy_to_device(self._stored.device, candidates, *found)
             states, objects = numbers // n, numbers % n
             blocks = zip(states.split(BLOCK), objects.split(BLOCK), strict=True)
             norms = [(self.mean_s[m] + self.mean_o[n] - self.mean_all).norm(dim=1) for m, n in blocks]
-            lengths, stored = torch.cat(norms).clamp(min=LEAST), self._stored.index_select(0, slots)
+            lengths = torch.cat(norms).clamp(min=LEAST)
+            stored = self._stored.index_select(0, slots)
 
             def combine(by_s: Tensor, by_o: Tensor) -> Tensor:
                 return (by_s.index_select(1, states) + by_o.index_select(1, objects)) / lengths
@@ -177,9 +190,10 @@ class Codebook(nn.Module):
 
     @torch.no_grad()
     def inverse_lengths(self) -> Tensor:
-        """Factors [M, N] that scale composed prototypes, a state's plus an object's vector, to unit length."""
+        """Factors [M, N] that scale sums of a state's and an object's vector to unit length."""
         if self._inverse is None:  # in double precision, because terms may cancel
-            a, b = (self.mean_s - self.mean_all).double(), self.mean_o.double()
+            a = (self.mean_s - self.mean_all).double()
+            b = self.mean_o.double()
             squares = torch.addmm((a * a).sum(1)[:, None] + (b * b).sum(1), a, b.T, alpha=2)
             self._inverse = squares.clamp_(min=LEAST**2).rsqrt_().to(self.mean_s.dtype)
         return self._inverse
@@ -187,7 +201,8 @@ class Codebook(nn.Module):
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         known, slots = copy_to_device(self._stored.device, self._known, self._slots)
-        destination[f"{prefix}known"], destination[f"{prefix}rows"] = known, self._stored.index_select(0, slots)
+        destination[f"{prefix}known"] = known
+        destination[f"{prefix}rows"] = self._stored.index_select(0, slots)
 
     def _load_from_state_dict(
         self, state_dict: Any, prefix: str, metadata: Any, strict: bool, missing: list[str], *rest: Any
@@ -197,7 +212,8 @@ class Codebook(nn.Module):
         if not absent:
             known = state_dict.pop(f"{prefix}known")
             rows = state_dict.pop(f"{prefix}rows")
-            self._replace_stored(known.cpu().numpy().astype(np.int64), rows.detach().to(self._stored, copy=True))
+            numbers = known.cpu().numpy().astype(np.int64)
+            self._replace_stored(numbers, rows.detach().to(self._stored, copy=True))
         missing.extend(absent)
         self._inverse = None
         self._random = None
@@ -205,15 +221,13 @@ class Codebook(nn.Module):
 
 
 class TrainedCodebook(nn.Module):
-    """A codebook whose prototypes are trained by gradients; refinement (`write_back`) changes them, too.
-
-    Training starts at the prototypes of `initial`; if `anchored`, every refinement starts at these as well.
-    """
+    """A codebook trained by gradients and refinement, from the prototypes of `initial` on."""
 
     def __init__(self, labels: LabelSpace, initial: Codebook, *, anchored: bool) -> None:
         super().__init__()
         self.labels = labels
-        self.beginning, self.anchored = initial, anchored
+        self.beginning = initial
+        self.anchored = anchored
         self.H = nn.Parameter(torch.zeros(labels.size, initial.dim))  # [M * N, d]
 
     @property
@@ -240,8 +254,31 @@ class TrainedCodebook(nn.Module):
         return lambda z, scale: scale * (z @ rows.T)
 
 
+def refined_rows(
+    codebook: Codebook | TrainedCodebook,
+    compositions: Ints,
+    messages: Tensor,
+    reached: Tensor,
+    momentum: float,
+) -> Tensor:
+    """Refined prototypes of `compositions` [C, d], which `write_back` stores (Eq. 17-18).
+
+    messages: the mean message to each composition [C, d]; reached: whether it receives any [C].
+    momentum: weight of the old prototype; for an anchored codebook, of the initial one.
+    """
+    rows = codebook.prototypes(compositions)
+    old = rows if codebook.initial is None else codebook.initial.prototypes(compositions)
+    return torch.where(reached[:, None], blend(old, messages, momentum), rows)
+
+
+def blend(rows: Tensor, messages: Tensor, momentum: float) -> Tensor:
+    if momentum == 1.0:
+        return rows
+    return normalize(momentum * rows + (1.0 - momentum) * messages, dim=-1)
+
+
 def group_means(z: Tensor, groups: Tensor, count: int) -> Tensor:
-    """Mean feature of each group [count, d]; a group without images gets the mean of all images."""
+    """Mean feature of each group [count, d]; a group without images gets the mean of all."""
     sums = torch.zeros(count, z.shape[1], dtype=z.dtype, device=z.device).index_add_(0, groups, z)
     sizes = groups.bincount(minlength=count)[:, None]
     return torch.where(sizes > 0, sums / sizes.clamp(min=1), z.mean(0))

@@ -1,4 +1,4 @@
-"""CompCos: images and compositions are embedded on a unit sphere; in the open world, feasibility sets margins.
+"""CompCos: images and compositions embedded on a sphere; feasibility sets open-world margins.
 
 Mancini et al., "Open World Compositional Zero-Shot Learning", CVPR 2021.
 
@@ -7,13 +7,13 @@ Mancini et al., "Open World Compositional Zero-Shot Learning", CVPR 2021.
             = p(x, c) - alpha rho(c)      c unseen,   rho(s, o) = (rho_o + rho_s) / 2
 
 * w: perceptron on the image feature;  v: word vectors;  W: linear map
-* rho(c): feasibility, computed from the word vectors after each epoch; rho_o is the largest cosine of o with another
+* rho(c): feasibility by word vectors after each epoch; rho_o is the largest cosine of o with another
   object seen with s, rho_s that of s with another state seen with o
 * alpha: rises to its final value over the first `margin_epochs`
 
-The loss is a cross-entropy at temperature T: of p over seen compositions, or in the open world of f over all. In the
-first epoch, before rho is known, unseen compositions are excluded from it. The cached encoder with a perceptron
-replaces the paper's ResNet-18.
+The loss is a cross-entropy at temperature T: of p over seen compositions, or in the open world of
+f over all. In the first epoch, before rho is known, unseen compositions are excluded from it. The
+cached encoder with a perceptron replaces the paper's ResNet-18.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class CompCosOptions(WordOptions):
 
 
 class CompCos(EmbeddingHead[CompCosOptions]):
-    """CompCos: the score is the cosine of an image embedding and a composition embedding, made of two word vectors."""
+    """CompCos: the cosine of an image embedding and a composition's, made of two word vectors."""
 
     def __init__(self, context: MethodContext, options: CompCosOptions) -> None:
         super().__init__(context, options, trained_words=options.train_words, scale=options.scale)

@@ -1,6 +1,7 @@
-"""DFSP: text features of a soft prompt are decomposed into states and objects, and fused with the image's tokens.
+"""DFSP: a soft prompt's text features are split into states and objects, and fused with tokens.
 
-Lu et al., "Decomposed Soft Prompt Guided Fusion Enhancing for Compositional Zero-Shot Learning", CVPR 2023.
+Lu et al., "Decomposed Soft Prompt Guided Fusion Enhancing for Compositional Zero-Shot Learning",
+CVPR 2023.
 
     B(x, y) = g + F(norm(g)),   g = x + A(norm(x), norm(y))                 fusion of x with y
     t2i:  h = B_1([z; W X], [t_s; t_o]),   x' = w z + (1 - w) B_2(h_0, h)
@@ -8,16 +9,17 @@ Lu et al., "Decomposed Soft Prompt Guided Fusion Enhancing for Compositional Zer
     bif:  both
     L = L_dfm + alpha L_st+obj + beta L_spm,    S = p(c|x) after fusion
 
-* t_c: text features of the soft prompt;  t_s, t_o: their means over the seen compositions with state s (object o)
+* t_c: text features of the soft prompt;  t_s, t_o: means over seen pairs with the state (object)
 * z, X: CLS feature and patch tokens;  h_0: the first vector of h
 * A, F: cross-attention and feed-forward;  W, V: linear maps;  w: weight
-* L_dfm: cross-entropy of compositions after fusion;  L_st+obj: of states and objects by t_s, t_o;  L_spm: of
+* L_dfm: cross-entropy of compositions after fusion;  L_st+obj: of states, objects by t_s, t_o;  L_spm: of
   compositions without fusion
 
-With t2i, the image attends to the decomposed text, then to itself. With i2t, the decomposed text attends to the image
-and is composed again. The last layers of fusion blocks start at zero, so training starts without an effect of fusion;
-with `fusion: none` it stays so. The paper fuses the towers' tokens before they are projected, and has blocks of
-self-attention for the text and for the unfused tokens, too; these are left out.
+With t2i, the image attends to the decomposed text, then to itself. With i2t, the decomposed text
+attends to the image and is composed again. The last layers of fusion blocks start at zero, so
+training starts without an effect of fusion; with `fusion: none` it stays so. The paper fuses the
+towers' tokens before they are projected, and has blocks of self-attention for the text and for the
+unfused tokens, too; these are left out.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ from duplex.options import Count, NonNegative, Share, Template
 
 @dataclass(frozen=True)
 class DfspOptions(TextOptions):
-    fusion: Literal["t2i", "i2t", "bif", "none"] = "t2i"  # text to image, image to text, both directions, or none
+    fusion: Literal["t2i", "i2t", "bif", "none"] = "t2i"  # text to image, image to text, both
     heads: Count = 4  # heads of the cross-attention
     primitives: NonNegative = 0.01  # weight alpha of L_st+obj
     plain: NonNegative = 0.1  # weight beta of L_spm
@@ -55,16 +57,18 @@ class DfspOptions(TextOptions):
 
 
 class Dfsp(TextMethod[DfspOptions]):
-    """DFSP: scores by prompts with a learned prefix; attention fuses text and image features (option `fusion`)."""
+    """DFSP: prompts with a learned prefix; attention fuses text and image features (`fusion`)."""
 
     def __init__(self, context: MethodContext, options: DfspOptions) -> None:
         super().__init__(context, options)
-        dim, heads = context.dim, options.heads
+        dim = context.dim
+        heads = options.heads
         self.prompts = self.soft_prompts(options.template)
         token_width = context.inputs["patch"][1] if options.fusion != "none" else 0
         if options.fuses_images:
             self.project = nn.Linear(token_width, dim)  # W
-            self.to_image, self.to_itself = CrossBlock(dim, dim, heads), CrossBlock(dim, dim, heads)  # B_1, B_2
+            self.to_image = CrossBlock(dim, dim, heads)  # B_1
+            self.to_itself = CrossBlock(dim, dim, heads)  # B_2
         if options.fuses_text:
             self.to_text = CrossBlock(dim, token_width, heads)
             self.compose = zero_initialised(nn.Linear(dim, dim))
@@ -74,7 +78,7 @@ class Dfsp(TextMethod[DfspOptions]):
         return frozenset({"cls", "text"} if options.fusion == "none" else {"cls", "text", "patch"})
 
     def decompose(self, t: Tensor) -> Prototypes:
-        """Seen compositions' text features `t` [C, d] with their means per state [M, d] and per object [N, d]."""
+        """Seen pairs' features `t` [C, d], with means per state [M, d] and object [N, d]."""
         return Prototypes(t, *self.train_candidates.means(t, len(self.labels.states), len(self.labels.objects)))
 
     def shared(self) -> Prototypes:
@@ -88,11 +92,12 @@ class Dfsp(TextMethod[DfspOptions]):
     def fused_texts(self, t: Prototypes, candidates: CompositionIndex, tokens: Tensor) -> Tensor:
         primitives, _ = self.to_text(torch.cat([t.states, t.objects]), tokens)  # [B, M + N, d]
         states, objects = primitives.split((len(t.states), len(t.objects)), dim=1)
-        composed = self.compose(states.index_select(1, candidates.states) * objects.index_select(1, candidates.objects))
+        by_state = states.index_select(1, candidates.states)
+        composed = self.compose(by_state * objects.index_select(1, candidates.objects))
         return unit(self.options.keep * t.compositions + (1 - self.options.keep) * composed)
 
     def fused_logits(self, z: Tensor, t: Prototypes, candidates: CompositionIndex, tokens: Tensor | None) -> Tensor:
-        """Logits [B, C] of the candidates, after text and image features are fused if `tokens` are given."""
+        """Logits [B, C] of the candidates, after fusion with `tokens` if they are given."""
         tokens = None if tokens is None else tokens.to(z.dtype)
         x = self.fused_images(z, t, tokens) if self.options.fuses_images and tokens is not None else z
         if not self.options.fuses_text or tokens is None:
@@ -124,6 +129,7 @@ class Dfsp(TextMethod[DfspOptions]):
         if self.options.fusion == "none":
             return chunk_scores(inputs["cls"])
         patches, token_width = self.context.inputs["patch"]
-        dim, fused_texts = self.context.dim, len(prepared.compositions) if self.options.fuses_text else 0
+        dim = self.context.dim
+        fused_texts = len(prepared.compositions) if self.options.fuses_text else 0
         width = patches * (token_width + 6 * dim) + 3 * fused_texts * dim
         return score_in_chunks(chunk_scores, inputs["cls"], inputs["patch"], width)

@@ -1,11 +1,12 @@
 """Duplex (Peng et al.): semantic prototypes, and visual prototypes that training refines.
 
-An image is compared with the text feature of each composition's learned prompt (semantic prototype) and with an
-estimated mean image feature of each composition (visual prototype). The codebook, the table of visual prototypes, is
-refined batch by batch in a local bipartite graph: the prototypes of the batch's candidate compositions receive
-messages from each image's state and object factor, and from each counterfactual (an image's state factor fused with
-another's object factor). Sums of messages factor by state, object and cell of the (state x object) grid, so no matrix
-over nodes is built. Equations in this file are the paper's (Eq. 5-22, Algorithm 1).
+An image is compared with the text feature of each composition's learned prompt (semantic
+prototype) and with an estimated mean image feature of each composition (visual prototype). The
+codebook, the table of visual prototypes, is refined batch by batch in a local bipartite graph: the
+prototypes of the batch's candidate compositions receive messages from each image's state and
+object factor, and from each counterfactual (an image's state factor fused with another's object
+factor). Sums of messages factor by state, object and cell of the (state x object) grid, so no
+matrix over nodes is built. Equations in this file are the paper's (Eq. 5-22, Algorithm 1).
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy, normalize, one_hot
+from torch.nn.functional import cross_entropy, one_hot
 
 from duplex.labels import CandidateSet, Ints
 from duplex.methods.base import Batch, Inputs, Inspectable, MethodContext, ScoreTerms
-from duplex.methods.codebook import Codebook, TrainedCodebook
+from duplex.methods.codebook import Codebook, TrainedCodebook, refined_rows
 from duplex.methods.layers import Fusion, copy_to_device, mean_over, unit
 from duplex.methods.paths import FactorPosteriors, PathOptions, Paths
 from duplex.methods.portable import means_by_word, portable_paths
 from duplex.methods.prompt_method import PathSumMethod
 from duplex.methods.prompts import Prototypes
-from duplex.options import Count, Options, Share
+from duplex.options import Count, Options, Share, refuse
 
 BLOCK_BYTES = {"cpu": 2**20}  # elsewhere 256 MiB
 EPSILON = 1e-12
@@ -38,16 +39,21 @@ Message = Literal["state", "object", "counterfactual"]
 
 @dataclass(frozen=True)
 class Reading(Options):
-    """Options for what the paper's text leaves open; the defaults are this package's, other values also fit the text.
+    """Options for what the paper's text leaves open; other values also fit the text.
 
-    anchors: attached: gradients reach text features through the weights of messages, too; detached: they do not.
+    anchors: attached: gradients reach text features through the weights of messages, too;
+        detached: they do not.
     codebook: buffer: only refinement changes prototypes; trained: gradients change them, too.
-    counterfactuals: pairs: one per pair of images; labels: one per pair of labels, from the labels' mean factors.
+    counterfactuals: pairs: one per pair of images; labels: one per pair of labels, from the
+        labels' mean factors.
     diagonal: whether an image is also paired with itself.
-    edges: posterior: a factor sends messages to all candidates, weighted by posterior; label: to those of its label.
+    edges: posterior: a factor sends messages to all candidates, weighted by posterior; label: to
+        those of its label.
     fusion_rank: rank of the matrices M_s and M_o that fuse factors (Eq. 11); null: full rank.
-    normalise: together: a candidate gets one weighted mean of all messages; by_kind: a mean per kind, then averaged.
-    softmax: candidates: posteriors of pairs are over the candidates; all: over all pairs (Eq. 4, 19, 21).
+    normalise: together: a candidate gets one weighted mean of all messages; by_kind: a mean per
+        kind, then averaged.
+    softmax: candidates: posteriors of pairs are over the candidates; all: over all pairs (Eq. 4,
+        19, 21).
     """
 
     softmax: Literal["candidates", "all"] = "candidates"
@@ -60,27 +66,29 @@ class Reading(Options):
     fusion_rank: Count | None = None
 
     def rules(self) -> Iterable[tuple[object, str]]:
-        paired = self.counterfactuals == "pairs" or self.diagonal
-        yield paired, "with counterfactuals: labels, no image is paired with itself; leave diagonal out"
+        message = "with counterfactuals: labels, no image is paired with itself; leave diagonal out"
+        yield refuse(self.counterfactuals == "labels" and not self.diagonal, message)
 
     def changed(self) -> set[str]:
         return {name for name, value in self.to_dict().items() if value != getattr(type(self), name)}
 
 
 class CounterfactualSum(torch.autograd.Function):
-    """Autograd function: weighted sum of counterfactuals in each cell of the (state x object) grid (Eq. 11, 15-16).
+    """Autograd function: weighted sum of counterfactuals per cell of the grid (Eq. 11, 15-16).
 
         out_c = sum of w_p z^cf_p over the image pairs p = (i, j) of cell c,    z^cf_p = normalise(relu(a_i + b_j))
 
-    `a`, `b`: projected state and object factors [B, d]; no relu unless `rectified`. The counterfactuals (at most `B^2`)
-    are computed in blocks that fit into the processor's cache, and again in the backward pass. Differentiable once.
+    `a`, `b`: projected state and object factors [B, d]; no relu unless `rectified`. The
+        counterfactuals (at most `B^2`)
+    are computed in blocks that fit into the processor's cache, and again in the backward pass.
+        Differentiable once.
     """
 
     @staticmethod
     def forward(
         ctx: Any, a: Tensor, b: Tensor, w: Tensor, i: Tensor, j: Tensor, cell: Tensor, cells: int, rectified: bool
     ) -> Tensor:
-        """Sums [cells, d]: pair p adds `w[p]` times the counterfactual of `a[i[p]]` and `b[j[p]]` to row `cell[p]`."""
+        """Sums [cells, d]: pair p adds `w[p]` times its counterfactual to row `cell[p]`."""
         out = a.new_zeros(cells, a.shape[1])
         for rows in _blocks(len(i), a):
             r, inverse = _counterfactuals(a, b, i[rows], j[rows], rectified)
@@ -91,10 +99,11 @@ class CounterfactualSum(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """Returns the gradients with respect to `a`, `b` and `w`, given the gradient with respect to the sums.
+        """The gradients with respect to `a`, `b` and `w`, given that with respect to the sums.
 
-        With `r = relu(a_i + b_j)`, `u = r / |r|` and the gradient `g` of a pair's sum: `dw = g.u`, and where `r > 0`,
-        both a_i and b_j receive `dr = w (g - u (g.u)) / |r|`. Unless `rectified`, relu and `r > 0` are left out.
+        With `r = relu(a_i + b_j)`, `u = r / |r|` and the gradient `g` of a pair's sum: `dw = g.u`,
+        and where `r > 0`, both a_i and b_j receive `dr = w (g - u (g.u)) / |r|`. Unless
+        `rectified`, relu and `r > 0` are left out.
         """
         a, b, w, i, j, cell = ctx.saved_tensors
         rectified: bool = ctx.rectified
@@ -128,7 +137,7 @@ def _blocks(pairs: int, like: Tensor) -> Iterator[slice]:
 
 @dataclass(frozen=True)
 class MessageNodes:
-    """Inputs of a batch's messages: image features, factors, posteriors of states and objects, and labels."""
+    """Inputs of a batch's messages: features, factors, posteriors of words, and labels."""
 
     z: Tensor  # composition features z^c [B, d]
     z_s: Tensor  # state factors [B, d]
@@ -143,9 +152,10 @@ class MessageNodes:
 class BatchCandidates:
     """The candidates whose state and object both occur in a batch; their prototypes are refined.
 
-    `C_cand = (S(B) x O(B)) & C_tgt` (Eq. 12-13): S(B) and O(B) are the batch's states and objects. `i`, `j` list pairs
-    of images for which i's state with j's object is a candidate; `cell` lists the candidates' indices. All are computed
-    from labels in the host's memory, so that nothing waits for the device.
+    `C_cand = (S(B) x O(B)) & C_tgt` (Eq. 12-13): S(B) and O(B) are the batch's states and objects.
+    `i`, `j` list pairs of images for which i's state with j's object is a candidate; `cell` lists
+    the candidates' indices. All are computed from labels in the host's memory, so that nothing
+    waits for the device.
     """
 
     compositions: Ints  # the candidates as m * N + n, ascending [C]
@@ -184,7 +194,7 @@ class BatchCandidates:
         return len(self.compositions)
 
     def means_by_state(self, x: Tensor) -> Tensor:
-        """For each of the batch's S states, the mean of `x` [B, ...] over the images with this state [S, ...]."""
+        """Mean of `x` [B, ...] over the images of each of the batch's states [S, ...]."""
         return mean_over(x, self.state_of, len(self.states))
 
     def means_by_object(self, x: Tensor) -> Tensor:
@@ -198,18 +208,19 @@ def mean_messages(
     messages: tuple[Message, ...],
     reading: Reading = Reading(),
 ) -> tuple[Tensor, Tensor]:
-    """Mean message [C, d] to each candidate, weighted by posteriors (Eq. 15-16); mask [C] of those that receive any."""
+    """Mean message [C, d] to each candidate (Eq. 15-16); mask [C] of those that get any."""
     (total, weight), *others = [message_sums(kind, nodes, candidates, fusion, reading) for kind in messages]
     if reading.normalise == "by_kind":
         total, weight = _mean_of_kind(total, weight)
         others = [_mean_of_kind(*sums) for sums in others]
     for more, more_weight in others:
-        total, weight = total + more, weight + more_weight
+        total = total + more
+        weight = weight + more_weight
     return total / weight.clamp(min=LEAST_WEIGHT), weight[:, 0].detach() > LEAST_WEIGHT
 
 
 def _mean_of_kind(total: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Each candidate's weighted mean of one kind of messages, and 1; both 0 for a candidate without messages."""
+    """Weighted mean of a kind of messages, and 1; both 0 for a candidate without messages."""
     reached = (weight.detach() > LEAST_WEIGHT).to(weight.dtype)
     return reached * total / weight.clamp(min=LEAST_WEIGHT), reached
 
@@ -217,16 +228,18 @@ def _mean_of_kind(total: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
 def message_sums(
     kind: Message, nodes: MessageNodes, candidates: BatchCandidates, fusion: Fusion | None, reading: Reading = Reading()
 ) -> tuple[Tensor, Tensor]:
-    """For each candidate, the weighted sum of its messages of one `kind` [C, d], and the sum of the weights [C, 1]."""
+    """Weighted sum of candidates' messages of one `kind` [C, d], and of the weights [C, 1]."""
     if kind == "counterfactual":
         return _counterfactual_sums(nodes, candidates, fusion, by_label=reading.counterfactuals == "labels")
     if kind == "state":
-        p = nodes.p_s.index_select(1, candidates.states) / candidates.partners_s  # p(s_m|x_i) / |O_cand(m)|  [B, S]
-        z, own = nodes.z_s, candidates.state_of
+        p = nodes.p_s.index_select(1, candidates.states) / candidates.partners_s  # [B, S]
+        z = nodes.z_s
+        own = candidates.state_of
         place = candidates.row  # of each candidate's state [C]
     else:
-        p = nodes.p_o.index_select(1, candidates.objects) / candidates.partners_o  # p(o_n|x_j) / |S_cand(n)|  [B, O]
-        z, own = nodes.z_o, candidates.object_of
+        p = nodes.p_o.index_select(1, candidates.objects) / candidates.partners_o  # [B, O]
+        z = nodes.z_o
+        own = candidates.object_of
         place = candidates.column  # of its object [C]
     if reading.edges == "label":  # no message to candidates of another label
         p = p * one_hot(own, p.shape[1])
@@ -238,29 +251,24 @@ def _counterfactual_sums(
 ) -> tuple[Tensor, Tensor]:
     label_s = nodes.p_s.gather(1, nodes.states[:, None])[:, 0]  # p(s_{m_i}|x_i) [B]
     label_o = nodes.p_o.gather(1, nodes.objects[:, None])[:, 0]  # p(o_{n_j}|x_j) [B]
-    if fusion is None:  # a feature plus another's difference from the average, in the space of the prototypes
-        a, b = nodes.z, nodes.z - nodes.z.mean(0)
+    if fusion is None:  # a feature plus another's difference from the mean
+        a = nodes.z
+        b = nodes.z - nodes.z.mean(0)
     else:
         a, b = fusion.project(nodes.z_s, nodes.z_o)
-    i, j = candidates.i, candidates.j
+    i = candidates.i
+    j = candidates.j
     cell = candidates.cell
-    if by_label:  # one pair (m, n) per candidate, of means over the images of the state m and of the object n
+    if by_label:  # one pair (m, n) per candidate, of means over their images
         a, b = candidates.means_by_state(a), candidates.means_by_object(b)
         label_s, label_o = candidates.means_by_state(label_s), candidates.means_by_object(label_o)
-        i, j = candidates.row, candidates.column
+        i = candidates.row
+        j = candidates.column
         cell = torch.arange(len(candidates), device=a.device)
     weight = label_s.index_select(0, i) * label_o.index_select(0, j)  # [P]
     rectified = fusion is not None and fusion.rectified
     sums = CounterfactualSum.apply(a, b, weight, i, j, cell, len(candidates), rectified)  # type: ignore[no-untyped-call]
     return sums, weight.new_zeros(len(candidates)).index_add(0, cell, weight)[:, None]
-
-
-def blend(rows: Tensor, aggregated: Tensor, momentum: float, renormalise: bool) -> Tensor:
-    """Refined prototypes [C, d]: `rows` (weight `momentum`) mixed with mean messages `aggregated` (Eq. 17-18)."""
-    if momentum == 1.0:
-        return rows
-    mixed = momentum * rows + (1.0 - momentum) * aggregated
-    return normalize(mixed, dim=-1) if renormalise else mixed
 
 
 class RefinedPrototypes(NamedTuple):
@@ -278,25 +286,26 @@ def refine(
     fusion: Fusion | None,
     messages: tuple[Message, ...],
     momentum: float,
-    renormalise: bool = True,
     reading: Reading = Reading(),
 ) -> RefinedPrototypes:
-    """Move the prototypes of a batch's candidates towards the mean of their messages (Algorithm 1).
+    """Move the prototypes of a batch's candidates towards their mean message (Algorithm 1).
 
-    nodes: features, factors and posteriors of the batch's images, whose labels are `compositions` [B].
+    nodes: features, factors and posteriors of the batch's images, whose labels are `compositions`
+        [B].
     candidates: the compositions whose prototypes may be refined.
-    fusion: computes counterfactuals from factors; None: images i and j give `normalise(z_i + z_j - mean(z))`.
+    fusion: computes counterfactuals from factors; None: images i and j give `normalise(z_i + z_j -
+        mean(z))`.
     momentum: weight lambda of the old prototypes; for an anchored codebook, of the initial ones.
-    messages: kinds of messages that are sent; reading: options for what the paper's text leaves open.
+    messages: kinds of messages that are sent; reading: options for what the paper's text leaves
+        open.
     """
     n = len(codebook.labels.objects)
-    states, objects = compositions // n, compositions % n
+    states = compositions // n
+    objects = compositions % n
     local = BatchCandidates.of(states, objects, candidates, n, nodes.z.device, reading.diagonal)
     aggregated, reached = mean_messages(nodes, local, fusion, messages, reading)
-    rows = codebook.prototypes(local.compositions)
-    anchor = rows if codebook.initial is None else codebook.initial.prototypes(local.compositions)
-    blended = blend(anchor, aggregated, momentum, renormalise)
-    return RefinedPrototypes(local.compositions, torch.where(reached[:, None], blended, rows))
+    rows = refined_rows(codebook, local.compositions, aggregated, reached, momentum)
+    return RefinedPrototypes(local.compositions, rows)
 
 
 @dataclass(frozen=True)
@@ -304,54 +313,61 @@ class DuplexOptions(PathOptions):
     """Options of `kind: duplex`, the Duplex paper's method; the defaults are the paper's choices."""
 
     # codebook (Eq. 10-11)
-    seen_rows: Literal["data", "random"] = "data"  # initial prototypes of training pairs: mean features, or random
-    unseen_rows: Literal["compose", "random"] = "compose"  # of other pairs: composed of means, or random
-    rows: Literal["initial", "recomputed"] = "initial"  # recomputed: computed again after each epoch
+    seen_rows: Literal["data", "random"] = "data"  # of training pairs: mean features, or random
+    unseen_rows: Literal["compose", "random"] = "compose"  # of other pairs: composed
+    rows: Literal["initial", "recomputed"] = "initial"  # recomputed: after each epoch
 
     # local graph and write-back (Eq. 12-19)
     graph: bool = True  # whether the local graph refines prototypes in training
     messages: tuple[Message, ...] = ("state", "object", "counterfactual")  # sources of messages
-    fusion: Literal["learned", "linear", "additive"] = "learned"  # counterfactuals: Eq. 11, without its relu, or sums
+    fusion: Literal["learned", "linear", "additive"] = "learned"  # Eq. 11, without its relu, or sums
     momentum: Share = 0.9  # lambda, the weight of a prototype's old value per refinement
-    blend: Literal["recursive", "anchored"] = "recursive"  # whether the old value is the current or the initial one
-    renormalise: bool = True  # whether refined prototypes get unit length
-    refine_over: Literal["world", "closed", "open"] = "world"  # whose candidates training refines; world: the method's
+    blend: Literal["recursive", "anchored"] = "recursive"  # old value: current or initial
+    refine_over: Literal["world", "closed", "open"] = "world"  # whose candidates are refined
 
     # objective (Eq. 20) and inference (Eq. 21)
     losses: tuple[Literal["state", "object", "semantic", "visual"], ...] = ("state", "object", "semantic", "visual")
     inference: tuple[Literal["visual", "semantic", "factors"], ...] = ("visual", "semantic", "factors")
 
-    reading: Reading = option_field(default_factory=Reading)  # what the paper leaves open (`duplex methods duplex`)
+    reading: Reading = option_field(default_factory=Reading)  # what the paper leaves open
 
     def rules(self) -> Iterable[tuple[object, str]]:
         yield from super().rules()
         yield from self.path_rules(self.losses, self.inference)
-        yield self.paths == "three" or not self.graph, "graph: true needs paths: three"
-        yield not self.graph or self.messages, "graph: true needs at least one kind in messages"
-        yield len(set(self.messages)) == len(self.messages), "messages lists a kind twice; remove one"
-        recomputed = self.rows == "recomputed"
-        yield not (recomputed and self.graph), "rows: recomputed would undo the refinement; set graph to false"
-        from_data = (self.seen_rows, self.unseen_rows) == ("data", "compose")
-        yield from_data or not recomputed, "rows: recomputed needs seen_rows: data and unseen_rows: compose"
-        yield self.visual or not recomputed, "rows: recomputed needs visual in losses or inference"
+        if self.graph:
+            yield refuse(self.paths != "three", "graph: true needs paths: three")
+            yield refuse(not self.messages, "graph: true needs at least one kind in messages")
+        repeated = len(set(self.messages)) < len(self.messages)
+        yield refuse(repeated, "messages lists a kind twice; remove one")
+        if self.rows == "recomputed":
+            message = "rows: recomputed would undo the refinement; set graph to false"
+            yield refuse(self.graph, message)
+            message = "rows: recomputed needs seen_rows: data and unseen_rows: compose"
+            yield refuse("random" in (self.seen_rows, self.unseen_rows), message)
+            message = "rows: recomputed needs visual in losses or inference"
+            yield refuse(not self.visual, message)
         yield from self._reading_rules()
 
     def _reading_rules(self) -> Iterable[tuple[object, str]]:
-        changed, trained = self.reading.changed(), self.reading.codebook == "trained"
+        changed = self.reading.changed()
         about_graph = sorted(changed - {"softmax", "codebook"})
         names = ", ".join(about_graph)
-        yield self.graph or not about_graph, f"reading: {names} only changes the local graph; set graph to true"
-        factors = {"state", "object"} & set(self.messages)
-        yield factors or "edges" not in changed, "reading.edges needs state or object in messages"
-        paired = "counterfactual" in self.messages or not changed & {"counterfactuals", "diagonal", "fusion_rank"}
-        yield paired, "reading.counterfactuals, diagonal and fusion_rank need counterfactual in messages"
-        has_matrices = self.fusion != "additive" or "fusion_rank" not in changed
-        yield has_matrices, "fusion: additive has no matrices; leave reading.fusion_rank out"
-        yield "visual" in self.losses or not trained, "reading.codebook: trained needs visual in losses"
-        yield self.rows == "initial" or not trained, "rows: recomputed would undo the training of reading.codebook"
-        is_all = self.reading.softmax == "all"
-        given = self.semantic_negatives == "seen" or not is_all
-        yield given, "reading.softmax: all already compares all compositions; leave semantic_negatives out"
+        message = f"reading: {names} only changes the local graph; set graph to true"
+        yield refuse(about_graph and not self.graph, message)
+        has_factors = "state" in self.messages or "object" in self.messages
+        message = "reading.edges needs state or object in messages"
+        yield refuse("edges" in changed and not has_factors, message)
+        about_pairs = changed & {"counterfactuals", "diagonal", "fusion_rank"}
+        message = "reading.counterfactuals, diagonal and fusion_rank need counterfactual in messages"
+        yield refuse(about_pairs and "counterfactual" not in self.messages, message)
+        message = "fusion: additive has no matrices; leave reading.fusion_rank out"
+        yield refuse(self.fusion == "additive" and "fusion_rank" in changed, message)
+        if self.reading.codebook == "trained":
+            yield refuse("visual" not in self.losses, "reading.codebook: trained needs visual in losses")
+            message = "rows: recomputed would undo the training of reading.codebook"
+            yield refuse(self.rows == "recomputed", message)
+        message = "reading.softmax: all already compares all compositions; leave semantic_negatives out"
+        yield refuse(self.reading.softmax == "all" and self.semantic_negatives != "seen", message)
 
     def trained_losses(self) -> set[str]:
         trained = self.adapted or self.reading.codebook == "trained" or (self.graph and self.momentum < 1)
@@ -363,14 +379,16 @@ class DuplexOptions(PathOptions):
 
 
 class Duplex(PathSumMethod[DuplexOptions]):
-    """Duplex: the score adds up posteriors by semantic prototypes, by visual prototypes, and by factors."""
+    """Duplex: the score adds up posteriors by semantic and visual prototypes, and by factors."""
 
     def __init__(self, context: MethodContext, options: DuplexOptions) -> None:
         super().__init__(context, options)
         world = context.world if options.refine_over == "world" else options.refine_over
-        labels, dim = context.labels, context.tower.dim
+        labels = context.labels
+        dim = context.tower.dim
         reading = options.reading
-        anchored, is_trained = options.blend == "anchored", reading.codebook == "trained"
+        anchored = options.blend == "anchored"
+        is_trained = reading.codebook == "trained"
         rows = Codebook(
             labels,
             dim,
@@ -382,11 +400,13 @@ class Duplex(PathSumMethod[DuplexOptions]):
         every = np.arange(labels.size) if reading.softmax == "all" else None
         self.paths = Paths(labels, context.tower, options, world, negatives=every)
         learned = options.graph and "counterfactual" in options.messages and options.fusion != "additive"
-        rectified, rank = options.fusion == "learned", reading.fusion_rank
+        rectified = options.fusion == "learned"
+        rank = reading.fusion_rank
         self.fusion = Fusion(dim, rectified=rectified, rank=rank) if learned else None
-        self.candidates = CandidateSet.of(labels, world, "train")  # C_tgt, whose prototypes training refines
-        self.classes = self.candidates if every is None else CandidateSet.of(labels, "open", "train")  # of L_c^h
-        self.pending: RefinedPrototypes | None = None  # set by `losses`, written to the codebook by `after_batch`
+        self.candidates = CandidateSet.of(labels, world, "train")  # C_tgt, to refine
+        classes_world = world if every is None else "open"
+        self.classes = CandidateSet.of(labels, classes_world, "train")  # of L_c^h
+        self.pending: RefinedPrototypes | None = None  # by `losses`, for `after_batch`
 
     def start(self, train: Batch) -> None:
         self.codebook.start(unit(train.cls), train.compositions, seen=self.options.seen_rows == "data")
@@ -396,7 +416,8 @@ class Duplex(PathSumMethod[DuplexOptions]):
         return self.paths.negatives.device
 
     def losses(self, batch: Batch, shared: Prototypes) -> dict[str, Tensor]:
-        names, z = self.options.losses, self.paths.adapt(batch.cls)
+        names = self.options.losses
+        z = self.paths.adapt(batch.cls)
         refines = self.options.graph and self.options.visual
         losses, factors = self.paths.losses(z, batch.compositions, shared, names, with_factors=refines)
         self.pending = None
@@ -409,7 +430,6 @@ class Duplex(PathSumMethod[DuplexOptions]):
                 self.fusion,
                 messages=self.options.messages,
                 momentum=self.options.momentum,
-                renormalise=self.options.renormalise,
                 reading=self.options.reading,
             )
         if "visual" in names:
@@ -473,7 +493,8 @@ class Duplex(PathSumMethod[DuplexOptions]):
         return tensors
 
     def inspectable(self) -> Inspectable:
-        return replace(super().inspectable(), visual=torch.no_grad()(self.codebook.prototypes), fuse=self.fusion)
+        visual = torch.no_grad()(self.codebook.prototypes)
+        return replace(super().inspectable(), visual=visual, fuse=self.fusion)
 
     def summary(self) -> dict[str, int]:
         values = 0 if isinstance(self.codebook, TrainedCodebook) else self.labels.size * self.codebook.dim

@@ -1,7 +1,8 @@
 """Base classes and layers shared by the methods of published papers, such as CGE, CAILA and DFSP.
 
-Methods compare image features with encoded prompts (`TextMethod`), with prompts on three paths, those of compositions,
-states and objects (`ThreePaths`), or with embedded word vectors (`WordMethod`, `EmbeddingHead`).
+Methods compare image features with encoded prompts (`TextMethod`), with prompts on three paths,
+those of compositions, states and objects (`ThreePaths`), or with embedded word vectors
+(`WordMethod`, `EmbeddingHead`).
 """
 
 from __future__ import annotations
@@ -31,17 +32,14 @@ CHUNK = 2**24  # numbers in memory at once in inference
 
 
 class SeenMethod(Method[OptionsT], Generic[OptionsT]):
-    """Base class of methods trained to choose among `train_candidates`, by default the seen compositions.
-
-    A subclass defines `score`, and `prepare`, which computes what does not depend on the image.
-    """
+    """Base class of methods trained to choose among `train_candidates`, by default seen pairs."""
 
     def __init__(self, context: MethodContext, options: OptionsT) -> None:
         super().__init__(context, options)
         self.train_candidates = CompositionIndex(context.labels.pairs["train"], len(context.labels.objects))
 
     def prepare(self, candidates: CompositionIndex) -> Any:
-        """What `score` needs to know about the candidates, such as their embeddings; computed once for all images."""
+        """What `score` needs to know about the candidates, such as embeddings; computed once."""
 
     def score(self, inputs: Inputs, candidates: CompositionIndex, prepared: Any) -> Tensor:
         """Scores [B, C] of C candidates, for which `prepare` returned `prepared`."""
@@ -50,9 +48,10 @@ class SeenMethod(Method[OptionsT], Generic[OptionsT]):
     def three_path_losses(
         self, logits: Iterable[Tensor], compositions: Tensor, names: Iterable[str] = LOSSES, primitives: float = 1.0
     ) -> dict[str, Tensor]:
-        """Compute cross-entropies of compositions, states and objects; returns a dict with the three keys `names`.
+        """Cross-entropies of compositions, states and objects, by the three `names`.
 
-        logits: three tensors, for the training candidates [B, C], all states [B, M] and all objects [B, N].
+        logits: three tensors, for the training candidates [B, C], all states [B, M] and all
+            objects [B, N].
         compositions: the images' labels [B].
         primitives: weight of the cross-entropies of states and objects.
         """
@@ -71,17 +70,14 @@ class SeenMethod(Method[OptionsT], Generic[OptionsT]):
 class TextOptions(Options):
     """Option of all methods with encoded prompts: whether scores are probabilities or logits."""
 
-    score: Literal["probability", "logit"] = "probability"  # a composition's part of the score: p(c|x) or its logit
+    score: Literal["probability", "logit"] = "probability"  # p(c|x) or its logit
 
 
 TextOptionsT = TypeVar("TextOptionsT", bound=TextOptions)
 
 
 class TextMethod(SeenMethod[TextOptionsT], Generic[TextOptionsT]):
-    """Base class of methods that compare image features with encoded prompts, at CLIP's temperature `tau = 1 / scale`.
-
-    Unless a subclass differs, the score is the softmax of the candidates' logits or, with `score: logit`, the logit.
-    """
+    """Base class of methods with prompts, at the temperature `1 / scale`."""
 
     required_inputs: ClassVar[tuple[str, ...]] = ("cls", "text")
 
@@ -90,23 +86,25 @@ class TextMethod(SeenMethod[TextOptionsT], Generic[TextOptionsT]):
         self.scale = math.exp(context.tower.logit_scale)
 
     def logits(self, z: Tensor, t: Tensor) -> Tensor:
-        """Logits `cos(z, t) / tau` [B, C] of image features `z` [B, d] and unit text features `t` [C, d]."""
+        """Logits `cos(z, t) / tau` [B, C] of features `z` [B, d] and unit text features `t`."""
         return self.scale * unit(z) @ t.T
 
     def score(self, inputs: Inputs, candidates: CompositionIndex, prepared: Any) -> Tensor:
         return self.scored(self.logits(inputs["cls"], prepared))
 
     def scored(self, logits: Tensor) -> Tensor:
-        """Turn the candidates' logits [B, C] into scores: unchanged or their softmax, as the option `score` says."""
+        """Scores from logits [B, C]: unchanged or their softmax, as the option `score` says."""
         return logits if self.options.score == "logit" else logits.softmax(-1)
 
     def probabilities(self, scores: Tensor) -> Tensor:
-        return super().probabilities(scores) if self.options.score == "logit" else normalise_posterior_sums(scores)
+        is_logit = self.options.score == "logit"
+        return super().probabilities(scores) if is_logit else normalise_posterior_sums(scores)
 
     def soft_prompts(self, template: str) -> Prompts:
-        """Prompts of a learned prefix, at first the words of `template`, and a learned vector per state and object."""
-        labels, tower = self.labels, self.context.tower
-        return Prompts(labels, tower, context="learned", vocabulary="learned", paths="composition", template=template)
+        """Prompts of a learned prefix, at first `template`, and a learned vector per word."""
+        learned: dict[str, Any] = {"context": "learned", "vocabulary": "learned"}
+        tower = self.context.tower
+        return Prompts(self.labels, tower, **learned, paths="composition", template=template)
 
 
 @dataclass(frozen=True)
@@ -120,7 +118,7 @@ WordOptionsT = TypeVar("WordOptionsT", bound=WordOptions)
 
 
 class WordTable(nn.Module):
-    """Embeddings of all states and objects, initialised with word vectors (by default scaled to unit length)."""
+    """Embeddings of all states and objects, initialised with word vectors."""
 
     states: Tensor
     objects: Tensor
@@ -142,11 +140,12 @@ class WordTable(nn.Module):
 
 
 class Composer(nn.Module):
-    """Maps a composition's two word vectors linearly to an embedding and scales it to unit length."""
+    """Maps a composition's two word vectors linearly to an embedding of unit length."""
 
     def __init__(self, width: int, out: int) -> None:
         super().__init__()
-        self.state, self.object = nn.Linear(width, out), nn.Linear(width, out, bias=False)
+        self.state = nn.Linear(width, out)
+        self.object = nn.Linear(width, out, bias=False)
 
     def forward(self, words: WordTable, candidates: CompositionIndex) -> Tensor:
         states, objects = self.state(words.states), self.object(words.objects)
@@ -154,13 +153,13 @@ class Composer(nn.Module):
 
 
 def new_words(labels: LabelSpace) -> dict[str, Tensor]:
-    """Rows of tables `states` and `objects` for words without training images, which are not trained."""
+    """Rows of tables `states` and `objects` for words without training images."""
     new = (torch.from_numpy(~known).nonzero()[:, 0] for known in labels.trained_words)
     return dict(zip(("states", "objects"), new, strict=True))
 
 
 class WordMethod(SeenMethod[WordOptionsT], Generic[WordOptionsT]):
-    """Base class of methods with a table of word vectors, `words`; a subclass sets `composer` or defines `prepare`."""
+    """Base class of methods with word vectors; a subclass sets `composer` or defines `prepare`."""
 
     required_inputs: ClassVar[tuple[str, ...]] = ("cls", "words")
     composer: Composer
@@ -168,7 +167,8 @@ class WordMethod(SeenMethod[WordOptionsT], Generic[WordOptionsT]):
     def __init__(self, context: MethodContext, options: WordOptionsT, *, trained_words: bool) -> None:
         super().__init__(context, options)
         assert context.words is not None
-        states, objects = context.words.states, context.words.objects
+        states = context.words.states
+        objects = context.words.objects
         self.words = WordTable(states, objects, trained=trained_words, unit_words=options.unit_words)
         if trained_words:
             self.words.fixed_rows = new_words(context.labels)
@@ -181,10 +181,11 @@ class WordMethod(SeenMethod[WordOptionsT], Generic[WordOptionsT]):
 
 
 class EmbeddingHead(WordMethod[WordOptionsT], Generic[WordOptionsT]):
-    """Base class of methods whose score is the dot product of an image embedding and a composition embedding.
+    """Base class of methods whose score is the product of image and composition embedding.
 
-    The loss is a cross-entropy over the seen compositions, in the open world over all compositions. A subclass defines
-    `embed_images` and `prepare`, and may set `scale`, and `margins`, which training subtracts from logits.
+    The loss is a cross-entropy over the seen compositions, in the open world over all
+    compositions. A subclass defines `embed_images` and `prepare`, and may set `scale`, and
+    `margins`, which training subtracts from logits.
     """
 
     margins: Tensor | None  # [M * N], one per composition
@@ -208,16 +209,16 @@ class EmbeddingHead(WordMethod[WordOptionsT], Generic[WordOptionsT]):
 
     @torch.no_grad()
     def feasibility(self, states: Tensor, objects: Tensor) -> Tensor:
-        """Feasibility [M * N] computed from the similarity of embedded words; infinite for seen compositions."""
+        """Feasibility [M * N] by the similarity of embedded words; infinite for seen pairs."""
         rho = feasibility(states.cpu().numpy(), objects.cpu().numpy(), self.labels)
         return torch.as_tensor(rho, dtype=torch.float32)
 
     def initial_margins(self) -> Tensor:
-        """What the loss subtracts from logits in the first epoch [M * N]: 0 if seen; if unseen, more than any logit."""
+        """What the loss subtracts at first [M * N]: 0 if seen; if unseen, more than any logit."""
         return torch.where(torch.as_tensor(self.labels.seen), 0.0, INITIAL_MARGIN * self.scale)
 
     def raise_margins(self, rho: Tensor, epoch: int) -> None:
-        """Set margins to feasibility `rho` [M * N], 0 for seen pairs, times a factor that rises with `epoch`."""
+        """Set margins to `rho` [M * N], 0 for seen pairs, times a factor that rises."""
         assert self.margins is not None
         options: Any = self.options
         alpha = options.margin * min(1.0, epoch / options.margin_epochs)
@@ -227,7 +228,8 @@ class EmbeddingHead(WordMethod[WordOptionsT], Generic[WordOptionsT]):
         logits = self.logits(self.embed_images(batch.cls), shared[0])
         if self.margins is not None:
             logits = logits - self.margins[self.train_candidates.compositions]
-        return {"composition": cross_entropy(logits, self.train_candidates.positions_of_listed(batch.compositions))}
+        own = self.train_candidates.positions_of_listed(batch.compositions)
+        return {"composition": cross_entropy(logits, own)}
 
     def score(self, inputs: Inputs, candidates: CompositionIndex, prepared: Any) -> Tensor:
         return self.logits(self.embed_images(inputs["cls"]), prepared)
@@ -235,10 +237,10 @@ class EmbeddingHead(WordMethod[WordOptionsT], Generic[WordOptionsT]):
 
 @dataclass(frozen=True)
 class ThreePathOptions(TextOptions):
-    """Options of methods with three paths: networks for features, loss weights, the score, and prompts' first words."""
+    """Options of methods with three paths: networks, loss weights, the score, the template."""
 
     adapter: Literal["none", "feature"] = "feature"  # feature: a bottleneck on the cached feature
-    disentangler: Literal["plain", "batch_norm"] = "plain"  # batch_norm: one layer, normed over the batch, dropout 0.5
+    disentangler: Literal["plain", "batch_norm"] = "plain"  # batch_norm: one layer
     width: Count = 768  # hidden units of each plain disentangler
     primitives: NonNegative = 1.0  # weight of the losses of states and objects
     joined: Literal["product", "sum"] = "product"  # how the score joins p(s|x) and p(o|x)
@@ -249,20 +251,21 @@ ThreePathOptionsT = TypeVar("ThreePathOptionsT", bound=ThreePathOptions)
 
 
 class ThreePaths(TextMethod[ThreePathOptionsT], Generic[ThreePathOptionsT]):
-    """Base class of methods with prompts of pairs, states and objects, whose probabilities the score combines."""
+    """Base class of methods that combine probabilities by prompts of pairs, states, objects."""
 
     def __init__(self, context: MethodContext, options: ThreePathOptionsT) -> None:
         super().__init__(context, options)
         path_options = PathOptions(adapter=options.adapter, width=options.width, template=options.template)
         self.paths = Paths(context.labels, context.tower, path_options, context.world)
         if options.disentangler == "batch_norm":
-            self.paths.factors = FactorNetworks(context.tower.dim, options.width, residual=False, batch_norm=True)
+            dim = context.tower.dim
+            self.paths.factors = FactorNetworks(dim, options.width, residual=False, batch_norm=True)
 
     def shared(self) -> Prototypes:
         return self.paths.prototypes(LOSSES, self.checkpointing)
 
     def path_losses(self, batch: Batch, t: Prototypes) -> tuple[Tensor, FactorPosteriors, dict[str, Tensor]]:
-        """Adapted features [B, d] of a batch, its factors with their log posteriors, and weighted losses by name."""
+        """Adapted features [B, d], factors with log posteriors, and weighted losses by name."""
         z = self.paths.adapt(batch.cls)
         losses, factors = self.paths.losses(z, batch.compositions, t, LOSSES)
         assert factors is not None
@@ -270,12 +273,12 @@ class ThreePaths(TextMethod[ThreePathOptionsT], Generic[ThreePathOptionsT]):
         return z, factors, {**losses, "state": weight * losses["state"], "object": weight * losses["object"]}
 
     def path_logits(self, z: Tensor, t: Prototypes, candidates: CompositionIndex) -> Sequence[Tensor]:
-        """Logits of candidates [B, C], all states [B, M] and all objects [B, N] for adapted features `z` [B, d]."""
+        """Logits of candidates [B, C], states [B, M] and objects [B, N] for features `z`."""
         assert self.paths.factors is not None
         return [self.paths.logits(f, rows) for f, rows in zip((z, *self.paths.factors(z)), t, strict=True)]
 
     def primitive_score(self, p_s: Tensor, p_o: Tensor, t: Prototypes, candidates: CompositionIndex) -> Tensor:
-        """The part of the score [B, C] that comes from the probabilities of each candidate's state and object."""
+        """The part of the score [B, C] by the probabilities of each candidate's words."""
         return p_s * p_o if self.options.joined == "product" else p_s + p_o
 
     def joined_score(self, logits: Sequence[Tensor], t: Prototypes, candidates: CompositionIndex) -> Tensor:
@@ -296,7 +299,7 @@ class ThreePaths(TextMethod[ThreePathOptionsT], Generic[ThreePathOptionsT]):
 
 
 class CrossAttention(nn.Module):
-    """Multi-head attention: queries from `x` (`dim` channels), keys and values from `y` (`inside` channels)."""
+    """Multi-head attention: queries from `x` (`dim` channels), keys, values from `y` (`inside`)."""
 
     def __init__(self, dim: int, inside: int, heads: int, *, zero_output: bool) -> None:
         super().__init__()
@@ -311,7 +314,7 @@ class CrossAttention(nn.Module):
             zero_initialised(self.out)
 
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Outputs of the Q queries [(B,) Q, d], and attention weights averaged over the heads [(B,) Q, T]."""
+        """Outputs of Q queries [(B,) Q, d], and mean attention weights [(B,) Q, T]."""
         q = self._split_heads(self.query(x))  # [(B,) h, Q, d_h]
         k = self._split_heads(self.key(y))  # [(B,) h, T, d_h]
         v = self._split_heads(self.value(y))
@@ -324,11 +327,12 @@ class CrossAttention(nn.Module):
 
 
 class CrossBlock(nn.Module):
-    """Residual block: `x` attends to `y`, then passes an MLP; returns output (untrained: `x`) and attention weights."""
+    """Residual block: `x` attends to `y`, then an MLP; returns output and attention weights."""
 
     def __init__(self, dim: int, inside: int, heads: int) -> None:
         super().__init__()
-        self.norm_x, self.norm_y = nn.LayerNorm(dim), nn.LayerNorm(inside)
+        self.norm_x = nn.LayerNorm(dim)
+        self.norm_y = nn.LayerNorm(inside)
         self.attend = CrossAttention(dim, inside, heads, zero_output=True)
         last = zero_initialised(nn.Linear(4 * dim, dim))
         self.forward_part = nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, 4 * dim), nn.GELU(), last)
@@ -340,16 +344,17 @@ class CrossBlock(nn.Module):
 
 
 def score_in_chunks(score: Callable[[Tensor, Tensor], Tensor], z: Tensor, tokens: Tensor, width: int) -> Tensor:
-    """Apply `score(z, tokens)` to chunks of images and join results [B, C]; `width`: numbers in memory per image."""
+    """Join `score(z, tokens)` [B, C] of chunks of images; `width`: numbers in memory per image."""
     step = max(1, CHUNK // max(width, 1))
     return torch.cat([score(a, b) for a, b in zip(z.split(step), tokens.split(step), strict=True)])
 
 
 def next_partner_in_batch(allowed: Tensor) -> tuple[Tensor, Tensor]:
-    """For each image of a batch, find the next one that may be its partner; returns indices and a mask [B] each.
+    """For each image, the next one that may be its partner: indices and a mask [B] each.
 
-    After the last image, the search continues with the first. The mask marks images that have a partner; the
-    others get their own index. `allowed` [B, B]: whether the column's image may be the partner of the row's image.
+    After the last image, the search continues with the first. The mask marks images that have a
+    partner; the others get their own index. `allowed` [B, B]: whether the column's image may be
+    the partner of the row's image.
     """
     count = len(allowed)
     place = torch.arange(count, device=allowed.device)

@@ -1,4 +1,4 @@
-"""Visual prototypes in closed form, without training: mean features of seen pairs, predicted means of other pairs.
+"""Visual prototypes in closed form: mean features of seen pairs, predicted means of other pairs.
 
     x = z W,  W W^T = Sigma^-1                                 whitened features
     x_c = mu + a_m + b_n + gamma_c + noise                     mean of the n_c images of pair c = (m, n)
@@ -7,21 +7,23 @@
     h_c = mu_mn = mu + a_m + b_n (+ gamma_mn)                  prototype of another pair
     g_c(z) = x . h_c - |h_c|^2 / 2 + log n_c                   score; without log n_c for unseen pairs
 
-* z: feature;  Sigma: covariance of images about their pair's mean, shrunk by OAS, optionally with added variance
-* mu, a, b: overall mean, and effects of states and objects (a two-way layout), fitted by least squares over pairs with
-  weights w_c = 1 / (v + 1 / n_c), about n_c for few images and at most 1 / v. The simpler mean_s + mean_o - mean_all
+* z: feature;  Sigma: covariance of images about their pair's mean, shrunk by OAS
+* mu, a, b: overall mean, effects of states and objects (a two-way layout), fitted by least squares with
+  weights w_c = 1 / (v + 1 / n_c), about n_c for few images, at most 1 / v. The simpler mean_s + mean_o - mean_all
   would mix up effects of states and objects that do not co-occur evenly
 * v: chosen by marginal likelihood
-* gamma_mn: a Gaussian process over pairs, if there are word embeddings t: a wet dog and a wet cat deviate alike
+* gamma_mn: a Gaussian process over pairs, given word embeddings t: a wet dog and a wet cat deviate alike
 
     Cov(gamma_mn, gamma_m'n') = tau K_s(m, m') K_o(n, n'),   K(t, t') = exp(-|t - t'|^2 / (2 l median |t - t'|^2))
     gamma_mn = sum_rs U_mr V_ns G_rs,   G_rs ~ N(0, tau I),   K_s = U U^T, K_o = V V^T (of low rank)
 
-This adds `r s` columns `phi_mn = U_m (x) V_n` with the ridge `1 / tau` to the least squares; tau is chosen with v.
+This adds `r s` columns `phi_mn = U_m (x) V_n` with the ridge `1 / tau` to the least squares; tau
+is chosen with v.
 
-Up to a constant, `g` is Bayes' rule for normal distributions around `h_c`: linear discriminant analysis (Fisher 1936)
-with composed means. Vectors are stored minus `mu`, which loses least in float32, and never for all M N pairs:
-`x . mu_mn` is computed as an outer sum (and a product of small factors), `|mu_mn|^2` as a table.
+Up to a constant, `g` is Bayes' rule for normal distributions around `h_c`: linear discriminant
+analysis (Fisher 1936) with composed means. Vectors are stored minus `mu`, which loses least in
+float32, and never for all M N pairs: `x . mu_mn` is computed as an outer sum (and a product of
+small factors), `|mu_mn|^2` as a table.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -44,13 +46,13 @@ ROWS = 1 << 14  # candidates up to which scores are products with prototypes; be
 CELLS = 1 << 22  # scores worked on at a time in outer sums
 Guess = tuple[float, float]  # log10 v, log10 tau
 FeatureScorer = Callable[[Tensor], Tensor]  # features z [B, d] -> g_c(z) [B, C]
-WordEmbeddings = tuple[Tensor, Tensor]  # text embeddings of the states [M, w] and of the objects [N, w]
+WordEmbeddings = tuple[Tensor, Tensor]  # of states [M, w], objects [N, w]
 Part = TypeVar("Part", bound="MovableTensors")
 
 
 @dataclass(frozen=True)
 class GroupSums:
-    """Image count and feature sum per composition, state or object; `moment`: sum of `z z^T` over all images."""
+    """Image count and feature sum per composition, state or object; `moment`: sum of `z z^T`."""
 
     counts: Tensor  # n_g [G]
     sums: Tensor  # sum of z over each group [G, d]
@@ -64,7 +66,7 @@ class GroupSums:
 
 @dataclass(frozen=True)
 class ClassStatistics:
-    """Image count and feature sum of each composition, and the summed outer products of all features, in float64."""
+    """Image count and feature sum per composition, and outer products of features, in float64."""
 
     states: int  # M
     objects: int  # N
@@ -75,21 +77,22 @@ class ClassStatistics:
 
     @classmethod
     def of(cls, z: Tensor, compositions: Tensor, states: int, objects: int) -> ClassStatistics:
-        """Count and add up features `z` [n, d] by their images' `compositions` [n], of M `states` and N `objects`."""
+        """Count and add up features `z` [n, d] by their `compositions` [n] of M N pairs."""
         z = z.double()
         pairs, place = compositions.unique(return_inverse=True)
         sums = z.new_zeros(len(pairs), z.shape[1]).index_add_(0, place, z)
         return cls(states, objects, pairs, place.bincount(minlength=len(pairs)).double(), sums, z.T @ z)
 
     def relabelled(self, states: Tensor, objects: Tensor, shape: tuple[int, int]) -> ClassStatistics:
-        """These statistics with more words; `states`, `objects`: old words' new indices; `shape`: new (M, N)."""
+        """These statistics with more words; `states`, `objects`: new indices of old words."""
         pairs = states[self.state_of] * shape[1] + objects[self.object_of]
         return ClassStatistics(*shape, pairs, self.counts, self.sums, self.moment)
 
     def __add__(self, other: ClassStatistics) -> ClassStatistics:
         pairs, place = torch.cat([self.pairs, other.pairs]).unique(return_inverse=True)
         counts = self.counts.new_zeros(len(pairs)).index_add_(0, place, torch.cat([self.counts, other.counts]))
-        sums = self.sums.new_zeros(len(pairs), self.dim).index_add_(0, place, torch.cat([self.sums, other.sums]))
+        rows = torch.cat([self.sums, other.sums])
+        sums = self.sums.new_zeros(len(pairs), self.dim).index_add_(0, place, rows)
         return ClassStatistics(self.states, self.objects, pairs, counts, sums, self.moment + other.moment)
 
     @property
@@ -115,35 +118,39 @@ class ClassStatistics:
 
     def _grouped(self, place: Tensor, size: int) -> GroupSums:
         counts = self.counts.new_zeros(size).index_add_(0, place, self.counts)
-        return GroupSums(counts, self.sums.new_zeros(size, self.dim).index_add_(0, place, self.sums), self.moment)
+        sums = self.sums.new_zeros(size, self.dim).index_add_(0, place, self.sums)
+        return GroupSums(counts, sums, self.moment)
 
 
 def within_group_covariance(groups: GroupSums) -> tuple[Tensor, float]:
-    """Covariance [d, d] about group means (or the overall mean, if no group has two images), and degrees of freedom."""
-    counts, means = groups.counts, groups.means
+    """Covariance [d, d] about group means, or about the overall one, and degrees of freedom."""
+    counts = groups.counts
+    means = groups.means
     free = float(counts.sum() - (counts > 0).sum())
     if free < 1:
         total = groups.sums.sum(0, keepdim=True)
-        counts, means = counts.sum()[None], total / counts.sum().clamp(min=1)
+        means = total / counts.sum().clamp(min=1)
+        counts = counts.sum()[None]
         free = max(float(counts.sum()) - 1, 1.0)
     scatter = groups.moment - (means * counts[:, None]).T @ means  # sum z z^T - sum n_g m_g m_g^T
     return (scatter + scatter.T) / (2 * free), free
 
 
 def oas_shrinkage_weight(covariance: Tensor, free: float) -> float:
-    """The weight of the identity matrix in OAS shrinkage of a covariance with `free` degrees of freedom."""
+    """Weight of the identity in OAS shrinkage of a covariance with `free` degrees of freedom."""
     d = len(covariance)
-    trace, squares = float(covariance.trace()), float((covariance * covariance).sum())  # tr S, tr S^2
+    trace = float(covariance.trace())  # tr S
+    squares = float((covariance * covariance).sum())  # tr S^2
     above = (1 - 2 / d) * squares + trace**2
     below = (free + 1 - 2 / d) * (squares - trace**2 / d)
     return min(1.0, above / below) if below > 0 else 1.0
 
 
 def shared_whitening(groups: GroupSums, added: float = 0.0) -> Tensor:
-    """Matrix W [d, d] that whitens features: `W W^T = Sigma^-1` with `Sigma = (1 - rho) S + rho tr(S)/d I`.
+    """Matrix W [d, d] that whitens: `W W^T = Sigma^-1`, `Sigma = (1 - rho) S + rho tr(S)/d I`.
 
-    S: sample covariance; rho: weight by OAS (Chen et al., 2010, Eq. 23). Ledoit and Wolf's weight would need a second
-        pass over the images.
+    S: sample covariance; rho: weight by OAS (Chen et al., 2010, Eq. 23). Ledoit and Wolf's weight
+        would need a second pass over the images.
     added: share of the mean variance tr(S)/d that is also added to the diagonal.
     """
     sample, free = within_group_covariance(groups)
@@ -151,7 +158,8 @@ def shared_whitening(groups: GroupSums, added: float = 0.0) -> Tensor:
     eye = torch.eye(d, dtype=sample.dtype, device=sample.device)
     level = float(sample.trace()) / d
     if not level > 1e-12:  # no variation: the largest variance of unit features
-        sample, level = eye / d, 1 / d
+        sample = eye / d
+        level = 1 / d
     rho = oas_shrinkage_weight(sample, free)
     values, vectors = torch.linalg.eigh((1 - rho) * sample + (rho + added) * level * eye)
     values = values.clamp(min=1e-9 * level)  # rounding may give a zero eigenvalue a negative sign
@@ -171,7 +179,7 @@ class PairMeans:
 
 @dataclass(frozen=True)
 class AdditiveEffects:
-    """The overall mean and the effects of states and objects; a pair's predicted mean is the sum of these three."""
+    """Overall mean and effects of states and objects; a pair's predicted mean is their sum."""
 
     mean: Tensor  # mu [d]
     state: Tensor  # a [M, d]
@@ -183,7 +191,7 @@ class AdditiveEffects:
 
 @dataclass(frozen=True)
 class LowRankWordSimilarities:
-    """Low-rank factors of word similarities: `U U^T` approximates states' similarities, `V V^T` objects'."""
+    """Low-rank factors of word similarities: `U U^T` for states, `V V^T` for objects."""
 
     states: Tensor  # U [M, r]
     objects: Tensor  # V [N, s]
@@ -193,12 +201,12 @@ class LowRankWordSimilarities:
         return cls(kernel_factor(states), kernel_factor(objects))
 
     def pair_factors(self, states: Tensor, objects: Tensor) -> Tensor:
-        """Kronecker products [P, r * s] of each pair's row of `self.states` and its row of `self.objects`."""
+        """Kronecker products [P, r * s] of pairs' rows of `self.states` and `self.objects`."""
         return (self.states[states][:, :, None] * self.objects[objects][:, None]).flatten(1)
 
 
 def kernel_factor(words: Tensor, rank: int = RANK) -> Tensor:
-    """Factor U [M, rank] such that `U U^T` approximates the similarities K of words with the vectors `words` [M, w]."""
+    """Factor U [M, rank] of the similarities K of words with vectors `words` [M, w]: `U U^T`."""
     unit = normalize(words.double(), dim=-1)
     squares = torch.cdist(unit, unit, compute_mode="donot_use_mm_for_euclid_dist") ** 2
     different = squares[squares > 1e-12]
@@ -209,7 +217,7 @@ def kernel_factor(words: Tensor, rank: int = RANK) -> Tensor:
 
 @dataclass(frozen=True)
 class Interactions(LowRankWordSimilarities):
-    """The interactions `gamma_mn` [d]: a pair's predicted mean minus what its state and object alone predict."""
+    """The interactions `gamma_mn` [d]: what a pair's mean has beyond its state's and object's."""
 
     core: Tensor  # G [r, s, d], the fitted weights of products of both factors
 
@@ -217,25 +225,28 @@ class Interactions(LowRankWordSimilarities):
         return self.pair_factors(states, objects) @ self.core.flatten(0, 1)
 
     def scores_before_objects(self, x: Tensor) -> Tensor:
-        """Tensor [B, M, s]; times `self.objects.T`, it is the product of features `x` [B, d] with each `gamma_mn`."""
+        """[B, M, s]; times `self.objects.T`, the product of `x` [B, d] with each `gamma_mn`."""
         return self.states @ (x @ self.core.flatten(0, 1).T).view(len(x), *self.core.shape[:2])
 
 
 def compose(effects: AdditiveEffects, interactions: Interactions | None, states: Tensor, objects: Tensor) -> Tensor:
-    """Predicted mean features [K, d] of K pairs, given by the indices of their `states` and `objects`."""
+    """Predicted mean features [K, d] of K pairs, given by their states' and objects' indices."""
     rows = effects.of_pairs(states, objects)
     return rows if interactions is None else rows + interactions.of_pairs(states, objects)
 
 
 class NormalEquations:
-    """Normal equations `H beta = r` that fit pairs' mean features by `beta`: a mean, state effects, object effects.
+    """Normal equations `H beta = r` of pairs' means: `beta` is a mean, state and object effects.
 
-    If `w` is the `M x N` table of pairs' weights (0 without images), and `w 1`, `1 w` its sums by state and by object,
+    If `w` is the `M x N` table of pairs' weights (0 without images), and `w 1`, `1 w` its sums by
+    state and by object,
 
         H = [[sum w, w 1, 1 w], [., diag(w 1) + ridge, w], [., ., diag(1 w) + ridge]]    (symmetric)
 
-    v: variance of interactions (means minus mean and effects); n images give a pair the weight `1 / (v + 1 / n)`.
-    ridge: penalty on the effects, not on the mean: the number of images at which an effect is shrunk by half.
+    v: variance of interactions (means minus mean and effects); n images give a pair the weight `1
+        / (v + 1 / n)`.
+    ridge: penalty on the effects, not on the mean: the number of images at which an effect is
+        shrunk by half.
     kernels: similarities of words; if given, `beta` also holds the interactions' coefficients G.
     tau: variance of G; its inverse is the ridge on G.
     """
@@ -260,7 +271,7 @@ class NormalEquations:
             self.log_prior = phi.shape[1] * math.log(tau)
 
     def gather(self, rows: Tensor) -> Tensor:
-        """Sums of `rows` [P, d] (one row per pair) over all pairs, by state and by object, stacked [1 + M + N, d]."""
+        """Sums of `rows` [P, d] (one per pair) over all, by state and by object [1 + M + N, d]."""
         m, n = self.seen.shape
         by_s = rows.new_zeros(m, rows.shape[1]).index_add_(0, self.seen.states, rows)
         by_o = rows.new_zeros(n, rows.shape[1]).index_add_(0, self.seen.objects, rows)
@@ -278,13 +289,13 @@ class NormalEquations:
         return h
 
     def solve(self) -> tuple[AdditiveEffects, Tensor]:
-        """Fitted effects, 0 for words without images, and interaction coefficients G [r s, d]; r, s: kernels' ranks."""
+        """Effects, 0 for words without images, and interaction coefficients G [r s, d]."""
         beta = torch.cholesky_inverse(torch.linalg.cholesky(self.matrix)) @ self.right
         m, n = self.seen.shape
         return AdditiveEffects(beta[0], beta[1 : 1 + m], beta[1 + m : 1 + m + n]), beta[1 + m + n :]
 
     def log_likelihood(self) -> float:
-        """Marginal log-likelihood of the pairs' mean features x_c (`beta` is integrated out), up to a constant.
+        """Marginal log-likelihood of pairs' means x_c (`beta` integrated out), up to a constant.
 
         -1/2 [ sum_c w_c |x_c|^2 - r . H^-1 r  +  d (log|H| - sum_c log w_c + log_prior) ]
         """
@@ -296,7 +307,7 @@ class NormalEquations:
 
 
 def interaction_variance(seen: PairMeans, ridge: float) -> float:
-    """The most likely variance of interactions, the part of a pair's mean that state and object do not explain."""
+    """The most likely variance of interactions, which state and object do not explain."""
 
     def height(exponent: float) -> float:
         return NormalEquations(seen, 10.0**exponent, ridge).log_likelihood()
@@ -312,7 +323,7 @@ def interaction_variance(seen: PairMeans, ridge: float) -> float:
 
 
 def choose_variances(seen: PairMeans, kernels: LowRankWordSimilarities, ridge: float) -> tuple[float, float]:
-    """The likeliest `v` and `tau` of `NormalEquations` for the most frequent pairs, found by hill climbing."""
+    """The likeliest `v` and `tau` for the most frequent pairs, found by hill climbing."""
     often = seen.counts.argsort(descending=True, stable=True)[:PAIRS]
     some = PairMeans(seen.states[often], seen.objects[often], seen.counts[often], seen.means[often], seen.shape)
 
@@ -340,20 +351,20 @@ def _climb(height: Callable[[Guess], float], start: Guess, step: float = 1.0) ->
 
 @dataclass(frozen=True)
 class FitSettings:
-    """Settings of the closed-form fit, in the module's symbols; None: chosen by the likelihood of training images."""
+    """Settings of the fit, in the module's symbols; None: chosen by the likelihood."""
 
-    ridge: float = 0.1  # number of images at which the effect of a state or object is shrunk by half
-    shrinkage: float | None = None  # k: number of images at which h_c is halfway from mu_mn to x_c; None: by likelihood
-    interactions: float | None = None  # tau, variance of the interactions; 0: no interactions; None: by likelihood
+    ridge: float = 0.1  # images at which the effect of a state or object is halved
+    shrinkage: float | None = None  # k, images at which h_c is halfway from mu_mn to x_c
+    interactions: float | None = None  # tau, their variance; 0: none
     prior: bool = True  # whether g_c includes log n_c of seen pairs
     added_variance: float = 0.0  # share of the mean variance that is added to the covariance
 
 
 class MovableTensors:
-    """Base of dataclasses that contain tensors, or other such dataclasses; `to` changes dtype and device."""
+    """Base of dataclasses that contain tensors or each other; `to` changes dtype and device."""
 
     def to(self: Part, dtype: torch.dtype, device: torch.device | str | None = None) -> Part:
-        """Copy with all tensors moved to `device`, and floating-point tensors converted to `dtype`."""
+        """Copy with all tensors moved to `device`, and floating-point ones of type `dtype`."""
 
         def convert(value: Any) -> Any:
             if isinstance(value, Tensor):
@@ -368,7 +379,7 @@ class MovableTensors:
 
 @dataclass(frozen=True)
 class ClosedForm(MovableTensors):
-    """Linear classifier of compositions by closed-form prototypes; it is fitted in float64, and `to` converts it."""
+    """Linear classifier by closed-form prototypes; fitted in float64, and `to` converts it."""
 
     settings: FitSettings
     whitening: Tensor  # W [d, d]
@@ -384,10 +395,7 @@ class ClosedForm(MovableTensors):
     def fit(
         cls, statistics: ClassStatistics, settings: FitSettings = FitSettings(), words: WordEmbeddings | None = None
     ) -> ClosedForm:
-        """Fit the classifier to statistics of training images; raises DuplexError without images.
-
-        words: word vectors of states and objects; if given, the model has interactions.
-        """
+        """Fit to statistics of training images; with word vectors `words`, it has interactions."""
         if not len(statistics.pairs):
             raise DuplexError("there is no readable training image; `duplex data check NAME` lists the unreadable ones")
         groups = statistics.by_pair()
@@ -400,7 +408,8 @@ class ClosedForm(MovableTensors):
             shape=(statistics.states, statistics.objects),
         )
         effects, interactions, v, tau = _fit_means(seen, settings, words)
-        n, k = groups.counts, 1 / v
+        n = groups.counts
+        k = 1 / v
         share = (n / (n + k))[:, None]
         rows = share * seen.means + (1 - share) * compose(effects, interactions, seen.states, seen.objects)
         return cls(
@@ -433,7 +442,7 @@ class ClosedForm(MovableTensors):
         return positions, place[positions]
 
     def linear(self, candidates: Tensor) -> tuple[Tensor, Tensor]:
-        """Weights [C, d] and offsets [C] of the candidates' scores, linear in whitened features minus their mean."""
+        """Weights [C, d] and offsets [C] of scores, linear in centred whitened features."""
         h = self.prototypes(candidates) - self.additive.mean
         return h, self._log_prior(candidates) - 0.5 * (h * h).sum(1)
 
@@ -469,7 +478,7 @@ class ClosedForm(MovableTensors):
             x = self._whiten(z)
             out = x.new_empty(len(x), len(candidates))
             by_s, by_o = x @ a.T, x @ b.T
-            for i in range(0, len(x), step):  # a few images at a time: their scores stay in the processor's cache
+            for i in range(0, len(x), step):  # few images, to stay in the processor's cache
                 some = slice(i, i + step)
                 cells = out[some].view(-1, m, n) if every else x.new_empty(len(x[some]), m, n)
                 torch.add(by_s[some, :, None], by_o[some, None], out=cells)
@@ -489,7 +498,8 @@ class ClosedForm(MovableTensors):
         a, b = self.additive.state, self.additive.object
         if self.interactions is None:
             return (a * a).sum(1)[:, None] + (b * b).sum(1) + 2 * a @ b.T
-        objects, table = torch.arange(len(b), device=b.device), a.new_empty(self.shape)
+        objects = torch.arange(len(b), device=b.device)
+        table = a.new_empty(self.shape)
         for m in range(len(a)):  # to save memory
             rows = a[m] + b + self.interactions.of_pairs(torch.full_like(objects, m), objects)
             table[m] = (rows * rows).sum(1)
@@ -504,7 +514,8 @@ def _fit_means(
         v = interaction_variance(seen, settings.ridge) if v is None else v
         return NormalEquations(seen, v, settings.ridge).solve()[0], None, v, 0.0
     states, objects = words
-    kernels, tau = LowRankWordSimilarities.of_words(states, objects), settings.interactions
+    kernels = LowRankWordSimilarities.of_words(states, objects)
+    tau = settings.interactions
     if v is None or tau is None:
         likely_v, likely_tau = choose_variances(seen, kernels, settings.ridge)
         v = likely_v if v is None else v
@@ -516,26 +527,34 @@ def _fit_means(
 
 @dataclass(frozen=True)
 class FittedStatistics:
-    """The statistics and settings that a `ClosedForm` was fitted with; with more images, it can be fitted again."""
+    """What a `ClosedForm` was fitted with; with more images, it can be fitted again."""
 
     statistics: ClassStatistics
     settings: FitSettings
 
 
+@runtime_checkable
+class HasStatistics(Protocol):
+    """A method with closed-form prototypes, which `duplex update` fits again."""
+
+    def fitted_statistics(self) -> FittedStatistics | None:
+        """What the prototypes were fitted with; None without such prototypes."""
+
+
 @dataclass(frozen=True)
 class LinearDiscriminant(MovableTensors):
-    """Linear discriminant analysis of G states or objects; a call returns their log probabilities [B, G]."""
+    """Linear discriminant analysis of G groups; a call returns their log probabilities [B, G]."""
 
-    weight: Tensor  # Sigma^-1 e [d, G], with e the differences of the groups' means from the mean of all images
+    weight: Tensor  # Sigma^-1 e [d, G], e: groups' means minus the mean of all images
     offset: Tensor  # [G]
 
     @classmethod
     def fit(cls, groups: GroupSums) -> LinearDiscriminant:
-        """Fit to images grouped by state or object; an empty group counts as one image at the mean of all images."""
+        """Fit to images by state or object; an empty group counts as an image at the mean."""
         whitening = shared_whitening(groups)
         means = groups.means @ whitening  # [G, d]
         middle = (groups.counts @ means) / groups.counts.sum()
-        apart = means - middle  # where float32 loses least; the difference is the same for all groups
+        apart = means - middle  # where float32 loses least
         apart[groups.counts == 0] = 0
         offset = groups.counts.clamp(min=1).log() - 0.5 * (apart * apart).sum(1) - apart @ middle
         return cls(whitening @ apart.T, offset)

@@ -5,12 +5,13 @@ Xu et al., "GIPCOL: Graph-Injected Soft Prompting for Compositional Zero-Shot Le
     prompt = [v_1..v_K, s', o'],    s' = s + G(s),    o' = o + G(o)
 
 * v: learned prefix;  s, o: vectors of state and object, initialised with token embeddings
-* G: graph network over states, objects and compositions; a composition's input is the mean of its state and object
+* G: graph network over states, objects, compositions; a composition's input is the mean of both
 
-The frozen text tower encodes prompts; the loss is a cross-entropy over seen compositions. In the paper, s and o stay
-fixed and G's output replaces them (`words: replaced`). By default, they are trained here, and G's last layer starts at
-zero, so that training starts with words that the tower knows. `edges: false` removes the network, which leaves CSP with
-a learned prefix. The graph contains the compositions that the data set's splits list, in the open world all.
+The frozen text tower encodes prompts; the loss is a cross-entropy over seen compositions. In the
+paper, s and o stay fixed and G's output replaces them (`words: replaced`). By default, they are
+trained here, and G's last layer starts at zero, so that training starts with words that the tower
+knows. `edges: false` removes the network, which leaves CSP with a learned prefix. The graph
+contains the compositions that the data set's splits list, in the open world all.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from duplex.methods.cge import CompositionGraph, GraphNetwork
 from duplex.methods.families import TextMethod, TextOptions
 from duplex.methods.layers import CompositionIndex, unit
 from duplex.methods.prompts import TEMPLATE, Prompts, Prototypes, Source
-from duplex.options import Count, LearningRate, Rate, Template
+from duplex.options import Count, LearningRate, Rate, Template, refuse
 
 
 @dataclass(frozen=True)
@@ -42,13 +43,14 @@ class GipcolOptions(TextOptions):
     layers: Count = 2  # graph convolutions
     width: Count = 1024  # outputs of every convolution but the last
     dropout: Rate = 0.5  # in the graph network
-    words: Literal["added", "replaced"] = "added"  # whether G's output is added to s and o, or replaces fixed ones
-    network_rate: LearningRate | None = None  # learning rate of the graph network; null: that of training
+    words: Literal["added", "replaced"] = "added"  # G's output is added to s, o, or replaces them
+    network_rate: LearningRate | None = None  # of the graph network; null: that of training
     network_decay: Rate | None = None  # its weight decay; null: that of training
 
     def rules(self) -> Iterable[tuple[object, str]]:
         is_plain = self.words == "added" and self.network_rate is None and self.network_decay is None
-        yield self.edges or is_plain, "edges: false uses no network; leave words, network_rate and network_decay out"
+        message = "edges: false uses no network; leave words, network_rate and network_decay out"
+        yield refuse(not self.edges and not is_plain, message)
 
 
 class GraphPrompts(Prompts):
@@ -66,7 +68,8 @@ class GraphPrompts(Prompts):
     def lexicon(self) -> Tensor:
         if self.network is None or self.learned_rows is None:
             return super().lexicon()
-        states, count = len(self.labels.states), len(self.name_rows)
+        states = len(self.labels.states)
+        count = len(self.name_rows)
         names = (self.starts if self.replaced else self.dropped(self.learned_rows))[-count:]
         nodes = self.network(names[:states], names[states:])[-1]
         found = torch.cat([nodes.states, nodes.objects])
@@ -79,11 +82,14 @@ class Gipcol(TextMethod[GipcolOptions]):
 
     def __init__(self, context: MethodContext, options: GipcolOptions) -> None:
         super().__init__(context, options)
-        labels, tower = context.labels, context.tower
+        labels = context.labels
+        tower = context.tower
         self.prompts = GraphPrompts(labels, tower, options.context, options.template, options.words == "replaced")
         if options.edges:
-            graph = CompositionGraph(labels.candidates(context.world, "train"), len(labels.states), len(labels.objects))
-            width, rate = options.width, options.dropout
+            candidates = labels.candidates(context.world, "train")
+            graph = CompositionGraph(candidates, len(labels.states), len(labels.objects))
+            width = options.width
+            rate = options.dropout
             self.prompts.network = GraphNetwork(graph, tower.width, width, tower.width, options.layers, rate)
             for parameter in self.prompts.network.weights[-1].parameters() if options.words == "added" else ():
                 zeros_(parameter)

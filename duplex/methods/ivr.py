@@ -1,6 +1,7 @@
-"""IVR: state features are trained not to depend on the object, and object features not to depend on the state.
+"""IVR: state features are trained not to depend on the object, and object features vice versa.
 
-Zhang et al., "Learning Invariant Visual Representations for Compositional Zero-Shot Learning", ECCV 2022.
+Zhang et al., "Learning Invariant Visual Representations for Compositional Zero-Shot Learning",
+ECCV 2022.
 
     d_c = cos(f, W [v_s; v_o])
     L = L_c + sum over s, o of [CE + CE' + w_r (L_d + L_d') + w_g L_grad]
@@ -10,11 +11,11 @@ Zhang et al., "Learning Invariant Visual Representations for Compositional Zero-
 * f: image embedding;  v: word vectors, trained further;  W: linear map
 * L_c: cross-entropy of d_c over seen compositions
 * H: state (or object) features, by a head on f
-* V, V': linear classifiers of states (likewise of objects): V for an image, V' for its partner, an image of the batch
+* V, V': linear classifiers of states (likewise objects): V for an image, V' for its partner
   with the same state and another object;  CE, CE': their cross-entropies;  p: posteriors by V
-* L_d, L_d': CE and CE' without the share `discard` of the channels, those in which the weights V_y and V'_y of the
+* L_d, L_d': CE and CE' without the share `discard` of channels, those in which V_y and V'_y of the
   label y differ most
-* L_grad: penalises gradients of V and V' that differ, so that both would move alike; biases' gradients are means of E
+* L_grad: penalises different gradients of V and V', so that both move alike; biases': means of E
 
 An image without a partner has no part in the terms that need one.
 """
@@ -45,7 +46,7 @@ class IvrOptions(WordOptions):
 
 
 class PrimitiveHead(nn.Module):
-    """Classifier of states (or objects): a network, then a linear map V for images or V' for their partners."""
+    """Classifier of states (or objects): a network, then a linear map V, or V' for partners."""
 
     def __init__(self, width: int, count: int, options: IvrOptions) -> None:
         super().__init__()
@@ -55,25 +56,24 @@ class PrimitiveHead(nn.Module):
         self.discard = options.discard
 
     def channel_mask(self, labels: Tensor) -> Tensor:
-        """Mask [B, e] of channels for `labels` [B]: 0 where the two classifiers differ most, else 1."""
+        """Mask [B, e] of channels by `labels` [B]: 0 where the classifiers differ most, else 1."""
         difference = (self.classify.weight - self.classify_partner.weight).detach().abs()  # [M, e]
         worst = difference.topk(int(self.discard * difference.shape[1]), dim=1).indices
         return torch.ones_like(difference).scatter(1, worst, 0.0).index_select(0, labels)
 
     def forward(self, f: Tensor, labels: Tensor, domains: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Losses of image embeddings `f` [B, e]: cross-entropies, the same with masked channels, penalty `L_grad`.
-
-        labels: what is classified: the images' states [B], or their objects.
-        domains: the images' objects [B], or states; partners share the label and differ in the domain.
-        """
+        """Losses of `f` [B, e]; partners share one of `labels` [B] and differ in `domains` [B]."""
         partner, paired = next_partner_in_batch((labels[:, None] == labels) & (domains[:, None] != domains))
         weights = paired.to(f) / paired.sum().clamp(min=1)  # for means over images with a partner
-        h, mask = self.head(f), self.channel_mask(labels)
+        h = self.head(f)
+        mask = self.channel_mask(labels)
         h_partner = h[partner]
         plain = cross_entropy(self.classify(h), labels)
         plain = plain + cross_entropy_sum(self.classify_partner(h_partner), labels, weights)
-        h, h_partner = h * mask, h_partner * mask
-        logits, logits_partner = self.classify(h), self.classify_partner(h_partner)
+        h = h * mask
+        h_partner = h_partner * mask
+        logits = self.classify(h)
+        logits_partner = self.classify_partner(h_partner)
         again = cross_entropy_sum(logits, labels, weights)
         again = again + cross_entropy_sum(logits_partner, labels, weights)
         e = weights[:, None] * probability_errors(logits, labels)  # [B, M]
@@ -83,7 +83,7 @@ class PrimitiveHead(nn.Module):
 
 
 class Ivr(WordMethod[IvrOptions]):
-    """IVR: the score is the product of state and object posteriors, plus a cosine of embeddings."""
+    """IVR: the product of state and object posteriors, plus a cosine of embeddings."""
 
     def __init__(self, context: MethodContext, options: IvrOptions) -> None:
         super().__init__(context, options, trained_words=True)
@@ -125,5 +125,5 @@ def cross_entropy_sum(logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor
 
 
 def probability_errors(logits: Tensor, labels: Tensor) -> Tensor:
-    """The gradient of the cross-entropy with respect to the logits, `softmax(logits) - onehot(labels)` [B, M]."""
+    """Gradient of the cross-entropy for the logits: `softmax(logits) - onehot(labels)`."""
     return logits.softmax(-1).scatter_add(1, labels[:, None], -torch.ones_like(logits[:, :1]))

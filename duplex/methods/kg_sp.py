@@ -1,20 +1,23 @@
 """KG-SP: independent classifiers of states and of objects.
 
-Karthik et al., "KG-SP: Knowledge Guided Simple Primitives for Open World Compositional Zero-Shot Learning", CVPR 2022.
+Karthik et al., "KG-SP: Knowledge Guided Simple Primitives for Open World Compositional Zero-Shot
+Learning", CVPR 2022.
 
     L = L_s + L_o,    S = p(s|x) p(o|x)
 
 * L_s, L_o, p(s|x), p(o|x): cross-entropies and posteriors of two perceptrons
 
-For training images with only a state or only an object, the loss of this label counts. With `pseudo_labels`, an image
-of object o without a state also has the cross-entropy of a state drawn as in the authors' code; likewise for objects:
+For training images with only a state or only an object, the loss of this label counts. With
+`pseudo_labels`, an image of object o without a state also has the cross-entropy of a state drawn
+as in the authors' code; likewise for objects:
 
     argmax_s f(s, o) l_s + g_s,    f(s, o) = max(0, cos(v_s, v_o)),    l: outputs before the softmax,    g ~ Gumbel
 
 * v: word vectors (evaluation.word_vectors); the paper uses those of ConceptNet
 
-The paper then excludes compositions whose words have a low similarity in ConceptNet. Here, as for every method, the
-evaluation excludes compositions by a threshold on feasibility from word vectors (evaluation.word_vectors).
+The paper then excludes compositions whose words have a low similarity in ConceptNet. Here, as for
+every method, the evaluation excludes compositions by a threshold on feasibility from word vectors
+(evaluation.word_vectors).
 """
 
 from __future__ import annotations
@@ -37,7 +40,7 @@ class KgSpOptions(Options):
     layers: Natural = 2  # hidden layers of each classifier
     width: Count = 768  # hidden units of each classifier
     dropout: Rate = 0.5  # in each classifier
-    pseudo_labels: bool = False  # whether an unknown state or object has a loss too, by word vectors
+    pseudo_labels: bool = False  # a loss for unknown words too, by word vectors
 
 
 class KgSp(SeenMethod[KgSpOptions]):
@@ -47,7 +50,8 @@ class KgSp(SeenMethod[KgSpOptions]):
 
     def __init__(self, context: MethodContext, options: KgSpOptions) -> None:
         super().__init__(context, options)
-        labels, width = context.labels, options.width
+        labels = context.labels
+        width = options.width
         self.states = Mlp(context.dim, width, len(labels.states), options.layers, options.dropout)
         self.objects = Mlp(context.dim, width, len(labels.objects), options.layers, options.dropout)
         if options.pseudo_labels:

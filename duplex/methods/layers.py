@@ -1,4 +1,4 @@
-"""Layers and tensor functions that several methods use: bottlenecks, MLPs, disentanglers, fusion, means by group."""
+"""Layers and tensor functions of several methods: bottlenecks, MLPs, disentanglers, fusion."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ def zero_initialised(layer: nn.Linear) -> nn.Linear:
 
 
 class Bottleneck(nn.Module):
-    """Two linear layers `Up(dropout(relu(Down(y))))` for y [B, d], [B, T, w] or [B, w, H, W]; untrained, it is 0."""
+    """`Up(dropout(relu(Down(y))))` for y [B, d], [B, T, w] or [B, w, H, W]; untrained, it is 0."""
 
     def __init__(self, channels: int, width: int, rate: float) -> None:
         super().__init__()
-        self.down, self.up = nn.Linear(channels, width), zero_initialised(nn.Linear(width, channels))
+        self.down = nn.Linear(channels, width)
+        self.up = zero_initialised(nn.Linear(width, channels))
         self.rate = rate
 
     def forward(self, y: Tensor) -> Tensor:
@@ -38,7 +39,7 @@ class Bottleneck(nn.Module):
 
 
 class Adapter(Bottleneck):
-    """Residual bottleneck, `z + scale * Up(dropout(relu(Down(z))))`; untrained, it returns z unchanged."""
+    """Residual bottleneck, `z + scale * Up(dropout(relu(Down(z))))`; untrained, it returns z."""
 
     def __init__(self, dim: int, width: int, rate: float, scale: float) -> None:
         super().__init__(dim, width, rate)
@@ -49,7 +50,7 @@ class Adapter(Bottleneck):
 
 
 class Mlp(nn.Sequential):
-    """MLP with `layers` hidden layers (linear, layer norm, relu, dropout), none of which mixes images of a batch."""
+    """MLP with `layers` hidden layers (linear, layer norm, relu, dropout)."""
 
     def __init__(self, inside: int, width: int, out: int, layers: int, dropout: float) -> None:
         sizes = [inside, *[width] * layers]
@@ -60,11 +61,12 @@ class Mlp(nn.Sequential):
 
 
 class Disentangler(nn.Module):
-    """Two-layer MLP that computes the state or object factor of a feature; if `residual`, it adds the feature."""
+    """Two-layer MLP for a feature's state or object factor; `residual`: adds the feature."""
 
     def __init__(self, dim: int, width: int, residual: bool) -> None:
         super().__init__()
-        self.first, self.second = nn.Linear(dim, width), nn.Linear(width, dim)
+        self.first = nn.Linear(dim, width)
+        self.second = nn.Linear(width, dim)
         self.residual = residual
 
     def forward(self, z: Tensor) -> Tensor:  # [B, d] -> [B, d]
@@ -73,7 +75,7 @@ class Disentangler(nn.Module):
 
 
 class BatchNormDisentangler(nn.Module):
-    """Disentangler `normalise(dropout(relu(batch_norm(linear(z)))))`; a single image uses running statistics."""
+    """Disentangler `normalise(dropout(relu(batch_norm(linear(z)))))`."""
 
     residual = False
 
@@ -87,7 +89,7 @@ class BatchNormDisentangler(nn.Module):
 
 
 class FactorNetworks(nn.Module):
-    """Two networks that map features [B, d] to state factors and to object factors [B, d], both of unit length."""
+    """Two networks that map features [B, d] to state and object factors [B, d] of unit length."""
 
     def __init__(self, dim: int, width: int, residual: bool, batch_norm: bool = False) -> None:
         super().__init__()
@@ -95,25 +97,24 @@ class FactorNetworks(nn.Module):
         def network() -> Disentangler | BatchNormDisentangler:
             return BatchNormDisentangler(dim) if batch_norm else Disentangler(dim, width, residual)
 
-        self.state, self.object = network(), network()
+        self.state = network()
+        self.object = network()
 
     def forward(self, z: Tensor) -> tuple[Tensor, Tensor]:
         return self.state(z), self.object(z)
 
 
 class Fusion(nn.Module):
-    """Fuses state and object factors: `normalise(relu(M_s z^s + M_o z^o))` (Eq. 11); relu only if `rectified`.
-
-    rank: if given, `M_s` and `M_o` have this rank: each is a product of two matrices.
-    """
+    """Fuses factors: `normalise(relu(M_s z^s + M_o z^o))` (Eq. 11); `rank`: of M_s and M_o."""
 
     def __init__(self, dim: int, *, rectified: bool = True, rank: int | None = None) -> None:
         super().__init__()
         self.rectified = rectified
-        self.state, self.object = _matrix(dim, rank), _matrix(dim, rank)
+        self.state = _matrix(dim, rank)
+        self.object = _matrix(dim, rank)
 
     def project(self, z_s: Tensor, z_o: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute `M_s z^s` and `M_o z^o` [B, d], from which all pairs of these factors can be fused."""
+        """`M_s z^s` and `M_o z^o` [B, d], from which all pairs of these factors are fused."""
         return self.state(z_s), self.object(z_o)
 
     def forward(self, z_s: Tensor, z_o: Tensor) -> Tensor:
@@ -139,20 +140,21 @@ class CompositionIndex(nn.Module):
         super().__init__()
         self.compositions_np = compositions  # on the host
         rows = torch.as_tensor(compositions)
-        for name, value in (("compositions", rows), ("states", rows // n_objects), ("objects", rows % n_objects)):
+        parts = {"compositions": rows, "states": rows // n_objects, "objects": rows % n_objects}
+        for name, value in parts.items():
             self.register_buffer(name, value, persistent=False)
 
     def positions_of_listed(self, compositions: Tensor) -> Tensor:
-        """The positions of `compositions` in the list; all of them must be listed, or the result is meaningless."""
+        """Positions of `compositions` in the list, all of which must be listed."""
         return torch.searchsorted(self.compositions, compositions)
 
     def means(self, rows: Tensor, states: int, objects: int) -> tuple[Tensor, Tensor]:
-        """Mean of `rows` [C, ...] per state [M, ...] and per object [N, ...]; 0 for words without a composition."""
+        """Mean of `rows` [C, ...] per state [M, ...] and object [N, ...]; 0 if there is none."""
         return mean_over(rows, self.states, states), mean_over(rows, self.objects, objects)
 
 
 def mean_over(rows: Tensor, group: Tensor, count: int) -> Tensor:
-    """Mean of `rows` over each of `count` groups [count, ...]; `group`: each row's group. Empty groups get zeros."""
+    """Mean of `rows` over each of `count` groups [count, ...]; 0 for an empty group."""
     sums = rows.new_zeros(count, *rows.shape[1:]).index_add(0, group, rows)
     sizes = rows.new_zeros(count).index_add(0, group, rows.new_ones(len(rows))).clamp(min=1)
     return sums / sizes.view(-1, *[1] * (rows.ndim - 1))

@@ -1,8 +1,8 @@
-"""LDE and GDE: a composition's feature is the sum of an *ideal word* of its state and one of its object.
+"""LDE and GDE: a composition's feature is the sum of *ideal words* of its state and its object.
 
-Trager et al., "Linear Spaces of Meanings: Compositional Structures in Vision-Language Models", ICCV 2023 (LDE).
-Berasi et al., "Not Only Text: Exploring Compositionality of Visual Representations in Vision-Language Models",
-CVPR 2025 (GDE).
+Trager et al., "Linear Spaces of Meanings: Compositional Structures in Vision-Language Models",
+ICCV 2023 (LDE). Berasi et al., "Not Only Text: Exploring Compositionality of Visual
+Representations in Vision-Language Models", CVPR 2025 (GDE).
 
     u_(s,o) ~ u_0 + u_s + u_o,    u_0 = mean_c u_c,    u_s = mean_o u_(s,o) - u_0,    u_o = mean_s u_(s,o) - u_0
     GDE:  exp_mu(v_s + v_o), where v_s and v_o are the same means of v_c = log_mu(u_c)
@@ -11,9 +11,10 @@ CVPR 2025 (GDE).
 * u_c: unit features of compositions;  z: unit image feature;  tau: CLIP's temperature
 * mu: intrinsic mean on the sphere;  log_mu, exp_mu: maps to the tangent space at mu and back
 
-Nothing is trained. `space` is `linear` (LDE; sums are not normalised) or `sphere` (GDE). With `source: text`, as in
-LDE, u_c are text features of all M*N compositions. With `source: images`, they are training images' features, weighted
-so that every seen composition counts the same: GDE without its weights from CLIP's scores.
+Nothing is trained. `space` is `linear` (LDE; sums are not normalised) or `sphere` (GDE). With
+`source: text`, as in LDE, u_c are text features of all M*N compositions. With `source: images`,
+they are training images' features, weighted so that every seen composition counts the same: GDE
+without its weights from CLIP's scores.
 """
 
 from __future__ import annotations
@@ -39,12 +40,12 @@ ROUNDS = 20  # of the iteration for the mean
 @dataclass(frozen=True)
 class LdeOptions(TextOptions):
     space: Literal["linear", "sphere"] = "linear"  # LDE's or GDE's decomposition
-    source: Literal["text", "images"] = "text"  # decomposed features: of prompts, or training images
+    source: Literal["text", "images"] = "text"  # of prompts, or training images
     template: Template = TEMPLATE  # words before the names in the prompts
 
 
 class Lde(TextMethod[LdeOptions]):
-    """LDE or GDE: scores by sums of two vectors, the "ideal words" of the state and of the object."""
+    """LDE or GDE: scores by sums of two vectors, the "ideal words" of state and object."""
 
     centre: Tensor
     states: Tensor
@@ -52,7 +53,8 @@ class Lde(TextMethod[LdeOptions]):
 
     def __init__(self, context: MethodContext, options: LdeOptions) -> None:
         super().__init__(context, options)
-        sizes = {"centre": (), "states": (len(context.labels.states),), "objects": (len(context.labels.objects),)}
+        labels = context.labels
+        sizes = {"centre": (), "states": (len(labels.states),), "objects": (len(labels.objects),)}
         for name, size in sizes.items():
             self.register_buffer(name, torch.zeros(*size, context.dim))
 
@@ -64,7 +66,8 @@ class Lde(TextMethod[LdeOptions]):
     def start(self, train: Batch) -> None:
         if self.options.source == "text":
             every = np.arange(self.labels.size)
-            prompts = Prompts(self.labels, self.context.tower, paths="composition", template=self.options.template)
+            words = self.options.template
+            prompts = Prompts(self.labels, self.context.tower, paths="composition", template=words)
             u = prompts.encode(every).compositions.to(self.centre)
             self.decompose(u, torch.as_tensor(every), u.new_ones(len(u)))
             return
@@ -72,11 +75,9 @@ class Lde(TextMethod[LdeOptions]):
         self.decompose(unit(train.cls), train.compositions, 1 / counts[inverse].to(self.centre))
 
     def decompose(self, u: Tensor, compositions: Tensor, weights: Tensor) -> None:
-        """Compute and store the ideal words of unit features `u` [n, d] of `compositions` [n], with `weights` [n].
-
-        A state or object without features gets zeros.
-        """
-        weights, compositions = weights.to(u), compositions.to(u.device)
+        """Store ideal words of unit features `u` [n, d] of `compositions` [n]; 0 without any."""
+        weights = weights.to(u)
+        compositions = compositions.to(u.device)
         if self.options.space == "linear":
             self.centre.copy_(weights @ u / weights.sum())
             v = u - self.centre
@@ -94,7 +95,7 @@ class Lde(TextMethod[LdeOptions]):
 
 
 def log_map(mu: Tensor, u: Tensor) -> Tensor:
-    """Logarithmic map: the tangent vectors [C, d] that lead from `mu` to the points `u` [C, d] of the unit sphere."""
+    """Logarithmic map: tangent vectors [C, d] from `mu` to points `u` [C, d] on the sphere."""
     cosine = (u @ mu).clamp(-1, 1)
     theta = cosine.arccos()
     factor = torch.where(theta > SMALL, theta / theta.sin().clamp(min=SMALL), 1.0)
@@ -102,13 +103,13 @@ def log_map(mu: Tensor, u: Tensor) -> Tensor:
 
 
 def exp_map(mu: Tensor, v: Tensor) -> Tensor:
-    """Exponential map: the points [C, d] of the unit sphere to which tangent vectors `v` lead from `mu`."""
+    """Exponential map: points [C, d] of the unit sphere to which tangent vectors `v` lead."""
     length = v.norm(dim=-1, keepdim=True)
     return normalize(length.cos() * mu + torch.sinc(length / torch.pi) * v, dim=-1)
 
 
 def intrinsic_mean(u: Tensor, weights: Tensor) -> Tensor:
-    """Mean [d] on the sphere: the point at which weighted tangent vectors towards the points `u` [C, d] sum to zero."""
+    """Mean [d] on the sphere: weighted tangent vectors to the points `u` [C, d] sum to zero."""
     shares = weights / weights.sum()
     mu = normalize(shares @ u, dim=-1)
     for _ in range(ROUNDS):

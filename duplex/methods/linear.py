@@ -1,4 +1,4 @@
-"""Logistic regression on the encoder's features, a baseline for all methods that compose states and objects.
+"""Logistic regression on the encoder's features, a baseline for all methods that compose.
 
     over: primitives    S(c|x) = log p(s|x) + log p(o|x)    of a pair c = (s, o), seen or not
     over: pairs         S(c|x) = log p(c|x)                 of a seen pair; -1e30 of every other pair
@@ -6,10 +6,11 @@
     p(g|x) = softmax_g(w_g . z + b_g),    (w, b) = argmin  mean_i -log p(g_i|x_i) + l2 / 2 sum_g |w_g|^2
 
 * z: unit image features;  g: states, objects or seen pairs
-* l2: strength of the regularisation; the one of `STRENGTHS` with the best validation AUC is used. A classifier of pairs
-  is never right on an unseen pair, so its AUC is 0; for it, accuracy on validation images of seen pairs decides.
+* l2: strength of regularisation, the best of `STRENGTHS` by validation AUC. A classifier of pairs
+  is never right on an unseen pair, so its AUC is 0; for it, accuracy on seen pairs decides.
 
-Each minimum is found by full-batch L-BFGS in float64, which starts at the minimum for the next stronger regularisation.
+Each minimum is found by full-batch L-BFGS in float64, which starts at the minimum for the next
+stronger regularisation.
 """
 
 from __future__ import annotations
@@ -30,17 +31,18 @@ from duplex.methods.layers import unit
 from duplex.options import Options, Positive
 
 STRENGTHS = (1e-2, 1e-3, 1e-4, 1e-5)
-TOLERANCE, MOST_STEPS = 1e-8, 3000
+TOLERANCE = 1e-8
+MOST_STEPS = 3000
 
 
 @dataclass(frozen=True)
 class LinearOptions(Options):
-    over: Literal["primitives", "pairs"] = "primitives"  # classes: states and objects, or seen pairs
+    over: Literal["primitives", "pairs"] = "primitives"  # states and objects, or seen pairs
     l2: Positive | None = None  # strength of the regularisation; null: chosen by validation
 
 
 class Linear(Method[LinearOptions]):
-    """Logistic regression of states and of objects, or of seen pairs; buffers [d + 1, G] hold weights, then offsets."""
+    """Logistic regression of states and objects, or of seen pairs; buffers [d + 1, G]."""
 
     l2: Tensor
 
@@ -76,7 +78,7 @@ class Linear(Method[LinearOptions]):
         for name, classifier in self._tried[l2].items():
             self.get_buffer(name).copy_(classifier)
 
-    def tune(self, images: Inputs, candidates: Ints, auc: Callable[[Tensor], float]) -> None:
+    def choose_options(self, images: Inputs, candidates: Ints, auc: Callable[[Tensor], float]) -> None:
         unseen = torch.as_tensor(~self.labels.is_seen(candidates))
         results = {}
         for l2 in self._tried:
@@ -98,11 +100,13 @@ class Linear(Method[LinearOptions]):
         tensors["product"] = torch.ones((), device=self.l2.device)
         for name in self._sizes:
             rows = self._columns_of(candidates) if name == "pairs" else self.get_buffer(name)
-            tensors |= {f"classifier.{name}.weight": rows[:-1].float(), f"classifier.{name}.offset": rows[-1].float()}
+            tensors[f"classifier.{name}.weight"] = rows[:-1].float()
+            tensors[f"classifier.{name}.offset"] = rows[-1].float()
         return tensors
 
     def _columns_of(self, candidates: Ints) -> Tensor:
-        seen, pairs = self.labels.is_seen(candidates), self.get_buffer("pairs")
+        seen = self.labels.is_seen(candidates)
+        pairs = self.get_buffer("pairs")
         if not seen.any():
             raise UsageError("`over: pairs` scores only seen pairs, but no candidate is seen; set `over: primitives`")
         columns = pairs.new_zeros(len(pairs), len(candidates))
@@ -113,15 +117,10 @@ class Linear(Method[LinearOptions]):
 
 @torch.enable_grad()
 def fit_logistic(z: Tensor, classes: Tensor, size: int, strengths: Sequence[float], name: str) -> Iterator[Tensor]:
-    """Fit a logistic regression with each of the L2 `strengths`; yields its weights and offsets [d + 1, size].
-
-    z: features of the training images [B, d], in float64.
-    classes: each image's class, below `size` [B].
-    name: what error messages call the classes.
-    """
+    """Fit to `z` [B, d] with each of `strengths`; yields weights and offsets [d + 1, size]."""
     if len(classes.unique()) < 2:
         raise UsageError(f"linear needs training images of two or more {name}, but all show one; use another method")
-    x = torch.cat([z - z.mean(0), z.new_ones(len(z), 1)], 1)  # centred: the same minimum in fewer steps
+    x = torch.cat([z - z.mean(0), z.new_ones(len(z), 1)], 1)  # centred: fewer steps
     w = z.new_zeros(x.shape[1], size, requires_grad=True)
     settings: dict[str, Any] = {"tolerance_grad": TOLERANCE, "tolerance_change": 0, "line_search_fn": "strong_wolfe"}
     for l2 in strengths:

@@ -1,6 +1,7 @@
-"""LOGICZSL: losses penalise probabilities that break logical rules between states, objects and compositions.
+"""LOGICZSL: losses penalise probabilities that break logical rules between words and compositions.
 
-Wu et al., "LOGICZSL: Exploring Logic-induced Representation for Compositional Zero-shot Learning", CVPR 2025.
+Wu et al., "LOGICZSL: Exploring Logic-induced Representation for Compositional Zero-shot Learning",
+CVPR 2025.
 
     a -> b  =  1 - a + a b,    broken by the amount a (1 - b)
     composition, every seen c = (s, o):   p(c) (1 - p(s)) + p(c) (1 - p(o)) + p(s) p(o) (1 - p(c))
@@ -10,9 +11,10 @@ Wu et al., "LOGICZSL: Exploring Logic-induced Representation for Compositional Z
 * p: posteriors by prompts of compositions, states and objects (three paths)
 * q(s) = sum_o p(s, o): marginal of the composition path, q(o) likewise
 
-The losses are sums over rules, averaged over images; the rules of compositions are `c -> s`, `c -> o` and
-`s and o -> c`. In the paper, a language model writes the rules between states and between objects (primitives). Here
-they are the lines of the option `rules_written`, or if it is empty, derived from training labels (`exclusion_rules`).
+The losses are sums over rules, averaged over images; the rules of compositions are `c -> s`, `c ->
+o` and `s and o -> c`. In the paper, a language model writes the rules between states and between
+objects (primitives). Here they are the lines of the option `rules_written`, or if it is empty,
+derived from training labels (`exclusion_rules`).
 """
 
 from __future__ import annotations
@@ -30,14 +32,14 @@ from duplex.labels import LabelSpace
 from duplex.methods.base import Batch, MethodContext
 from duplex.methods.families import ThreePathOptions, ThreePaths
 from duplex.methods.prompts import Prototypes
-from duplex.options import NonNegative
+from duplex.options import NonNegative, refuse
 
 LINE = re.compile(r"(state|object):\s*(.+?)\s+(excludes|implies)\s+(.+?)\s*")
 FORM = "write `state: A excludes B`, `state: A implies B`, or the same with `object:`"
 
 
 class RuleTables(NamedTuple):
-    """Rules between states (or objects): in each of the tables, 1 at [a, b] if a excludes (or implies) b, else 0."""
+    """Rules between states (or objects): tables with 1 at [a, b] if a excludes (or implies) b."""
 
     excludes: Tensor
     implies: Tensor
@@ -48,15 +50,17 @@ class RuleTables(NamedTuple):
 
 
 def parse_rules(lines: Sequence[str], labels: LabelSpace) -> tuple[RuleTables, RuleTables]:
-    """Read rules between states and rules between objects from lines such as `state: ripe excludes unripe`."""
+    """Read rules between states and between objects from lines such as `state: a excludes b`."""
     names = {"state": labels.states, "object": labels.objects}
     tables = {kind: RuleTables.empty(len(known)) for kind, known in names.items()}
     for line in lines:
         match = LINE.fullmatch(line)
         assert match is not None
         kind, a, verb, b = match.groups()
-        known, where = names[kind], f"{kind} in the rule {line!r}:"
-        i, j = known.index(require(a, known, where)), known.index(require(b, known, where))
+        known = names[kind]
+        where = f"{kind} in the rule {line!r}:"
+        i = known.index(require(a, known, where))
+        j = known.index(require(b, known, where))
         if i == j:
             raise UsageError(f"rule {line!r} relates the {kind} {a!r} to itself; {FORM}, with different names")
         getattr(tables[kind], verb)[i, j] = 1.0
@@ -66,7 +70,7 @@ def parse_rules(lines: Sequence[str], labels: LabelSpace) -> tuple[RuleTables, R
 
 
 def exclusion_rules(labels: LabelSpace) -> tuple[RuleTables, RuleTables]:
-    """Rules for states, then for objects: two states seen with the same object exclude each other; objects likewise."""
+    """Rules for states, then objects: two states seen with one object exclude each other."""
     seen = torch.as_tensor(labels.seen).reshape(len(labels.states), len(labels.objects)).float()
     rules = []
     for table in (seen, seen.T):
@@ -79,16 +83,16 @@ def exclusion_rules(labels: LabelSpace) -> tuple[RuleTables, RuleTables]:
 @dataclass(frozen=True)
 class LogicOptions(ThreePathOptions):
     rules_weight: NonNegative = 1.0  # weight of both losses by rules; 0: the three paths alone
-    rules_written: tuple[str, ...] = ()  # such as `state: ripe excludes unripe`; empty: derived from training labels
+    rules_written: tuple[str, ...] = ()  # as `state: ripe excludes unripe`; empty: from labels
 
     def rules(self) -> Iterable[tuple[object, str]]:
         yield from super().rules()
         for line in self.rules_written:
-            yield LINE.fullmatch(line), f"rules_written: {line!r} is no rule; {FORM}"
+            yield refuse(not LINE.fullmatch(line), f"rules_written: {line!r} is no rule; {FORM}")
 
 
 class LogicZsl(ThreePaths[LogicOptions]):
-    """LOGICZSL: scores by prompts on three paths, trained so that their posteriors obey logical rules."""
+    """LOGICZSL: prompts on three paths, trained so that posteriors obey logical rules."""
 
     excludes_s: Tensor
     implies_s: Tensor
@@ -97,7 +101,8 @@ class LogicZsl(ThreePaths[LogicOptions]):
 
     def __init__(self, context: MethodContext, options: LogicOptions) -> None:
         super().__init__(context, options)
-        written, labels = options.rules_written, context.labels
+        written = options.rules_written
+        labels = context.labels
         states, objects = parse_rules(written, labels) if written else exclusion_rules(labels)
         for name, rules in (("s", states), ("o", objects)):
             self.register_buffer(f"excludes_{name}", rules.excludes, persistent=False)
@@ -110,7 +115,8 @@ class LogicZsl(ThreePaths[LogicOptions]):
             return losses
         p_c = self.paths.logits(z, shared.compositions).softmax(-1)  # [B, C]
         p_s, p_o = factors.log_s.exp(), factors.log_o.exp()
-        m, n = self.train_candidates.states, self.train_candidates.objects
+        m = self.train_candidates.states
+        n = self.train_candidates.objects
         q_s = torch.zeros_like(p_s).index_add(1, m, p_c)
         q_o = torch.zeros_like(p_o).index_add(1, n, p_c)
         c_s, c_o = p_s[:, m], p_o[:, n]  # [B, C], p(s) and p(o) of every composition
@@ -125,10 +131,5 @@ class LogicZsl(ThreePaths[LogicOptions]):
 
 
 def violation(p: Tensor, q: Tensor, excludes: Tensor, implies: Tensor) -> Tensor:
-    """The amount [B] by which each image's probabilities break the rules.
-
-    p: probabilities [B, N] of the words, used on the left of rules.
-    q: probabilities [B, N] of the words, used on the right.
-    excludes, implies: the tables of `RuleTables`.
-    """
+    """How much probabilities `p` (left of rules) and `q` (right) [B, N] break the rules [B]."""
     return ((p @ excludes) * q).sum(1) + ((p @ implies) * (1 - q)).sum(1)

@@ -1,8 +1,9 @@
-"""Three paths: posteriors of compositions, states and objects by prompts (the Duplex paper's Eq. 1-9, 11, 21).
+"""Three paths: posteriors of compositions, states and objects by prompts (Eq. 1-9, 11, 21).
 
-On each path, an image feature is compared with text features of prompts (semantic prototypes): the adapted feature
-`z^c` with compositions, the state factor `z^s` with states, the object factor `z^o` with objects. The posteriors give
-the losses `L_c^t`, `L_s`, `L_o` and the summands `p(c^t|x)` and `p(s|x) p(o|x)` of the score.
+On each path, an image feature is compared with text features of prompts (semantic prototypes): the
+adapted feature `z^c` with compositions, the state factor `z^s` with states, the object factor
+`z^o` with objects. The posteriors give the losses `L_c^t`, `L_s`, `L_o` and the summands
+`p(c^t|x)` and `p(s|x) p(o|x)` of the score.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from duplex.labels import Ints, LabelSpace, World
 from duplex.methods.base import Inspectable
 from duplex.methods.layers import Adapter, FactorNetworks, unit
 from duplex.methods.prompts import TEMPLATE, Prompts, Prototypes
-from duplex.options import Count, Options, Rate, Template
+from duplex.options import Count, Options, Rate, Template, refuse
 
 EXCLUDED = -1e4  # a logit whose probability is 0
 
@@ -33,31 +34,33 @@ class PathOptions(Options):
 
     # prompts (Eq. 1-2, 6-7)
     context: Literal["learned", "fixed"] = "learned"  # vectors before the names in a prompt
-    vocabulary: Literal["learned", "fixed"] = "learned"  # vectors of the names of states and objects
-    paths: Literal["composition", "three"] = "three"  # prompts of compositions alone, or of states and objects as well
+    vocabulary: Literal["learned", "fixed"] = "learned"  # vectors of the names
+    paths: Literal["composition", "three"] = "three"  # three: also states, objects
     template: Template = TEMPLATE  # the K context tokens, or their initial values
 
     # visual factors (Eq. 3-5, 8-9)
-    adapter: Literal["none", "feature"] = "feature"  # feature: a residual bottleneck after the cached feature
+    adapter: Literal["none", "feature"] = "feature"  # feature: a residual bottleneck
     adapter_width: Count = 64  # hidden units of the bottleneck
     adapter_dropout: Rate = 0.1
     adapter_scale: float = 0.1  # factor of the bottleneck's output
-    disentangler: Literal["plain", "residual"] = "plain"  # residual: a disentangler adds its input to its output
+    disentangler: Literal["plain", "residual"] = "plain"  # residual: adds its input
     width: Count = 768  # hidden units of each disentangler
 
     # the classes of the semantic loss L_c^t: the training compositions, or all candidates
     semantic_negatives: Literal["seen", "target"] = "seen"
 
     def path_rules(self, losses: Sequence[str], inference: Sequence[str]) -> Iterable[tuple[object, str]]:
-        """Yield (whether it holds, message if not) for each condition on `losses` and score terms `inference`."""
-        three = self.paths == "three"
-        yield three or not {"state", "object"} & set(losses), "the losses state and object need paths: three"
-        yield three or "factors" not in inference, "the score term factors needs paths: three"
-        yield inference, "inference needs at least one term"
+        """Rules, as of `rules`, on the terms `losses` of the loss and `inference` of the score."""
+        if self.paths != "three":
+            needs_three = {"state", "object"} & set(losses)
+            yield refuse(needs_three, "the losses state and object need paths: three")
+            yield refuse("factors" in inference, "the score term factors needs paths: three")
+        yield refuse(not inference, "inference needs at least one term")
         for key, names in (("losses", losses), ("inference", inference)):
-            yield len(set(names)) == len(names), f"{key} lists a term twice; remove one"
-        message = f"with these options, the losses {list(losses)} have no parameter to train; set losses to []"
-        yield not losses or self.trained_losses() & set(losses), message
+            yield refuse(len(set(names)) < len(names), f"{key} lists a term twice; remove one")
+        message = f"with these options, the losses {list(losses)} have no parameter to train; "
+        message += "set losses to []"
+        yield refuse(losses and not self.trained_losses() & set(losses), message)
 
     def trained_losses(self) -> set[str]:
         learned = self.context == "learned" or self.vocabulary == "learned"
@@ -77,7 +80,7 @@ class FactorPosteriors(NamedTuple):
 
 
 class Paths(nn.Module):
-    """Prompts, feature adapter and disentanglers, with which posteriors on the three paths are computed."""
+    """Prompts, adapter and disentanglers, which compute posteriors on the three paths."""
 
     negatives: Tensor
     new_states: Tensor  # mask [M] of the states without training images
@@ -100,7 +103,8 @@ class Paths(nn.Module):
         )
         self.adapter: Adapter | None = None
         if options.adapted:
-            rate, scale = options.adapter_dropout, options.adapter_scale
+            rate = options.adapter_dropout
+            scale = options.adapter_scale
             self.adapter = Adapter(tower.dim, options.adapter_width, rate, scale)
         self.factors: FactorNetworks | None = None
         if options.paths == "three":
@@ -115,7 +119,7 @@ class Paths(nn.Module):
             self.register_buffer(name, torch.from_numpy(~trained), persistent=False)
 
     def sample_negatives(self, compositions: Ints, count: int) -> None:
-        """Restrict the semantic loss to `compositions` and `count` random others, weighted to stand for all others."""
+        """Restrict the semantic loss to `compositions` and `count` weighted random others."""
         others = np.setdiff1d(self._every, compositions)
         drawn = others[torch.randperm(len(others))[:count].numpy()]
         self._negatives = np.union1d(compositions, drawn)
@@ -124,7 +128,7 @@ class Paths(nn.Module):
         self.correction = torch.as_tensor(raised, dtype=torch.float32, device=self.negatives.device)
 
     def adapt(self, z: Tensor) -> Tensor:
-        """Image features `z` [B, d] after the adapter, if there is one, and scaled to unit length."""
+        """Unit features `z` [B, d], after the adapter if there is one."""
         z = unit(z)
         return unit(self.adapter(z)) if self.adapter is not None else z
 
@@ -142,7 +146,7 @@ class Paths(nn.Module):
         return FactorPosteriors(z_s, z_o, *self.log_posteriors(z_s, z_o, t))
 
     def log_posteriors(self, z_s: Tensor, z_o: Tensor, t: Prototypes) -> tuple[Tensor, Tensor]:
-        """Log probabilities of states [B, M] and objects [B, N]; words without training images are excluded."""
+        """Log probabilities of states [B, M], objects [B, N]; -inf without training images."""
         of_states = self.logits(z_s, t.states).masked_fill(self.new_states, EXCLUDED)
         of_objects = self.logits(z_o, t.objects).masked_fill(self.new_objects, EXCLUDED)
         return of_states.log_softmax(-1), of_objects.log_softmax(-1)
@@ -150,14 +154,12 @@ class Paths(nn.Module):
     def losses(
         self, z: Tensor, compositions: Tensor, t: Prototypes, names: Collection[str], with_factors: bool = False
     ) -> tuple[dict[str, Tensor], FactorPosteriors | None]:
-        """Compute the losses listed in `names` (`semantic`, `state`, `object`); returns them by name, and the factors.
-
-        The factors, with their posteriors, are None if neither a loss nor `with_factors` asks for them.
-        """
+        """Losses in `names` (`semantic`, `state`, `object`), and factors if needed."""
         losses: dict[str, Tensor] = {}
         if "semantic" in names:
             positions = torch.searchsorted(self.negatives, compositions)
-            logits, raised = self.logits(z, t.compositions), self.correction
+            logits = self.logits(z, t.compositions)
+            raised = self.correction
             losses["semantic"] = cross_entropy(logits if raised is None else logits + raised, positions)
         if self.factors is None or not (with_factors or {"state", "object"} & set(names)):
             return losses, None
@@ -171,20 +173,22 @@ class Paths(nn.Module):
     def score_terms(
         self, z: Tensor, t: Prototypes, states: Tensor, objects: Tensor, names: Collection[str], logits: bool = False
     ) -> Iterator[tuple[str, Tensor]]:
-        """Yield (name, values [B, C]) of the terms in `names`: `semantic` by prompts of pairs, `factors` p(s|x) p(o|x).
+        """Yield (name, values [B, C]) of `names`: `semantic` by pairs, `factors` p(s|x) p(o|x).
 
-        states, objects: index of each candidate's state and object [C]. With `logits`, `semantic` is not normalised.
+        states, objects: index of each candidate's state and object [C]. With `logits`, `semantic`
+            is not normalised.
         """
         if "semantic" in names:
             c = self.logits(z, t.compositions)
             yield "semantic", c if logits else c.softmax(-1)
         if "factors" in names and self.factors is not None:
             z_s, z_o = self.factors(z)
-            p_s, p_o = self.logits(z_s, t.states).softmax(-1), self.logits(z_o, t.objects).softmax(-1)
+            p_s = self.logits(z_s, t.states).softmax(-1)
+            p_o = self.logits(z_o, t.objects).softmax(-1)
             yield "factors", p_s[:, states] * p_o[:, objects]
 
     def encode(self, candidates: Ints, names: Collection[str]) -> Prototypes:
-        """Encode, without gradients, the prompts that the score terms `names` need for `candidates`."""
+        """Encode, without gradients, the prompts that score terms `names` need."""
         return self.prompts.encode(candidates if "semantic" in names else candidates[:0])
 
     @torch.no_grad()
@@ -193,7 +197,7 @@ class Paths(nn.Module):
 
 
 def inspect_paths(paths: Paths) -> Inspectable:
-    """Functions that return features, semantic prototypes and factors of a method with prompts, for reports."""
+    """Features, semantic prototypes and factors of a method with prompts, for reports."""
     factors = paths.factors
     return Inspectable(
         features=lambda inputs: paths.adapt(inputs["cls"]),

@@ -1,6 +1,7 @@
 """PLID: every composition is a normal distribution of text features.
 
-Bao et al., "Prompting Language-Informed Distribution for Compositional Zero-Shot Learning", ECCV 2024.
+Bao et al., "Prompting Language-Informed Distribution for Compositional Zero-Shot Learning", ECCV
+2024.
 
     t' = t + CrossAttention(t, D_c),    samples: normalise(t' + d) for each d in D_c
     m_k = (1/2 tau^2) x^2 . (sigma^2_kk + sigma^2_yy - 2 sigma^2_ky),     m_y = 0
@@ -8,15 +9,15 @@ Bao et al., "Prompting Language-Informed Distribution for Compositional Zero-Sho
     L = CE(l + m^c) + w [CE(l_s + m^s) + CE(l_o + m^o)]
 
 * t: text feature of the learned prompt of composition c;  D_c: text features of descriptions of c
-* sigma^2: covariances of the samples: channels are independent, classes are not, as their j-th descriptions are alike
-* m_k: margin of class k for an image x with label y; with it, the loss bounds the expected cross-entropy over samples
-* l_c, l_s, l_o: logits of composition, state and object; l_s and l_o compare an image's factors z^s and z^o with means
+* sigma^2: covariances of the samples: channels are independent, classes are not
+* m_k: margin of class k for an image x with label y; the loss bounds the expected cross-entropy
+* l_c, l_s, l_o: logits of composition, state, object; l_s and l_o compare z^s and z^o with means
   of t' over the seen compositions that have the state (object); descriptions are averaged in the same way
 * b: drawn once per batch; inference uses its mean;  tau: CLIP's temperature
 
-In the paper, a language model writes the descriptions. Here they are `templates` followed by the composition's name.
-The paper's enrichment of images by augmented views is left out, as features are cached; so is the feed-forward part of
-its attention.
+In the paper, a language model writes the descriptions. Here they are `templates` followed by the
+composition's name. The paper's enrichment of images by augmented views is left out, as features
+are cached; so is the feed-forward part of its attention.
 """
 
 from __future__ import annotations
@@ -49,14 +50,14 @@ class PlidOptions(TextOptions):
     templates: Templates = TEMPLATES  # words before the names in the descriptions
     margin: bool = True  # whether the losses have margins m from the covariance
     mix: Annotated[float, Field(gt=0, lt=1)] = 0.1  # mean of b, the weight of primitives' logits
-    smoothing: Share = 0.0  # target weight of the seen pairs that share the label's state, but not its object
+    smoothing: Share = 0.0  # target weight of pairs with the label's state
     primitives: NonNegative = 0.1  # weight w of the primitives' losses
     width: Count = 768  # hidden units of each disentangler
     template: Template = TEMPLATE  # words whose tokens initialise the learned context
 
 
 class Enrichment(nn.Module):
-    """Attention of each text feature [C, d] to its D descriptions [C, D, d]; the result is added to the feature."""
+    """Attention of text features [C, d] to their D descriptions [C, D, d], added to these."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -67,13 +68,14 @@ class Enrichment(nn.Module):
         nn.init.zeros_(self.out.weight)
 
     def forward(self, t: Tensor, described: Tensor) -> Tensor:
-        keys, values = self.key(described), self.value(described)
+        keys = self.key(described)
+        values = self.value(described)
         weights = ((keys @ self.query(t)[:, :, None])[..., 0] / math.sqrt(t.shape[-1])).softmax(-1)  # [C, D]
         return torch.add(t, self.out((weights[:, None] @ values)[:, 0]))
 
 
 class Plid(TextMethod[PlidOptions]):
-    """PLID: classes are distributions of text features; the score mixes logits of composition, state and object."""
+    """PLID: classes are distributions of text features; logits of pair and words are mixed."""
 
     described: Tensor
 
@@ -81,7 +83,8 @@ class Plid(TextMethod[PlidOptions]):
         super().__init__(context, options)
         dim = context.tower.dim
         self.prompts = self.soft_prompts(options.template)
-        self.enrich, self.factors = Enrichment(dim), FactorNetworks(dim, options.width, residual=False)
+        self.enrich = Enrichment(dim)
+        self.factors = FactorNetworks(dim, options.width, residual=False)
         self.register_buffer("described", torch.zeros(0, len(options.templates), dim), persistent=False)
 
     def start(self, train: Batch) -> None:
@@ -90,12 +93,16 @@ class Plid(TextMethod[PlidOptions]):
     @torch.no_grad()
     def describe(self, compositions: Ints) -> Tensor:
         """Text features [C, D, d] of D templates, each followed by the composition's name."""
-        labels, tower = self.labels, self.context.tower
-        prompts = [Prompts(labels, tower, paths="composition", template=words) for words in self.options.templates]
-        return torch.stack([each.encode(compositions).compositions for each in prompts], dim=1)
+        labels = self.labels
+        tower = self.context.tower
+        described = []
+        for words in self.options.templates:
+            prompts = Prompts(labels, tower, paths="composition", template=words)
+            described.append(prompts.encode(compositions).compositions)
+        return torch.stack(described, dim=1)
 
     def shared(self) -> tuple[Tensor, ...]:
-        """Six tensors: mean text features of compositions, states and objects, then `sample_deviations` of each."""
+        """Mean text features of compositions, states, objects; then `deviations` of each."""
         t = self.prompts(self.labels.pairs["train"], self.checkpointing).compositions  # [C, d]
         is_trained = getattr(self.context.tower, "is_trained", False)
         described = self.describe(self.labels.pairs["train"]) if is_trained else self.described
@@ -113,7 +120,8 @@ class Plid(TextMethod[PlidOptions]):
         return [self.scale * f @ t.T for f, t in zip(z, means, strict=True)]
 
     def losses(self, batch: Batch, shared: tuple[Tensor, ...]) -> dict[str, Tensor]:
-        x, index = unit(batch.cls), self.train_candidates
+        x = unit(batch.cls)
+        index = self.train_candidates
         z = (x, *self.factors(x))
         targets = (index.positions_of_listed(batch.compositions), *self.primitives(batch.compositions))
         c, s, o = self.path_logits(z, shared[:3])
@@ -122,30 +130,34 @@ class Plid(TextMethod[PlidOptions]):
         if self.options.margin:
             margins = (self.margins(*paths) for paths in zip(z, shared[3:], targets, strict=True))
             logits = [path + margin for path, margin in zip(logits, margins, strict=True)]
-        names, weights = ("composition", "state", "object"), (1.0, self.options.primitives, self.options.primitives)
+        names = ("composition", "state", "object")
+        weights = (1.0, self.options.primitives, self.options.primitives)
         if self.options.smoothing:
             targets = (self.smoothed(targets[0]).to(x.dtype), *targets[1:])
         terms = zip(names, weights, logits, targets, strict=True)
         return {name: weight * cross_entropy(path, target) for name, weight, path, target in terms}
 
     def smoothed(self, target: Tensor) -> Tensor:
-        """Target probabilities [B, C]: `1 - smoothing` for the label, the rest for its state's other pairs."""
-        m, n = self.train_candidates.states, self.train_candidates.objects
+        """Targets [B, C]: `1 - smoothing` for the label, the rest for its state's pairs."""
+        m = self.train_candidates.states
+        n = self.train_candidates.objects
         related = (m[target][:, None] == m) & (n[target][:, None] != n)
         shares = self.options.smoothing * related.double() / related.sum(1, keepdim=True).clamp(min=1)
         return shares.scatter(1, target[:, None], 1 - shares.sum(1, keepdim=True))
 
     def draw_mix(self, like: Tensor) -> Tensor:
-        """Draw a weight (a scalar, typed and placed as `like`) from a Beta distribution with the mean `options.mix`."""
+        """Draw a weight (a scalar like `like`) from a Beta distribution of mean `options.mix`."""
         q = 1 / self.options.mix - 1
         return 1 - torch.rand((), device=like.device, dtype=like.dtype) ** (1 / q)
 
     def margins(self, x: Tensor, deviations: Tensor, target: Tensor) -> Tensor:
-        """Margins [B, C] that the loss adds to logits of the classes, for images with the unit features `x` [B, d].
+        """Margins [B, C] added to the logits of classes, for unit features `x` [B, d].
 
-        A margin is half the variance of the difference between the class's logit and the label's logit.
+        A margin is half the variance of the difference between the class's logit and the label's
+        logit.
 
-        deviations: how far each class's D samples are from their mean [C, D, d]; the variance is over these samples.
+        deviations: how far each class's D samples are from their mean [C, D, d]; the variance is
+            over these samples.
         target: the images' labels [B].
         """
         squares = x**2
@@ -162,7 +174,8 @@ class Plid(TextMethod[PlidOptions]):
         return unit(self.enrich(t, self.describe(candidates.compositions_np).to(t))), states, objects
 
     def score(self, inputs: Inputs, candidates: CompositionIndex, prepared: tuple[Tensor, Tensor, Tensor]) -> Tensor:
-        z, b = unit(inputs["cls"]), self.options.mix
+        z = unit(inputs["cls"])
+        b = self.options.mix
         c, s, o = self.path_logits((z, *self.factors(z)), prepared)
         return self.scored((1 - b) * c + b * (s[:, candidates.states] + o[:, candidates.objects]))
 
@@ -171,10 +184,6 @@ class Plid(TextMethod[PlidOptions]):
 
 
 def sample_deviations(mean: Tensor, described: Tensor) -> Tensor:
-    """Differences [C, D, d] between the samples of each class's text feature and the mean of these samples.
-
-    mean: text feature [C, d] of each class (composition, state or object).
-    described: features of its descriptions [C, D, d]; the samples are `normalise(mean + described)`.
-    """
+    """Samples `normalise(mean + described)` minus their mean [C, D, d], for each class."""
     samples = unit(mean[:, None] + described)
     return samples - samples.mean(1, keepdim=True)

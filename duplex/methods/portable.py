@@ -3,12 +3,12 @@
 scale                                       1 / tau
 adapter.{down,up}.{weight,bias}, adapter.scale          the adapter, if there is one
 {state,object}.{first,second}.{weight,bias}             networks that split a feature into state and object
-residual                                    1 if each disentangler adds its input to its output, else 0
+residual                                    1 if each disentangler adds its input, else 0
 visual, semantic [C, d]                     prototypes of the candidates, if the score needs them
 states [M, d], objects [N, d]               semantic prototypes of states and objects
 state_of, object_of [C]                     the state and the object of each candidate
-context.{composition,state,object} [K, width], words.{states,objects}    learned prompts, for words added later
-mean.{states,objects,all}                   means of the seen pairs' visual prototypes, for words added later
+context.{composition,state,object} [K, width], words.{states,objects}    for words added later
+mean.{states,objects,all}                   means of seen pairs' prototypes, for words added later
 
 Tensors of other score terms, such as the closed form (gaussian.py); a model may have only these:
 
@@ -17,10 +17,10 @@ primitives.{states,objects}.{weight,offset}             p_g(s|x), p_g(o|x), if t
 effects.{mean,states,objects}, interactions.{states,objects,core}        prototypes of further compositions
 weights.{semantic,factors,gaussian,gaussian_factors}    weights of the score's summands
 classifier.{states,objects}.{weight,offset}             p(s|x), p(o|x) by logistic regressions
-classifier.pairs.{weight [d, C],offset [C]}             p(c|x) by logistic regression; offset -1e30 if unseen
+classifier.pairs.{weight [d, C],offset [C]}             p(c|x) by logistic regression
 product                                     present if the score is a sum of log probabilities
-members.K.*, members.weights                tensors of each model of a product, and the weights of their logarithms
-blocks.*                                    fine-tuned blocks of the image tower, which compute the features
+members.K.*, members.weights                tensors of a product's models, and their weights
+blocks.*                                    fine-tuned blocks, which compute the features
 """
 
 from __future__ import annotations
@@ -42,8 +42,9 @@ KINDS = ("states", "objects")
 
 
 def portable_paths(paths: Paths, candidates: Ints, names: Collection[str]) -> dict[str, Tensor]:
-    """Named tensors of adapter, disentanglers and prompts, for score terms `names` and words added later."""
-    prototypes, device = paths.encode(candidates, names), paths.negatives.device
+    """Tensors of adapter, disentanglers and prompts, for score terms `names` and later words."""
+    prototypes = paths.encode(candidates, names)
+    device = paths.negatives.device
     tensors = candidate_primitives(paths.prompts.labels, candidates, device)
     tensors["scale"] = torch.tensor(paths.scale, device=device)
     if paths.adapter is not None:
@@ -55,7 +56,8 @@ def portable_paths(paths: Paths, candidates: Ints, names: Collection[str]) -> di
         tensors |= {"states": prototypes.states, "objects": prototypes.objects}
         tensors |= dict(paths.factors.state_dict())
         tensors["residual"] = torch.tensor(float(paths.factors.state.residual), device=device)
-    prompts, lexicon = paths.prompts, paths.prompts.lexicon()
+    prompts = paths.prompts
+    lexicon = paths.prompts.lexicon()
     tensors |= {f"context.{path}": lexicon[rows] for path, rows in prompts.context_rows.items()}
     if prompts.vocabulary == "learned":  # one lexicon row per name
         states = len(prompts.labels.states)
@@ -65,7 +67,7 @@ def portable_paths(paths: Paths, candidates: Ints, names: Collection[str]) -> di
 
 
 def candidate_primitives(labels: LabelSpace, candidates: Ints, device: torch.device) -> dict[str, Tensor]:
-    """The tensors `state_of` and `object_of`: the index of each candidate's state, and of its object."""
+    """The tensors `state_of` and `object_of`: indices of each candidate's state and object."""
     numbers = {"state_of": labels.state_of(candidates), "object_of": labels.object_of(candidates)}
     return {name: torch.as_tensor(values, device=device) for name, values in numbers.items()}
 
@@ -73,11 +75,14 @@ def candidate_primitives(labels: LabelSpace, candidates: Ints, device: torch.dev
 def portable_closed_form(
     model: ClosedForm, candidates: Tensor, primitives: tuple[LinearDiscriminant, LinearDiscriminant] | None
 ) -> dict[str, Tensor]:
-    """Named tensors of a fitted `ClosedForm`, and of its state and object classifiers if the score uses them."""
+    """Tensors of a fitted `ClosedForm`, and of its state and object classifiers if used."""
     rows, offset = model.linear(candidates)
     tensors = {"likelihood.whitening": model.whitening, "likelihood.rows": rows, "likelihood.offset": offset}
-    effects, interactions = model.additive, model.interactions
-    tensors |= {"effects.mean": effects.mean, "effects.states": effects.state, "effects.objects": effects.object}
+    effects = model.additive
+    interactions = model.interactions
+    tensors["effects.mean"] = effects.mean
+    tensors["effects.states"] = effects.state
+    tensors["effects.objects"] = effects.object
     if interactions is not None:
         tensors |= {f"interactions.{name}": getattr(interactions, name) for name in (*KINDS, "core")}
     for name, posterior in zip(KINDS, primitives or (), strict=False):
@@ -86,7 +91,7 @@ def portable_closed_form(
 
 
 def means_by_word(rows: Tensor, labels: LabelSpace, compositions: Ints) -> dict[str, Tensor]:
-    """Means of prototypes `rows` per state, per object and overall, as tensors `mean.*` for words added later."""
+    """Means of prototypes `rows` per state, object and overall, for words added later."""
     means = {"mean.all": rows.mean(0)}
     states = torch.as_tensor(labels.state_of(compositions), device=rows.device)
     objects = torch.as_tensor(labels.object_of(compositions), device=rows.device)
@@ -96,10 +101,11 @@ def means_by_word(rows: Tensor, labels: LabelSpace, compositions: Ints) -> dict[
 
 
 def composed_prototypes(t: Tensors, states: Tensor, objects: Tensor) -> Tensor:
-    """Predicted prototypes minus the overall mean [C, d]: the sum of state effect, object effect and interaction.
+    """Predicted prototypes minus the overall mean [C, d]: state, object effect, interaction.
 
     t: the exported model's tensors by name.
-    states, objects: index of each composition's state and object [C]; a new word has the index -1 and the effect 0.
+    states, objects: index of each composition's state and object [C]; a new word has the index -1
+        and the effect 0.
     """
     zero = torch.zeros_like(t["effects.mean"])[None]
     rows = torch.cat([t["effects.states"], zero])[states] + torch.cat([t["effects.objects"], zero])[objects]
@@ -111,13 +117,13 @@ def composed_prototypes(t: Tensors, states: Tensor, objects: Tensor) -> Tensor:
 
 
 def score_terms(t: Tensors, features: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Yield (name, values [B, C]) of each summand of the score, from a model's tensors `t` and `features` [B, d]."""
+    """Yield (name, values [B, C]) of each summand of the score, from tensors and features."""
     x = unit(features)
     yield from score_formula.score_terms(t, x, torch, x.float())
 
 
 def joined_members(members: Sequence[Tensors], weights: Tensor) -> dict[str, Tensor]:
-    """The tensors of a product: `weights`, what the members share, and the rest, renamed to `members.0.NAME` etc."""
+    """A product's tensors: `weights`, shared ones, and the rest as `members.0.NAME` etc."""
     shared = {name: members[0][name] for name in ("state_of", "object_of")}
     own = {
         f"members.{place}.{name}": value
@@ -129,11 +135,11 @@ def joined_members(members: Sequence[Tensors], weights: Tensor) -> dict[str, Ten
 
 
 def probabilities(t: Tensors, scores: Tensor) -> Tensor:
-    """Convert scores (-inf: infeasible) to candidates' probabilities [B, C]; `t`: the exported model's tensors."""
+    """Candidates' probabilities [B, C] from scores; `t`: the exported model's tensors."""
     return scores.softmax(-1) if "product" in t else normalise_posterior_sums(scores)
 
 
 def normalise_posterior_sums(scores: Tensor) -> Tensor:
-    """Convert scores that are sums of posteriors to probabilities [B, C], by dividing each row by its total."""
+    """Convert sums of posteriors to probabilities [B, C], dividing each row by its total."""
     weight = scores.clamp(min=0)
     return weight / weight.sum(-1, keepdim=True).clamp(min=torch.finfo(weight.dtype).tiny)

@@ -6,7 +6,8 @@
 * T_k: the temperature that calibrates these probabilities on validation images
 * w_k: equal weights, or one per method, chosen by validation AUC;  Z normalises
 
-The checkpoint of a product only refers to its members: it holds their paths, fingerprints, temperatures and weights.
+The checkpoint of a product only refers to its members: it holds their paths, fingerprints,
+temperatures and weights.
 """
 
 from __future__ import annotations
@@ -23,19 +24,19 @@ from duplex.labels import Ints
 from duplex.methods.base import Inputs, Method, MethodContext, ScoreTerms, Weights, tuned_weights
 from duplex.methods.portable import joined_members
 from duplex.methods.score_formula import LEAST
-from duplex.options import CombinedRunsOptions
+from duplex.options import CombinedRunsOptions, refuse
 
 
 @dataclass(frozen=True)
 class ProductOptions(CombinedRunsOptions):
-    """Options of `kind: product`: the methods whose runs are combined, and how the runs are weighted."""
+    """Options of `kind: product`: the methods whose runs are combined, and their weights."""
 
-    weights: Literal["equal", "tuned"] = "equal"  # one per method in `of`; tuned: by validation AUC
+    weights: Literal["equal", "tuned"] = "equal"  # of methods; tuned: by validation AUC
 
     def rules(self) -> Iterable[tuple[object, str]]:
         yield from super().rules()
-        several = self.weights == "equal" or len(self.of) > 1
-        yield several, f"weights: tuned needs two methods in `of`, not {list(self.of)}; add one, or omit weights"
+        message = f"weights: tuned needs two methods in `of`, not {list(self.of)}; add one, or omit weights"
+        yield refuse(self.weights == "tuned" and len(self.of) < 2, message)
 
 
 class ProductMethod(Method[ProductOptions]):
@@ -52,14 +53,14 @@ class ProductMethod(Method[ProductOptions]):
                 f"a product of runs ({', '.join(options.of)}) is not trained itself; train these and, in params.yaml, "
                 "list the product under run.products, not run.methods"
             )
-        self._members = context.members  # no submodules: their tensors are in their own checkpoints
+        self._members = context.members  # no submodules: checkpoints of their own
         for member in self._members:
             member.requires_grad_(False)
         temperatures = [float(member["temperature"]) for member in options.members]
         self.register_buffer("temperatures", torch.tensor(temperatures, dtype=torch.float64))
         self.register_buffer("weights", torch.ones(len(options.of), dtype=torch.float64))
 
-    def _apply(self, fn: Any, recurse: bool = True) -> Any:  # moves the members to the product's device
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:  # moves members too
         for member in self._members:
             member._apply(fn, recurse)  # type: ignore[no-untyped-call]
         return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
@@ -79,7 +80,7 @@ class ProductMethod(Method[ProductOptions]):
     def groups(self) -> list[dict[str, Any]]:
         return []
 
-    def tune(self, images: Inputs, candidates: Ints, auc: Callable[[Tensor], float]) -> None:
+    def choose_options(self, images: Inputs, candidates: Ints, auc: Callable[[Tensor], float]) -> None:
         if self.options.weights == "equal":
             return
         terms = [term.cpu() for _, term in self._log_terms(candidates)(images)]
@@ -91,7 +92,8 @@ class ProductMethod(Method[ProductOptions]):
 
     @torch.no_grad()
     def score_terms(self, candidates: Ints) -> ScoreTerms:
-        terms, weights = self._log_terms(candidates), self.weights.tolist()
+        terms = self._log_terms(candidates)
+        weights = self.weights.tolist()
 
         @torch.no_grad()
         def named_terms(inputs: Inputs) -> Iterator[tuple[str, Tensor]]:
@@ -101,7 +103,8 @@ class ProductMethod(Method[ProductOptions]):
         return named_terms
 
     def _log_terms(self, candidates: Ints) -> Callable[[Inputs], Iterator[tuple[str, Tensor]]]:
-        members = [(m["method"], method.eval()) for m, method in zip(self.options.members, self._members, strict=True)]
+        pairs = zip(self.options.members, self._members, strict=True)
+        members = [(record["method"], method.eval()) for record, method in pairs]
         scorers = [method.scorer(candidates) for _, method in members]
 
         @torch.no_grad()
@@ -123,4 +126,5 @@ class ProductMethod(Method[ProductOptions]):
         if not frozen or any(each is None for each in tensors):
             return None
         places = [self.options.of.index(member["method"]) for member in self.options.members]
-        return joined_members([t for t in tensors if t is not None], (self.weights[places] / self.temperatures).float())
+        weights = (self.weights[places] / self.temperatures).float()
+        return joined_members([t for t in tensors if t is not None], weights)

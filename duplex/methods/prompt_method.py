@@ -1,12 +1,14 @@
-"""Score by prompts that a frozen text tower encodes; options choose CLIP, CoOp, CSP or three paths.
+"""Score by prompts that a frozen text tower encodes: CLIP, CoOp, CSP or three paths, by option.
 
     S = p(c|x) + p(s|x) p(o|x), or one of these terms
 
-CLIP (Radford et al., 2021) scores with hand-written prompts; CoOp (Zhou et al., 2022) learns the context in them, CSP
-(Nayak et al., 2023) the vectors of the names. Three paths also compare prompts of states and objects with factors.
+CLIP (Radford et al., 2021) scores with hand-written prompts; CoOp (Zhou et al., 2022) learns the
+context in them, CSP (Nayak et al., 2023) the vectors of the names. Three paths also compare
+prompts of states and objects with factors.
 
-Option `maxima` adds EVA's scores of states and objects without paths of their own (arXiv 2506.20986; its formulas were
-read in a third party's summary, which does not give the weight of the two losses, here 1):
+Option `maxima` adds EVA's scores of states and objects without paths of their own (arXiv
+2506.20986; its formulas were read in a third party's summary, which does not give the weight of
+the two losses, here 1):
 
     p_m(s|x) = max_o p(c_so|x) / sum_s max_o p(c_so|x),   p_m(o|x) likewise
     L = ... - log p_m(s|x) - log p_m(o|x),   S = ... + (p_m(s|x) + p_m(o|x)) / 2
@@ -30,30 +32,34 @@ from duplex.methods.base import Batch, Inputs, Inspectable, Method, MethodContex
 from duplex.methods.paths import EXCLUDED, PathOptions, Paths, inspect_paths
 from duplex.methods.portable import normalise_posterior_sums, portable_paths
 from duplex.methods.prompts import Prototypes
-from duplex.options import Count
+from duplex.options import Count, refuse
 
 
 @dataclass(frozen=True)
 class PromptOptions(PathOptions):
-    """Options of `kind: prompts`: for prompts, loss and score terms, sampled classes, and EVA's scores (`maxima`)."""
+    """Options of `kind: prompts`: of prompts, loss and score, sampled classes, EVA's `maxima`."""
 
-    losses: tuple[Literal["state", "object", "semantic"], ...] = ("state", "object", "semantic")  # loss terms
+    losses: tuple[Literal["state", "object", "semantic"], ...] = ("state", "object", "semantic")
     inference: tuple[Literal["semantic", "factors"], ...] = ("semantic", "factors")  # score terms
-    sampled: Count | None = None  # random classes of the semantic loss per step, beside the images' own; null: all
-    score: Literal["probability", "logit"] = "probability"  # the term semantic: p(c|x) or its logit
-    maxima: bool = False  # states and objects also get the largest probability of their compositions, as in EVA
+    sampled: Count | None = None  # random classes of the semantic loss per step; null: all
+    score: Literal["probability", "logit"] = "probability"  # of semantic: p(c|x) or its logit
+    maxima: bool = False  # words also get their largest composition's probability (EVA)
 
     def rules(self) -> Iterable[tuple[object, str]]:
         yield from super().rules()
         yield from self.path_rules(self.losses, self.inference)
-        yield self.sampled is None or "semantic" in self.losses, "sampled needs semantic in losses"
-        compared = "semantic" in self.inference and (not self.losses or "semantic" in self.losses)
-        yield compared or not self.maxima, "maxima needs semantic in losses and in inference"
-        yield self.sampled is None or not self.maxima, "maxima needs all compositions, not samples; set sampled to null"
+        if self.sampled is not None:
+            yield refuse("semantic" not in self.losses, "sampled needs semantic in losses")
+        if self.maxima:
+            untrained = self.losses and "semantic" not in self.losses
+            message = "maxima needs semantic in losses and in inference"
+            yield refuse(untrained or "semantic" not in self.inference, message)
+            message = "maxima needs all compositions, not samples; set sampled to null"
+            yield refuse(self.sampled is not None, message)
 
 
 class PathSumMethod(Method[OptionsT], Generic[OptionsT]):
-    """Base class of methods whose score adds up the posteriors that the option `inference` lists."""
+    """Base class of methods whose score adds up the posteriors that `inference` lists."""
 
     required_inputs: ClassVar[tuple[str, ...]] = ("cls", "text")
     options: Any
@@ -79,7 +85,7 @@ class PathSumMethod(Method[OptionsT], Generic[OptionsT]):
 
 
 class PromptMethod(PathSumMethod[PromptOptions]):
-    """Scores by prompts, without visual prototypes: CLIP, CoOp, CSP or three paths, depending on the options."""
+    """Scores by prompts, without visual prototypes: CLIP, CoOp, CSP or three paths."""
 
     def __init__(self, context: MethodContext, options: PromptOptions) -> None:
         super().__init__(context, options)
@@ -90,7 +96,8 @@ class PromptMethod(PathSumMethod[PromptOptions]):
             self.paths.sample_negatives(compositions, self.options.sampled)
 
     def losses(self, batch: Batch, shared: Prototypes) -> dict[str, Tensor]:
-        names, z = self.options.losses, self.paths.adapt(batch.cls)
+        names = self.options.losses
+        z = self.paths.adapt(batch.cls)
         losses, _ = self.paths.losses(z, batch.compositions, shared, names)
         found = {name: losses[name] for name in names}
         if self.options.maxima:
@@ -100,14 +107,16 @@ class PromptMethod(PathSumMethod[PromptOptions]):
         return found
 
     def maxima(self, logits: Tensor, compositions: Tensor) -> tuple[Tensor, Tensor]:
-        """For each state [B, M] and each object [B, N], the largest of the `logits` [B, C] of its `compositions`."""
+        """Largest of the `logits` [B, C] of each state's [B, M] and each object's [B, N] pairs."""
         m, n = self.primitives(compositions)
         return _largest(logits, m, len(self.labels.states)), _largest(logits, n, len(self.labels.objects))
 
     @torch.no_grad()
     def score_terms(self, candidates: Ints) -> ScoreTerms:
-        names, device = self.options.inference, self.paths.negatives.device
-        prototypes, logits = self.paths.encode(candidates, names), self.options.score == "logit"
+        names = self.options.inference
+        device = self.paths.negatives.device
+        prototypes = self.paths.encode(candidates, names)
+        logits = self.options.score == "logit"
         compositions = torch.as_tensor(candidates, device=device)
         states, objects = self.primitives(compositions)
 
@@ -132,4 +141,5 @@ class PromptMethod(PathSumMethod[PromptOptions]):
 
 def _largest(logits: Tensor, groups: Tensor, size: int) -> Tensor:
     # a group without a logit gets the probability 0
-    return logits.new_full((len(logits), size), EXCLUDED).scatter_reduce(1, groups.expand_as(logits), logits, "amax")
+    lowest = logits.new_full((len(logits), size), EXCLUDED)
+    return lowest.scatter_reduce(1, groups.expand_as(logits), logits, "amax")

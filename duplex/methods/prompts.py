@@ -1,6 +1,8 @@
-"""Text prompts of compositions, states and objects, encoded by a frozen text tower (the Duplex paper's Eq. 1-2, 6-7).
+"""Text prompts of compositions, states and objects, encoded by a frozen text tower (Eq. 1-2, 6-7).
 
-`prompt_method` has the method that scores with them (`kind: prompts`).
+The template `TEMPLATE` ("a photo of") is set here: text towers (`duplex.encoders`) know tokens
+only. `prompt_method` has the method that scores with prompts (`kind: prompts`). The equations are
+those of the Duplex paper.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ TEMPLATE = "a photo of"
 
 
 class Prototypes(NamedTuple):
-    """Semantic prototypes (text features or embedded words) of compositions, of all states and of all objects."""
+    """Semantic prototypes (text features or embedded words) of compositions, states, objects."""
 
     compositions: Tensor  # t^c [C, d]
     states: Tensor  # t^s [M, d]; empty without the state path
@@ -34,12 +36,16 @@ class Prototypes(NamedTuple):
 class Prompts(nn.Module):
     """Text prompts of compositions, states and objects, encoded by the frozen text tower.
 
-    A prompt consists of K context vectors and the names' vectors: `P^c = [v^c_1..v^c_K, s_m, o_n]` for a composition,
-    `P^s = [v^s.., s_m]` for a state, `P^o = [v^o.., o_n]` for an object. All are rows of the table `lexicon`.
+    A prompt consists of K context vectors and the names' vectors: `P^c = [v^c_1..v^c_K, s_m, o_n]`
+    for a composition, `P^s = [v^s.., s_m]` for a state, `P^o = [v^o.., o_n]` for an object. All
+    are rows of the table `lexicon`.
 
-    context: "learned" trains context vectors of each path, initialised with the template; "fixed" uses the template.
-    vocabulary: "learned" trains one vector per name, at first the mean of its tokens; "fixed" uses the name's tokens.
-    paths: "composition": prompts of compositions alone; "three": prompts of states and of objects as well.
+    context: "learned" trains context vectors of each path, initialised with the template; "fixed"
+        uses the template.
+    vocabulary: "learned" trains one vector per name, at first the mean of its tokens; "fixed" uses
+        the name's tokens.
+    paths: "composition": prompts of compositions alone; "three": prompts of states and of objects
+        as well.
     state_end: words after the name in a state's prompt.
     """
 
@@ -62,11 +68,12 @@ class Prompts(nn.Module):
         self.labels = labels
         self.paths = ("composition", "state", "object") if paths == "three" else ("composition",)
         self.vocabulary = vocabulary
-        self.__dict__["tower"] = tower  # no attribute of a module, so that the frozen tower is not part of the state
+        self.__dict__["tower"] = tower  # so that the frozen tower is not part of the state
         words = tower.embedding(torch.tensor(tower.tokens(template)))  # [K, width]
         names = [tower.tokens(prompt_name(name)) for name in (*labels.states, *labels.objects)]
         ends = tower.embedding(torch.tensor([tower.start, tower.end]))  # [2, width]
-        frozen, learned = [ends], list[Tensor]()
+        frozen = [ends]
+        learned = list[Tensor]()
         if context == "fixed":
             frozen.append(words)
         else:
@@ -85,7 +92,7 @@ class Prompts(nn.Module):
             new = torch.from_numpy(~np.concatenate(labels.trained_words)).nonzero()[:, 0]
             self.fixed_rows = {"learned_rows": new - len(names)}  # counted from the table's end
 
-        # frozen rows (ends, context, names) come before learned ones (contexts, names); paths share a fixed context
+        # frozen rows (ends, context, names), then learned ones (contexts, names)
         first = 2 if context == "fixed" else len(self.frozen_rows)
         starts = [first + (0 if context == "fixed" else i * len(words)) for i in range(len(self.paths))]
         self.context_rows = {
@@ -94,11 +101,12 @@ class Prompts(nn.Module):
         first_name = 2 if vocabulary == "fixed" else len(self.frozen_rows)
         if context == vocabulary:
             first_name = starts[-1] + len(words)
-        offsets, tokens = first_name + np.cumsum([0, *lengths[:-1]]), np.arange(max(lengths))
+        offsets = first_name + np.cumsum([0, *lengths[:-1]])
+        tokens = np.arange(max(lengths))
         # [M + N, longest]
         self.name_rows = np.where(tokens < np.array(lengths)[:, None], offsets[:, None] + tokens, -1)
         self._trees: tuple[tuple[object, ...], list[tuple[TextTower, PromptTree]]] | None = None
-        self._encoded: Tensor | None = None  # features of the tree's prompts, if none of them is learned
+        self._encoded: Tensor | None = None  # of the tree's prompts, if none is learned
 
     def lexicon(self) -> Tensor:
         if self.learned_rows is None:
@@ -106,27 +114,29 @@ class Prompts(nn.Module):
         return torch.cat([self.frozen_rows, self.dropped(self.learned_rows)])
 
     def dropped(self, rows: Tensor) -> Tensor:
-        """The token vectors `rows`; in training, elements of the words of states and objects are zeroed at random."""
+        """`rows`; in training, elements of the words of states and objects drop out."""
         if not (self.word_dropout and self.training and torch.is_grad_enabled()):
             return rows
         names = len(self.name_rows)
         return torch.cat([rows[:-names], dropout(rows[-names:], self.word_dropout)])
 
     def sequences(self, path: str, names: Sequence[Ints]) -> Ints:
-        """Prompts as row numbers of the table `lexicon` [P, L]: start, context, names, end, then -1 as padding.
+        """Prompts as rows of `lexicon` [P, L]: start, context, names, end, then -1 as padding.
 
         path: kind of prompt: "composition", "state" or "object".
-        names: an array [P] for each name in a prompt: indices into the list of all states followed by all objects.
+        names: an array [P] for each name in a prompt: indices into the list of all states followed
+            by all objects.
         """
         count = len(names[0])
         head = np.tile(np.array([0, *self.context_rows[path]], dtype=np.int64), (count, 1))
         body = np.concatenate([head, *(self.name_rows[column] for column in names)], axis=1)
         last = [*(self.state_end_rows if path == "state" else ()), 1]  # row 1 is the end token
         body = np.concatenate([body, np.tile(np.array(last, dtype=np.int64), (count, 1))], axis=1)
-        return np.take_along_axis(body, np.argsort(body < 0, axis=1, kind="stable"), axis=1)  # padding comes last
+        order = np.argsort(body < 0, axis=1, kind="stable")  # padding comes last
+        return np.take_along_axis(body, order, axis=1)
 
     def all_sequences(self, compositions: Ints) -> list[tuple[TextTower, Ints]]:
-        """List of (text tower, prompts that it encodes); one entry, unless each path has a tower of its own."""
+        """(text tower, prompts that it encodes); one entry, unless each path has its own tower."""
         m, n = self.labels.state_of(compositions), self.labels.object_of(compositions)
         states = len(self.labels.states)
         blocks = {"composition": self.sequences("composition", [m, n + states])}
@@ -140,12 +150,13 @@ class Prompts(nn.Module):
         return [(self.tower, np.concatenate(padded))]
 
     def forward(self, compositions: Ints, checkpointing: bool = False) -> Prototypes:
-        """Encode prompts with gradients; if no vector is learned, they are encoded only once and then reused."""
+        """Encode prompts with gradients; if no vector is learned, only once."""
         if not len(compositions) and "state" not in self.paths:
             return self._split(self.frozen_rows.new_empty(0, self.tower.dim), 0)
         key = (compositions.tobytes(), self.frozen_rows.device, self.frozen_rows.dtype)
         if self._trees is None or self._trees[0] != key:
-            self._trees = (key, [(tower, PromptTree.of(rows)) for tower, rows in self.all_sequences(compositions)])
+            sequences = self.all_sequences(compositions)
+            self._trees = (key, [(tower, PromptTree.of(rows)) for tower, rows in sequences])
             self._encoded = None
         if self._encoded is not None:
             return self._split(self._encoded, len(compositions))
@@ -158,7 +169,7 @@ class Prompts(nn.Module):
 
     @torch.no_grad()
     def encode(self, compositions: Ints) -> Prototypes:
-        """Encode, without gradients, prompts of `compositions`, and of all states and objects if these have paths."""
+        """Encode prompts without gradients, of states and objects too if these have paths."""
         if not len(compositions) and "state" not in self.paths:
             return self._split(self.frozen_rows.new_empty(0, self.tower.dim), 0)
         lexicon = self.lexicon()
@@ -171,6 +182,6 @@ class Prompts(nn.Module):
 
 
 def encode_words(labels: LabelSpace, tower: TextTower) -> tuple[Tensor, Tensor]:
-    """A text tower's features of the prompts "a photo of <state>" [M, d] and "a photo of <object>" [N, d]."""
+    """Features of the prompts "a photo of <state>" [M, d] and "a photo of <object>" [N, d]."""
     _, states, objects = Prompts(labels, tower).encode(np.empty(0, dtype=np.int64))
     return states, objects

@@ -1,4 +1,4 @@
-"""Find, check and build methods by their kind: an entry point of the group `duplex.methods`, or `module:Class`."""
+"""Find, check and build methods by kind: an entry point of `duplex.methods`, or `module:Class`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from duplex.methods.base import Method, MethodContext
 
 GROUP = "duplex.methods"
-ARGUMENTS = {"data", "method", "seed", "world", "on_step", "on_epoch"}  # of `duplex.fit`, beside training options
+ARGUMENTS = {"data", "method", "seed", "world", "on_step", "on_epoch"}  # of `duplex.fit`
 KNOWN_NEEDS = ("cls", "patch", "text", "words")
 HINTS = {
     "text": "needs the text tower of the encoder that made the features, but there is none; give an encoder with one "
@@ -32,10 +32,10 @@ HINTS = {
     "patch": 'needs patch tokens, but there are none; load the images with tokens="patch" or, in a project, set '
     "extraction.tokens to patch in params.yaml and extract the features again (`duplex extract`)",
 }
-SCRIPTS = ("__main__", "__mp_main__")  # module of a running script, here and in the processes that it starts
+SCRIPTS = ("__main__", "__mp_main__")  # of a running script, also in its processes
 
 _temporary: dict[str, type[Method[Any]]] = {}
-_code: WeakKeyDictionary[type, str | None] = WeakKeyDictionary()  # hashes of methods' code when they were imported
+_code: WeakKeyDictionary[type, str | None] = WeakKeyDictionary()  # hashes of code
 
 
 class BrokenMethodError(DuplexError):
@@ -47,7 +47,7 @@ def installed_methods() -> dict[str, EntryPoint]:
 
 
 def method_entry_point(kind: str) -> EntryPoint:
-    """The entry point of a kind, a new one if the kind is `module:Class`; raises `UsageError` for an unknown kind."""
+    """The entry point of a kind, a new one for `module:Class`; UsageError if unknown."""
     if ":" in kind:
         return EntryPoint(kind, kind, GROUP)
     known = installed_methods()
@@ -58,7 +58,7 @@ def method_entry_point(kind: str) -> EntryPoint:
 
 @contextmanager
 def temporary_kind(method_class: type[Method[Any]]) -> Iterator[str]:
-    """Register `method_class` for the length of a `with` block; yields the name by which `find_method` finds it."""
+    """Register a class for the length of a `with` block; yields the name to find it by."""
     kind = f"{method_class.__module__}:{method_class.__qualname__}"
     _temporary[kind] = method_class
     try:
@@ -68,7 +68,7 @@ def temporary_kind(method_class: type[Method[Any]]) -> Iterator[str]:
 
 
 def find_method(kind: str) -> type[Method[Any]]:
-    """The class of a kind, even `module:Class` in the current folder; raises `BrokenMethodError` if it is unusable."""
+    """The class of a kind, even `module:Class` in this folder; BrokenMethodError if unusable."""
     if kind in _temporary:
         return _checked_options(kind, _temporary[kind])
     module, _, name = kind.partition(":")
@@ -98,19 +98,19 @@ def _checked_options(kind: str, value: type[Method[Any]]) -> type[Method[Any]]:
     if not (isinstance(value.Options, type) and issubclass(value.Options, Options)):
         name = f"{value.__module__}:{value.__qualname__}"
         raise BrokenMethodError(f"method kind {kind!r}: {name}.Options must be a subclass of duplex.options.Options")
-    taken = {field.name for field in fields(TrainingOptions)} | ARGUMENTS  # `duplex.fit` would not pass these on
+    taken = {field.name for field in fields(TrainingOptions)} | ARGUMENTS  # by `duplex.fit`
     for field in fields(value.Options):
         if field.name in taken:
             name = f"its option {field.name!r}"
             raise BrokenMethodError(f"method kind {kind!r}: {name} is a setting of duplex.fit too; rename it")
     if value not in _code:  # before its file is edited
         code = plugin_hash(module_of(method_entry_point(kind)))
-        _code[value] = f"{code} {uuid4()}" if code == UNKNOWN_CODE else code  # known as long as the class lives
+        _code[value] = f"{code} {uuid4()}" if code == UNKNOWN_CODE else code  # while it lives
     return value
 
 
 def plugin_code_hash(kind: str) -> str | None:
-    """Hash of the code that defined a plug-in's kind when it was imported; None for a kind of this package."""
+    """Hash of a plug-in's code when it was imported; None for a kind of this package."""
     return _code[find_method(kind)]
 
 
@@ -120,10 +120,7 @@ def parse_options(kind: str, record: Mapping[str, Any]) -> Options:
 
 
 def make_method(kind: str, options: Options, context: MethodContext) -> Method[Any]:
-    """Build a method, and with it the fine-tuned blocks if the context has some.
-
-    Raises `UsageError` if the context lacks a needed input, or has blocks although the method trains nothing.
-    """
+    """Build a method, with its fine-tuned blocks if any; UsageError if an input is missing."""
     method_class = find_method(kind)
     for need in sorted(method_class.needs(options)):
         available = getattr(context, need) is not None if need in ("text", "words") else need in context.inputs
@@ -132,7 +129,8 @@ def make_method(kind: str, options: Options, context: MethodContext) -> Method[A
             raise UsageError(f"method kind {kind!r} {hint}")
     if context.finetuned_blocks is None or method_class.combines_runs:
         return method_class(context, options)
-    method = method_class(replace(context, text=copy(context.text)), options)  # fine-tuning may change the tower
+    context = replace(context, text=copy(context.text))  # fine-tuning may change the tower
+    method = method_class(context, options)
     if not method.groups():
         instead = ", or set `losses`" if hasattr(options, "losses") else ""
         raise UsageError(
@@ -145,7 +143,7 @@ def make_method(kind: str, options: Options, context: MethodContext) -> Method[A
 
 
 def describe_method(kind: str) -> dict[str, Any]:
-    """A kind's source, needs and options, for `duplex methods`; with a key `error` if it cannot be loaded."""
+    """A kind's source, needs and options; with a key `error` if it cannot be loaded."""
     source = method_entry_point(kind)
     record: dict[str, Any] = {"kind": kind, "source": provider(source), "module": module_of(source)}
     try:
@@ -159,7 +157,8 @@ def describe_method(kind: str) -> dict[str, Any]:
             continue
         default = field.default_factory() if field.default_factory is not MISSING else field.default
         if default is MISSING:
-            default, complete = None, False
+            default = None
+            complete = False
         if isinstance(default, Options):
             defaults |= {f"{field.name}.{key}": value for key, value in default.to_dict().items()}
         else:

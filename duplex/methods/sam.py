@@ -1,22 +1,23 @@
-"""SAM: each prompt is compared with the image token that is nearest to it; a query and a memory join the tokens.
+"""SAM: each prompt is compared with its nearest image token; a query and a memory join the tokens.
 
-Zhang et al., "Bridging the Modality Gap in Compositional Zero-Shot Learning via Sparse Alignment and Unimodal Memory
-Bank", CVPR 2026. Its formulas were read in notes by others, not in the paper.
+Zhang et al., "Bridging the Modality Gap in Compositional Zero-Shot Learning via Sparse Alignment
+and Unimodal Memory Bank", CVPR 2026. Its formulas were read in notes by others, not in the paper.
 
-    l(c) = max_v v.t_c / tau,   p = softmax l                                   likewise for states and for objects
+    l(c) = max_v v.t_c / tau,   p = softmax l                           likewise for states, objects
     u = norm(B_N(... B_1(q, V) ..., V)),   p_u(c) = softmax u.t_c / tau         likewise
-    L = CE(p) + (1 - alpha) CE(p_u) + alpha KL(p_u | p)                         summed over the three kinds of prompts
+    L = CE(p) + (1 - alpha) CE(p_u) + alpha KL(p_u | p)                 summed over the three kinds
     p_m(c) = softmax u.r_c / tau,   r_c = sum_k a_k b_ck,   a = softmax u.b_c / 0.1
     S(c) = beta P(c) + (1 - beta) (P_u(c) + gamma p_m(c)),   P(c) = p(c) + p(s) p(o)
 
 * V: unit features of an image, CLS and mapped patch tokens;  t: prompts;  tau: CLIP's temperature
 * q: learned query;  B: blocks of cross-attention and MLP, at first B(x, y) = x
-* b_ck: memory of c. Of the training images with the largest p_u at c, it has u of the K with the lowest entropy of p_u;
+* b_ck: memory of c. Of training images with largest p_u at c, it has u of the K of least entropy;
   free places of c, and all of an unseen c, hold t_c
 
-Not said in the notes: alpha, beta, gamma, K, N, and that no gradient of KL reaches p. The paper trains low-rank updates
-of the image encoder; here, a linear map and an adapter change its tokens. The paper fills the memory batch by batch,
-and with test images, too; here, it is filled anew after each epoch, so that the same weights compute all of it.
+Not said in the notes: alpha, beta, gamma, K, N, and that no gradient of KL reaches p. The paper
+trains low-rank updates of the image encoder; here, a linear map and an adapter change its tokens.
+The paper fills the memory batch by batch, and with test images, too; here, it is filled anew after
+each epoch, so that the same weights compute all of it.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class SamOptions(TextOptions):
 
 
 class Sam(TextMethod[SamOptions]):
-    """SAM: compares prompts with their nearest patch tokens, with a feature read from all tokens, and with a memory."""
+    """SAM: prompts compared with nearest patch tokens, a feature of all tokens, and a memory."""
 
     required_inputs: ClassVar[tuple[str, ...]] = ("cls", "patch", "text")
     memory: Tensor  # b [C, K, d] of the training compositions
@@ -59,7 +60,8 @@ class Sam(TextMethod[SamOptions]):
 
     def __init__(self, context: MethodContext, options: SamOptions) -> None:
         super().__init__(context, options)
-        dim, shape = context.dim, (len(self.train_candidates.compositions), options.stored)
+        dim = context.dim
+        shape = (len(self.train_candidates.compositions), options.stored)
         learned: Any = {"context": "learned", "vocabulary": "learned", "template": options.template}
         self.prompts = Prompts(context.labels, context.tower, **learned)
         self.project = nn.Linear(context.inputs["patch"][1], dim)
@@ -83,16 +85,18 @@ class Sam(TextMethod[SamOptions]):
         return unit(u[:, 0])
 
     def both_logits(self, tokens: Tensor, u: Tensor, t: Prototypes) -> tuple[list[Tensor], list[Tensor]]:
-        """Two lists of logits of pairs, states, objects: by the nearest image token, and by the query's feature `u`."""
+        """Logits of pairs, states, objects: by the nearest token, and by the query's feature."""
         return [self.scale * (tokens @ rows.T).amax(1) for rows in t], [self.scale * u @ rows.T for rows in t]
 
     def shared(self) -> Prototypes:
         return Prototypes(*self.prompts(self.labels.pairs["train"], self.checkpointing))
 
     def losses(self, batch: Batch, shared: Prototypes) -> dict[str, Tensor]:
-        tokens, alpha = self.tokens(batch.inputs), self.options.distil
+        tokens = self.tokens(batch.inputs)
+        alpha = self.options.distil
         aligned, read = self.both_logits(tokens, self.condensed(tokens), shared)
-        by_query = self.three_path_losses(read, batch.compositions, ("semantic_query", "state_query", "object_query"))
+        names = ("semantic_query", "state_query", "object_query")
+        by_query = self.three_path_losses(read, batch.compositions, names)
         divergence = [
             kl_div(p.detach().log_softmax(-1), q.log_softmax(-1), reduction="batchmean", log_target=True)
             for p, q in zip(aligned, read, strict=True)
@@ -103,7 +107,8 @@ class Sam(TextMethod[SamOptions]):
 
     @torch.no_grad()
     def on_features_changed(self, train: Batch) -> None:
-        t, parts = self.prompts.encode(self.labels.pairs["train"]).compositions, []
+        t = self.prompts.encode(self.labels.pairs["train"]).compositions
+        parts = []
         for rows in torch.arange(len(train)).split(IMAGES):
             u = self.condensed(self.tokens(train[rows].inputs))
             log_p = (self.scale * u @ t.T).log_softmax(-1)
@@ -112,10 +117,11 @@ class Sam(TextMethod[SamOptions]):
         at_largest = u.new_full((len(u), len(t)), torch.inf).scatter(1, largest, entropy)
         count = min(self.options.stored, len(u))
         lowest, images = at_largest.topk(count, dim=0, largest=False)
-        self.memory[:, :count], self.filled[:, :count] = u[images.T], lowest.T.isfinite()
+        self.memory[:, :count] = u[images.T]
+        self.filled[:, :count] = lowest.T.isfinite()
 
     def memory_logits(self, u: Tensor, t: Tensor, candidates: CompositionIndex) -> Tensor:
-        """Logits [B, C] of query features `u` [B, d] by memory; its free places hold candidates' texts `t` [C, d]."""
+        """Logits [B, C] of `u` [B, d] by memory; free places hold candidates' texts `t` [C, d]."""
         by_text = u @ t.T
         own = torch.isin(candidates.compositions, self.train_candidates.compositions).nonzero()[:, 0]
         rows = self.train_candidates.positions_of_listed(candidates.compositions[own])
@@ -128,7 +134,8 @@ class Sam(TextMethod[SamOptions]):
         return self.prompts.encode(candidates.compositions_np)
 
     def score(self, inputs: Inputs, candidates: CompositionIndex, prepared: Prototypes) -> Tensor:
-        beta, gamma = self.options.aligned, self.options.remembered
+        beta = self.options.aligned
+        gamma = self.options.remembered
 
         def chunk_scores(cls: Tensor, patches: Tensor) -> Tensor:
             tokens = self.tokens({"cls": cls, "patch": patches})

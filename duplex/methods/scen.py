@@ -1,4 +1,4 @@
-"""SCEN: images are embedded in a state space and in an object space, both trained by contrast between images.
+"""SCEN: images are embedded in a state space and an object space, trained by contrast of images.
 
 Li et al., "Siamese Contrastive Embedding Network for Compositional Zero-Shot Learning", CVPR 2022.
 
@@ -8,11 +8,11 @@ Li et al., "Siamese Contrastive Embedding Network for Compositional Zero-Shot Le
     S = cos(fuse(h_s, h_o), embedding of the composition's words)
 
 * E_s, E_o: perceptrons;  h_s^+: embedding of the positive, the batch's next image with the same state
-* h_s^-: embedding of a negative, an image with the same object in another state; in L_to, states and objects swap
+* h_s^-: embedding of a negative, an image with the same object in another state; L_to: vice versa
 * L_c, L_s, L_o: cross-entropies of compositions, of states by h_s and of objects by h_o
 
-An image without a positive or without negatives has no contrastive term. The paper's State Transition Module, an
-adversarial generator of artificial compositions, is left out.
+An image without a positive or without negatives has no contrastive term. The paper's State
+Transition Module, an adversarial generator of artificial compositions, is left out.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class ScenOptions(WordOptions):
 
 
 class Scen(EmbeddingHead[ScenOptions]):
-    """SCEN: the score is the cosine of a composition's embedding with the image's fused state and object embeddings."""
+    """SCEN: cosine of a composition's embedding with fused state and object embeddings."""
 
     def __init__(self, context: MethodContext, options: ScenOptions) -> None:
         super().__init__(context, options, trained_words=options.train_words, scale=options.scale)
@@ -57,7 +57,7 @@ class Scen(EmbeddingHead[ScenOptions]):
         self.composer = Composer(self.words.width, width)
 
     def spaces(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Embed image features `z`; returns unit vectors [B, e] in the state space and in the object space."""
+        """Unit vectors [B, e] of features `z` in the state space and in the object space."""
         z = unit(z)
         return unit(self.encode_s(z)), unit(self.encode_o(z))
 
@@ -77,10 +77,7 @@ class Scen(EmbeddingHead[ScenOptions]):
         }
 
     def contrast(self, h: Tensor, same: Tensor, other: Tensor) -> Tensor:
-        """Contrastive loss of embeddings `h` [B, e]; `same`, `other`: the images' states and objects, or vice versa.
-
-        An image is pulled towards an image equal in `same`, and pushed away from images equal only in `other`.
-        """
+        """Pull `h` [B, e] towards images equal in `same`, away from those equal in `other`."""
         positive, paired = next_partner_in_batch(same[:, None] == same)
         negative = (other[:, None] == other) & (same[:, None] != same)  # [B, B]
         counted = paired & negative.any(1)

@@ -1,6 +1,7 @@
-"""Compute an exported model's scores from its tensors and image features. Each export contains a copy of this file.
+"""Compute an exported model's scores from tensors and features. Each export has a copy of this.
 
-`t` maps the names that `duplex/methods/portable.py` lists to arrays; `xp` is the module `numpy` or `torch`.
+`t` maps the names that `duplex/methods/portable.py` lists to arrays; `xp` is the module `numpy` or
+`torch`.
 """
 
 from collections.abc import Iterator, Mapping
@@ -26,8 +27,9 @@ def two_layer_network(t: Mapping[str, Any], first: str, second: str, x: Any, xp:
 
 
 def named_log_probabilities(t: Mapping[str, Any], x: Any, xp: Any) -> Iterator[tuple[str, Any]]:
-    """Yield (name, log probabilities [B, C]) of the terms `visual`, `semantic`, `factors`, if `t` has their tensors."""
-    z, floor = x, FLOOR if "product" in t else -inf
+    """Yield (name, log probabilities [B, C]) of `visual`, `semantic`, `factors`, if present."""
+    z = x
+    floor = FLOOR if "product" in t else -inf
     if "adapter.scale" in t:
         z = unit(z + t["adapter.scale"] * two_layer_network(t, "adapter.down", "adapter.up", z, xp), xp)
     for name in ("visual", "semantic"):
@@ -42,11 +44,7 @@ def named_log_probabilities(t: Mapping[str, Any], x: Any, xp: Any) -> Iterator[t
 
 
 def gaussian_terms(t: Mapping[str, Any], x: Any, xp: Any) -> Iterator[tuple[str, Any]]:
-    """Yield (name, log probabilities [B, C]) of each closed-form or logistic-regression score term.
-
-    By closed form, `gaussian` is log p(c|x) and `gaussian_factors` is log p(s|x) p(o|x). By logistic regression,
-    `linear` is log p(s|x) p(o|x) or, for a classifier of pairs, log p(c|x).
-    """
+    """Yield (name, log probabilities [B, C]) of closed-form or logistic-regression terms."""
     if "likelihood.rows" in t:
         whitened = x @ t["likelihood.whitening"] - t["effects.mean"]
         yield "gaussian", log_softmax(whitened @ t["likelihood.rows"].T + t["likelihood.offset"], xp)
@@ -64,25 +62,19 @@ def linear_log_posterior(t: Mapping[str, Any], name: str, x: Any, xp: Any) -> An
 
 
 def answer_logits(t: Mapping[str, Any], scores: Any, temperature: float, xp: Any) -> Any:
-    """Convert float64 scores to the candidates' log probabilities [B, C], up to a constant per image.
-
-    temperature: divides the log probabilities, before `t["log_prior"]` [C] is added; chosen on validation images.
-    """
+    """Log probabilities of candidates [B, C], up to a constant per image, from float64 scores."""
     log_p = log_softmax(scores, xp) if "product" in t else xp.log(xp.clip(scores, LEAST, None))
     return log_p / temperature + t["log_prior"]
 
 
 def weighted_term(t: Mapping[str, Any], name: str, log_p: Any, xp: Any) -> Any:
-    """What the term `name` adds to the score [B, C]: its weight times its probabilities, which are `exp(log_p)`.
-
-    In a model that multiplies its terms (`product`), it is the weight times `log_p` itself.
-    """
+    """The term's summand [B, C]: its weight times `exp(log_p)` or, in products, `log_p`."""
     term = log_p if "product" in t else xp.exp(log_p)
     return t[f"weights.{name}"] * term if f"weights.{name}" in t else term
 
 
 def product_member_tensors(t: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Split a product's tensors into a dict per member, named as in the member's own model; [] for other models."""
+    """A product's tensors as a dict per member, with that model's names; [] for others."""
     count = len(t["members.weights"]) if "members.weights" in t else 0
     own = [f"members.{place}." for place in range(count)]
     shared = {name: t[name] for name in ("state_of", "object_of") if name in t}
@@ -90,7 +82,7 @@ def product_member_tensors(t: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def product_member_terms(t: Mapping[str, Any], x: Any, xp: Any, single: Any) -> Iterator[tuple[str, Any]]:
-    """Yield (name, weighted log probabilities [B, C]) of each member of a product; `single`: `x` in float32."""
+    """Yield (name, weighted log probabilities [B, C]) of each member; `single`: float32."""
     for place, member in enumerate(product_member_tensors(t)):
         scores = sum(term for _, term in score_terms(member, x, xp, single))
         if "product" in member:
@@ -102,10 +94,7 @@ def product_member_terms(t: Mapping[str, Any], x: Any, xp: Any, single: Any) -> 
 
 
 def score_terms(t: Mapping[str, Any], x: Any, xp: Any, single: Any = None) -> Iterator[tuple[str, Any]]:
-    """Yield (name, values [B, C]) of each summand of the score, for image features `x` [B, d] of unit length.
-
-    single: the features in float32 if `x` has another precision; closed form and classifiers use them.
-    """
+    """Yield (name, summand of the scores [B, C]), for unit features `x`; `single`: in float32."""
     single = x if single is None else single
     yield from product_member_terms(t, x, xp, single)
     for terms, features in ((named_log_probabilities, x), (gaussian_terms, single)):

@@ -1,21 +1,22 @@
-"""TOMCAT: adapts a trained method's prompts and image prototypes to unlabelled images that arrive one by one.
+"""TOMCAT: adapts prompts and image prototypes to unlabelled images that arrive one by one.
 
-Yan, Feng, "TOMCAT: Test-time Comprehensive Knowledge Accumulation for Compositional Zero-Shot Learning", NeurIPS 2025,
-with formulas as in the authors' code. For each image:
+Yan, Feng, "TOMCAT: Test-time Comprehensive Knowledge Accumulation for Compositional Zero-Shot
+Learning", NeurIPS 2025, with formulas as in the authors' code. For each image:
 
     w_c = sigma(-theta z.t_c),   t~_c = norm(t_c + w_c dt_c)
     u_c = sigma(-theta z.v_c),   v~_c = norm(v_c + u_c dv_c)
     l_c = log p(c|x) + kappa z.(t~_c - t_c) + alpha exp(-beta (1 - z.v~_c))
     L = entropy(softmax l) + lambda (mean cross-entropy of the rows and of the columns of kappa v~_i.t~_j)
 
-* z, t_c: unit features of image and prompt;  p: the trained method's probabilities;  kappa: CLIP's inverse temperature
-* dt_c, dv_c: offsets, the only parameters, at first zero; AdamW makes a step after the scores of each batch
-* v_c: mean of a queue, which keeps the K features whose predictions have the lowest entropies. An image enters the
+* z, t_c: unit features of image, prompt;  p: the method's probabilities;  kappa: 1 / temperature
+* dt_c, dv_c: offsets, at first zero; AdamW makes a step after the scores of each batch
+* v_c: mean of a queue of the K features with the lowest entropies. An image enters the
   queue of the c with the largest l_c (without the last summand, for which c must have a queue)
 * i, j: compositions whose queue was entered by an image of the stream
 
-With `warm`, each queue begins with the composition's mean training feature or, if it is unseen, a composed prototype;
-this feature is the first to leave. WARM-CAT (arXiv 2602.23114; only its abstract was read) learns a map instead.
+With `warm`, each queue begins with the composition's mean training feature or, if it is unseen, a
+composed prototype; this feature is the first to leave. WARM-CAT (arXiv 2602.23114; only its
+abstract was read) learns a map instead.
 """
 
 from __future__ import annotations
@@ -37,14 +38,16 @@ from duplex.methods.layers import unit
 from duplex.methods.portable import normalise_posterior_sums
 from duplex.options import Count, NonNegative, Options
 
-BETAS, EPSILON = (0.9, 0.999), 1e-3  # of AdamW
-MOST, TOP = 1 << 14, 16  # of more candidates, the first so many move that are among the best 16 of an image
+BETAS = (0.9, 0.999)  # of AdamW
+EPSILON = 1e-3
+MOST = 1 << 14  # of more candidates, only the first so many move
+TOP = 16  # that are among so many best of an image
 LEAST = 1e-38  # probability
 
 
 @dataclass(frozen=True)
 class TomcatOptions(Options):
-    """Options of the stream adapter `tomcat` (see the module's formulas); defaults: the authors' code for C-GQA."""
+    """Options of the stream adapter `tomcat`; defaults: the authors' code for C-GQA."""
 
     learning_rate: NonNegative = 6.25e-6  # of the offsets
     alpha: NonNegative = 0.5  # weight of the similarities to image prototypes
@@ -57,7 +60,7 @@ class TomcatOptions(Options):
 
 
 class Tomcat(StreamAdapter):
-    """Stream adapter that moves prompts and image prototypes by learned offsets to make predictions more certain."""
+    """Stream adapter that moves prompts and image prototypes to make predictions more certain."""
 
     Options = TomcatOptions
     grid: ClassVar[Mapping[str, tuple[Any, ...]]] = {
@@ -74,18 +77,20 @@ class Tomcat(StreamAdapter):
             raise UnsuitableMethod(
                 f"tomcat adapts prompts, and {run.method.class_name} has none; choose a run with prompts"
             )
-        self.t = unit(parts.semantic(run.candidates[run.feasible]))  # of the candidates that compete [C, d]
+        self.t = unit(parts.semantic(run.candidates[run.feasible]))  # of candidates that compete
         self.features = features
         self.kappa = math.exp(run.method.context.tower.logit_scale)
         self.columns = torch.from_numpy(np.flatnonzero(run.feasible)).to(self.t.device)
-        rows, dim = min(len(self.t), MOST), self.t.shape[1]
+        rows = min(len(self.t), MOST)
+        dim = self.t.shape[1]
         self.moving = self.columns[:0]  # which of the C move; tables below have a row for each
         self.v = self.t.new_zeros(rows, dim)
         self.has_queue = torch.zeros(rows, dtype=torch.bool, device=self.t.device)
         self.met = self.has_queue.clone()  # whether an image of the stream entered the queue
         self.queues: dict[int, list[tuple[float, Tensor]]] = {}  # (entropy, feature), by entropy
         self.offsets = self.t.new_zeros(2, rows, dim)  # dt, dv
-        self.mean, self.square = torch.zeros_like(self.offsets), torch.zeros_like(self.offsets)  # of AdamW
+        self.mean = torch.zeros_like(self.offsets)  # of AdamW
+        self.square = torch.zeros_like(self.offsets)
         self.steps = 0
         self.book: Codebook | None = None
         if options.warm:
@@ -97,7 +102,8 @@ class Tomcat(StreamAdapter):
             self._admit(torch.arange(len(self.t), device=self.t.device))
 
     def _admit(self, candidates: Tensor) -> None:
-        first, new = len(self.moving), candidates[~torch.isin(candidates, self.moving)]
+        first = len(self.moving)
+        new = candidates[~torch.isin(candidates, self.moving)]
         self.moving = torch.cat([self.moving, new])[:MOST]
         if self.book is not None and len(self.moving) > first:
             compositions = self.run.candidates[self.columns[self.moving[first:]].cpu().numpy()]
@@ -130,13 +136,14 @@ class Tomcat(StreamAdapter):
 
     def _adapted(self, z: Tensor, base: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
         # the change of the log-probabilities `base` [C], and the loss
-        options, rows = self.options, self.moving
+        options = self.options
+        rows = self.moving
         t = self.t[rows]
         w = torch.sigmoid(-options.theta * (t @ z))
         moved_t = unit(t + w[:, None] * offsets[0])
         shift = torch.zeros_like(base).index_add(0, rows, self.kappa * ((moved_t - unit(t)) @ z))
         log_p = (base + shift).detach().log_softmax(0)
-        for place in (rows == log_p.argmax()).nonzero()[:, 0].tolist():  # none if the table is full
+        for place in (rows == log_p.argmax()).nonzero()[:, 0].tolist():  # none if full
             self._enqueue(place, float(_entropy(log_p)), z)
             self.met[place] = True
         listed = self.has_queue[: len(rows)].nonzero()[:, 0]
@@ -159,14 +166,16 @@ class Tomcat(StreamAdapter):
         self.has_queue[place] = True
 
     def _step(self, offsets: Any) -> None:
-        rows, rate = slice(len(self.moving)), self.options.learning_rate
+        rows = slice(len(self.moving))
+        rate = self.options.learning_rate
         self.steps += 1
         mean = torch.lerp(offsets.grad, self.mean[:, rows], BETAS[0])
         square = torch.lerp(offsets.grad**2, self.square[:, rows], BETAS[1])
         root = (square / (1 - BETAS[1] ** self.steps)).sqrt() + EPSILON
         kept = (1 - rate * self.options.weight_decay) * offsets
         self.offsets[:, rows] = kept - rate * mean / (1 - BETAS[0] ** self.steps) / root
-        self.mean[:, rows], self.square[:, rows] = mean, square
+        self.mean[:, rows] = mean
+        self.square[:, rows] = square
 
 
 def _entropy(log_p: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""VP-CMJL: three paths with attention to text, joined with *visual proxies*, trained vectors among image features.
+"""VP-CMJL: three paths with attention to text, joined with *visual proxies*, trained vectors.
 
 Zhang et al., "Learning Visual Proxy for Compositional Zero-Shot Learning", ICCV 2025.
 
@@ -11,7 +11,7 @@ Zhang et al., "Learning Visual Proxy for Compositional Zero-Shot Learning", ICCV
 * B_s: block of cross-attention; z_t^s is the image's state factor, a^s its attention to each state
 * w: visual proxies of states and objects, initialised with text features;  z^s: output of a small network
 * A, B: matrices, initialised with identities, that compose proxies of all compositions, even unseen ones
-* KL: cross-modal joint learning draws p_v, the posterior by l_v, to p_t, the posterior by l_t;  b: option `blend`
+* KL: draws p_v, the posterior by l_v, to p_t, the posterior by l_t;  b: option `blend`
 """
 
 from __future__ import annotations
@@ -32,31 +32,32 @@ from duplex.options import Count, NonNegative, Share
 
 @dataclass(frozen=True)
 class VpCmjlOptions(ThreePathOptions):
-    proxies: bool = True  # whether there are visual proxies and attention; otherwise these are the three paths
     blend: Share = 0.3  # weight b of the proxies' logits
     text: NonNegative | None = None  # weight of the text's logits; null: 1 - b
     heads: Count = 4  # heads of the cross-attention
 
 
+PROXY_LOSSES = ("composition_proxy", "state_proxy", "object_proxy")
 Logits = tuple[Tensor, Tensor, Tensor]  # of compositions [B, C], states [B, M] and objects [B, N]
 
 
 class VpCmjl(ThreePaths[VpCmjlOptions]):
-    """VP-CMJL: scores by prompts on three paths and by visual proxies of compositions, states and objects."""
+    """VP-CMJL: prompts on three paths, and visual proxies of compositions, states and objects."""
 
     def __init__(self, context: MethodContext, options: VpCmjlOptions) -> None:
         super().__init__(context, options)
-        if options.proxies:
-            dim, heads = context.dim, options.heads
-            states, objects = encode_words(context.labels, context.tower)
-            self.states = nn.Parameter(states.to(torch.float32, copy=True))  # [M, d]
-            self.objects = nn.Parameter(objects.to(torch.float32, copy=True))  # [N, d]
-            self.fixed_rows = new_words(context.labels)
-            self.from_state, self.from_object = nn.Parameter(torch.eye(dim)), nn.Parameter(torch.eye(dim))
-            self.read_s, self.read_o = CrossBlock(dim, dim, heads), CrossBlock(dim, dim, heads)
+        dim = context.dim
+        states, objects = encode_words(context.labels, context.tower)
+        self.states = nn.Parameter(states.to(torch.float32, copy=True))  # [M, d]
+        self.objects = nn.Parameter(objects.to(torch.float32, copy=True))  # [N, d]
+        self.fixed_rows = new_words(context.labels)
+        self.from_state = nn.Parameter(torch.eye(dim))
+        self.from_object = nn.Parameter(torch.eye(dim))
+        self.read_s = CrossBlock(dim, dim, options.heads)
+        self.read_o = CrossBlock(dim, dim, options.heads)
 
     def text_logits(self, z: Tensor, t: Prototypes) -> Logits:
-        """Logits of compositions, states and objects by prompts, for adapted image features `z` [B, d]."""
+        """Logits of compositions, states and objects by prompts, for features `z` [B, d]."""
         z_s, a_s = self.read_s(z, t.states)
         z_o, a_o = self.read_o(z, t.objects)
         s = self.paths.logits(unit(z_s), t.states) + self.paths.scale * a_s
@@ -67,24 +68,25 @@ class VpCmjl(ThreePaths[VpCmjlOptions]):
         """Logits of compositions [B, C], states [B, M] and objects [B, N] by visual proxies."""
         assert self.paths.factors is not None
         z_s, z_o = self.paths.factors(z)
-        states, objects = self.states @ self.from_state.T, self.objects @ self.from_object.T
-        w_c = unit(states.index_select(0, candidates.states) + objects.index_select(0, candidates.objects))
+        states = (self.states @ self.from_state.T).index_select(0, candidates.states)
+        objects = (self.objects @ self.from_object.T).index_select(0, candidates.objects)
+        w_c = unit(states + objects)
         logits = self.paths.logits
         return logits(z, w_c), logits(z_s, unit(self.states)), logits(z_o, unit(self.objects))
 
     def losses(self, batch: Batch, shared: Prototypes) -> dict[str, Tensor]:
-        if not self.options.proxies:
-            return self.path_losses(batch, shared)[2]
         z = self.paths.adapt(batch.cls)
-        text, visual = self.text_logits(z, shared), self.visual_logits(z, self.train_candidates)
-        joint = kl_div(visual[0].log_softmax(-1), text[0].log_softmax(-1), reduction="batchmean", log_target=True)
-        names, weight = ("composition_proxy", "state_proxy", "object_proxy"), self.options.primitives
-        by_text = self.three_path_losses(text, batch.compositions, primitives=weight)
-        return by_text | self.three_path_losses(visual, batch.compositions, names, weight) | {"joint": joint}
+        text = self.text_logits(z, shared)
+        visual = self.visual_logits(z, self.train_candidates)
+        log_v = visual[0].log_softmax(-1)
+        log_t = text[0].log_softmax(-1)
+        joint = kl_div(log_v, log_t, reduction="batchmean", log_target=True)
+        weight = self.options.primitives
+        losses = self.three_path_losses(text, batch.compositions, primitives=weight)
+        losses |= self.three_path_losses(visual, batch.compositions, PROXY_LOSSES, weight)
+        return losses | {"joint": joint}
 
     def path_logits(self, z: Tensor, t: Prototypes, candidates: CompositionIndex) -> Sequence[Tensor]:
-        if not self.options.proxies:
-            return super().path_logits(z, t, candidates)
         b = self.options.blend
         a = 1 - b if self.options.text is None else self.options.text
         paths = zip(self.text_logits(z, t), self.visual_logits(z, candidates), strict=True)

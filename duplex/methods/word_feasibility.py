@@ -1,9 +1,10 @@
-"""Feasibility of compositions computed from word vectors, for margins in losses and for open-world evaluation.
+"""Feasibility of compositions by word vectors, for margins in losses and the open world.
 
     f(s, o) = 1/2 [max cos(o, o') over o' != o seen with s + max cos(s, s') over s' != s seen with o]
 
-A composition is more feasible if its object is more similar to one seen with its state, and its state to one seen with
-its object (CompCos, Mancini et al., CVPR 2021). If there is none, the maximum counts as -1.
+A composition is more feasible if its object is more similar to one seen with its state, and its
+state to one seen with its object (CompCos, Mancini et al., CVPR 2021). If there is none, the
+maximum counts as -1.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ Floats = NDArray[np.float64]
 
 
 def feasibility(states: ArrayLike, objects: ArrayLike, labels: LabelSpace) -> Floats:
-    """Feasibility of all compositions [M*N] from word vectors of states [M, w] and objects [N, w]; +inf if seen."""
+    """Feasibility [M*N] by word vectors of states [M, w] and objects [N, w]; +inf if seen."""
     seen = labels.pairs["train"]
     m, n = labels.state_of(seen), labels.object_of(seen)
     by_n = np.argsort(n, kind="stable")

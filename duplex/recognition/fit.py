@@ -47,6 +47,7 @@ from duplex.evaluation.probabilities import AnsweredImages
 from duplex.features.extract import encode_shared, user_cache
 from duplex.features.tokens import Examples
 from duplex.labels import LabelSpace, World, prompt_name
+from duplex.methods.gaussian import HasStatistics
 from duplex.methods.registry import method_entry_point
 from duplex.recognition.answers import answers_with_labels
 from duplex.recognition.export import (
@@ -476,7 +477,7 @@ def _write_model(
     trained = TrainedRun(fit.final_files(choice.recipe).checkpoint, fit.device)
     data = fit.data
     counts = count_dataset(data.labels, data.manifest).to_dict()
-    fitted = run.method.fitted_statistics()
+    fitted = run.method.fitted_statistics() if isinstance(run.method, HasStatistics) else None
     images = data.manifest["split"].value_counts()
     record = {  # without dates or durations, so that equal fits have equal files
         "encoder": fit.encoder.model_dump(exclude_defaults=True),

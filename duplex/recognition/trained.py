@@ -28,13 +28,8 @@ from duplex.features.file import IMPORTED, shortened
 from duplex.labels import LabelSpace, World
 from duplex.methods import portable
 from duplex.methods.base import Method, MethodContext, PrimitiveVectors
-from duplex.methods.finetuned import (
-    FINETUNED_PREFIX,
-    FinetunedBlocks,
-    WithFinetuning,
-    finetuned_blocks_factory,
-    with_finetuned_features,
-)
+from duplex.methods.blocks import FINETUNED_PREFIX, FinetunedBlocks, finetuned_blocks_factory
+from duplex.methods.finetuned import WithFinetuning, with_finetuned_features
 from duplex.methods.prompts import encode_words
 from duplex.methods.registry import find_method
 from duplex.options import FinetuneOptions

@@ -39,7 +39,7 @@ from duplex.features.file import (
 from duplex.features.tokens import DiskTokens, Examples, join_labels, read_tokens
 from duplex.labels import Bools, Ints, LabelSpace, World, prompt_name
 from duplex.methods.base import Method, MethodContext, PrimitiveVectors
-from duplex.methods.finetuned import FinetunedBlocks, finetuned_blocks_factory
+from duplex.methods.blocks import FinetunedBlocks, finetuned_blocks_factory
 from duplex.methods.prompts import TEMPLATE, encode_words
 from duplex.methods.registry import find_method
 from duplex.options import FinetuneOptions, TrainingOptions
@@ -83,9 +83,17 @@ class RunInputs:
     def context(self, world: World = "closed") -> MethodContext:
         """What a method's constructor receives besides options; `world` decides the candidates in training."""
         shapes = {name: tuple(values.shape[1:]) for name, values in self.examples["train"].inputs.items()}
-        blocks = self.make_blocks, self.members, self.member_blocks
         labels = replace(self.labels, pairs={split: pairs.copy() for split, pairs in self.labels.pairs.items()})
-        return MethodContext(labels, shapes, self.tower, self.words, world, *blocks)
+        return MethodContext(
+            labels,
+            shapes,
+            self.tower,
+            self.words,
+            world,
+            finetuned_blocks=self.make_blocks,
+            members=self.members,
+            member_blocks=self.member_blocks,
+        )
 
     @cached_property
     def words(self) -> PrimitiveVectors | None:

@@ -44,7 +44,7 @@ from duplex.features.file import row_bytes
 from duplex.methods.registry import parse_options
 from duplex.options import AutoFinetune, FinetuneOptions, TrainingOptions
 from duplex.system.files import write_text
-from duplex.training.run import MethodSpec
+from duplex.training.run import MethodSpec, TrainedMethod
 from duplex.training.trials import Trial, TrialResult, Trials, errors_as_damage
 
 FAILURES = 2  # numbers of blocks in a row without a gain, after which the search ends

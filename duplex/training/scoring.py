@@ -188,14 +188,16 @@ def choose_options(method: Method[Any], examples: Examples, labels: LabelSpace) 
 
     def auc(scores: Tensor) -> float:
         if not isinstance(scores, Tensor):
-            problem = f"{method.class_name}: tune() called auc with a {type(scores).__name__}"
-            raise DuplexError(f"{problem}; pass a tensor of scores [images, candidates]")
+            raise DuplexError(
+                f"{method.class_name}: choose_options() called auc with a {type(scores).__name__}; "
+                "pass a tensor of scores [images, candidates]"
+            )
         margins = Margins.of(ScoreAccumulator(target, seen).add(scores).competitors())
         if scores[:, torch.from_numpy(~seen)].isneginf().all():
             return float(margins.right()[margins.is_seen].mean())
         return AucComponents.of(margins).auc or 0.0
 
-    method.eval().tune(examples.inputs, candidates.copy(), auc)
+    method.eval().choose_options(examples.inputs, candidates.copy(), auc)
 
 
 def checked_auc(margins: Margins) -> float:

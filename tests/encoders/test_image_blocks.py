@@ -14,7 +14,7 @@ from duplex.encoders.open_clip import ClipEncoder
 from duplex.encoders.others import TimmEncoder
 from duplex.errors import UsageError
 from duplex.methods.adapters import LowRank
-from duplex.methods.finetuned import FinetunedBlocks
+from duplex.methods.blocks import FinetunedBlocks
 from duplex.options import FinetuneOptions
 from duplex.recognition.onnx_files import OnnxImageTower
 from duplex.system.threads import float32_arithmetic, in_initial_modes
@@ -191,7 +191,7 @@ def test_images_beyond_a_block_and_none_at_all_are_encoded(monkeypatch: pytest.M
     encoder, images = tower("ResNet")
     features, inputs = run_tower(encoder, images, 2)
     blocks = finetuned(encoder, inputs, 2, 1).eval()
-    monkeypatch.setattr("duplex.methods.finetuned.IMAGES", 2)
+    monkeypatch.setattr("duplex.methods.blocks.IMAGES", 2)
     with torch.no_grad():
         torch.testing.assert_close(blocks(inputs), features)
         assert blocks(inputs[:0]).shape == (0, features.shape[1])

@@ -6,9 +6,8 @@ import torch
 from duplex.errors import UsageError
 from duplex.methods.base import Batch
 from duplex.methods.caila import Caila, CailaOptions
-from duplex.methods.prompt_method import PromptMethod
 from duplex.options import OptionError
-from tests.methods.field import CLIP, SEEN, N, batch, build, check_losses, scores, targets
+from tests.methods.field import SEEN, N, batch, build, check_losses, scores, targets
 from tests.methods.loops import close, cross_entropy, linear, products, softmax, unit
 from tests.methods.world import features
 
@@ -19,23 +18,21 @@ def adapted(adapter, z):
     return z + adapter.scale * linear(adapter.up, linear(adapter.down, z).clamp(min=0))
 
 
-def sides(part, z, mixture):
+def sides(part, z):
     three = [adapted(a, z) for a in (part.whole, part.state, part.object)]
-    return unit(sum(three) if mixture else three[0]), unit(three[1]), unit(three[2])
+    return unit(sum(three)), unit(three[1]), unit(three[2])
 
 
-@pytest.mark.parametrize("mixture", [True, False])
-def test_losses_and_scores_by_loops(mixture):
-    method, images = build(Caila, mixture=mixture, **ROW), batch(6)
-    found = [sides(method.images, unit(z), mixture) for z in images.cls]
+def test_losses_and_scores_by_loops():
+    method, images = build(Caila, **ROW), batch(6)
+    found = [sides(method.images, unit(z)) for z in images.cls]
 
     def texts(columns):
         t = method.prompts.encode(torch.as_tensor(columns).numpy())
         states = [adapted(method.texts.state, r) for r in t.states]
         objects = [adapted(method.texts.object, r) for r in t.objects]
         whole = [adapted(method.texts.whole, r) for r in t.compositions]
-        if mixture:
-            whole = [(r + states[c // N] + objects[c % N]) / 3 for r, c in zip(whole, columns, strict=True)]
+        whole = [(r + states[c // N] + objects[c % N]) / 3 for r, c in zip(whole, columns, strict=True)]
         return [[unit(r) for r in rows] for rows in (whole, states, objects)]
 
     t_c, t_s, t_o = texts(SEEN)
@@ -61,11 +58,11 @@ def test_losses_and_scores_by_loops(mixture):
     close(scores(method, candidates, images), [softmax(row) for row in logits])
 
 
-def test_before_training_it_scores_as_clip_does():
-    method, images = build(Caila, shaken=False, mixture=False, **ROW), batch(4)
-    plain = build(PromptMethod, shaken=False, **CLIP)
-    whole = scores(method, range(12), images)
-    torch.testing.assert_close(whole.float(), scores(plain, range(12), images), rtol=1e-5, atol=1e-6)
+def test_before_training_images_keep_their_features():
+    method, images = build(Caila, shaken=False, **ROW), batch(4)
+    z = torch.nn.functional.normalize(images.cls, dim=-1)
+    for kept in method.images.images(z):
+        torch.testing.assert_close(kept, z)
 
 
 def test_without_a_seen_artificial_image_the_loss_is_zero():

@@ -1,9 +1,8 @@
-import pytest
 import torch
 
 from duplex.methods import canet
 from duplex.methods.canet import Canet
-from tests.methods.field import SEEN, WORD, M, N, batch, build, check_losses, scores, targets
+from tests.methods.field import SEEN, M, N, batch, build, check_losses, scores, targets
 from tests.methods.loops import close, cross_entropy, dot, linear, mlp, normed, unit
 
 
@@ -13,10 +12,8 @@ def cosines(method, z):
     to_objects = [dot(unit(mlp(method.see_o, z)), unit(o)) for o in objects]
     best = max(range(N), key=to_objects.__getitem__)
     learner, to_states = method.learner, []
-    first, second = torch.ones(5).double(), torch.ones(WORD).double()
-    if method.join is not None:
-        beta = mlp(method.join, torch.cat([objects[best], z])).clamp(min=0)
-        first, second = linear(learner.scale_first, beta), linear(learner.scale_second, beta)
+    beta = mlp(method.join, torch.cat([objects[best], z])).clamp(min=0)
+    first, second = linear(learner.scale_first, beta), linear(learner.scale_second, beta)
     for m in range(M):
         hidden = normed(learner.between[0], first * linear(learner.first, words.states[m])).clamp(min=0)
         to_states.append(dot(unit(mlp(method.see_s, z)), unit(second * linear(learner.second, hidden))))
@@ -28,10 +25,9 @@ def pair(method, z, c):
     return dot(unit(mlp(method.see_c, unit(z))), g)
 
 
-@pytest.mark.parametrize("conditional", [True, False])
-def test_losses_and_scores_by_loops(conditional, monkeypatch):
+def test_losses_and_scores_by_loops(monkeypatch):
     monkeypatch.setattr(canet, "CHUNK", 2)
-    method, images = build(Canet, width=5, scale=4.0, share=0.3, conditional=conditional), batch(4)
+    method, images = build(Canet, width=5, scale=4.0, share=0.3), batch(4)
     found = [cosines(method, z) for z in images.cls]
     place, m, n = targets(images)
     check_losses(

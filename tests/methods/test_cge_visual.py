@@ -43,7 +43,7 @@ def test_losses_rows_and_scores_by_loops(graph):
         fuse = twin.learned_fusion(*stacked, method.fusion.state.weight.detach(), method.fusion.object.weight.detach())
         rows |= twin.refine(
             H, *stacked, *(torch.tensor(p, dtype=torch.float64) for p in (p_s, p_o)),
-            [c // N for c in own], [c % N for c in own], set(target), N, fuse, 0.7, True, MESSAGES,
+            [c // N for c in own], [c % N for c in own], set(target), N, fuse, 0.7, MESSAGES,
         )  # fmt: skip
     losses = {
         "state": -sum(math.log(p[c // N]) for p, c in zip(p_s, own, strict=True)) / 5,

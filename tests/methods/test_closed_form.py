@@ -158,21 +158,21 @@ def test_weights_maximise_the_validation_auc(best):
         weight = torch.linalg.lstsq(terms, scores.flatten().double()[:, None]).solution[0, 0]
         return -abs(float(weight.log()) - float(np.log(best)))
 
-    method.tune({"cls": z}, columns, auc)
+    method.choose_options({"cls": z}, columns, auc)
     assert method.weights.tolist() == pytest.approx([best, 0.25], rel=0.2)
     named = begun(**FREE, weights=(0.75, 0.5))
-    named.tune({"cls": z}, columns, auc)
+    named.choose_options({"cls": z}, columns, auc)
     assert named.weights.tolist() == [0.75, 0.5]
 
 
 def test_weights_stay_below_64():
     """With a measure that grows with the weights; the last weight sets the scale and stays."""
     method, columns = begun(**FREE), LABELS.candidates("closed", "val")
-    method.tune({"cls": features(6, 0)}, columns, lambda scores: float(-scores.sum()))
+    method.choose_options({"cls": features(6, 0)}, columns, lambda scores: float(-scores.sum()))
     assert method.weights.tolist() == pytest.approx([32 * 2**0.5, 0.25])
     calls = []
     alone = begun(**ALONE)
-    alone.tune({"cls": features(6, 0)}, columns, lambda scores: calls.append(scores) or 0.0)
+    alone.choose_options({"cls": features(6, 0)}, columns, lambda scores: calls.append(scores) or 0.0)
     assert not calls and alone.weights.tolist() == [0.25]
 
 

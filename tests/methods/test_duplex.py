@@ -65,7 +65,7 @@ def twin_refined(method: Duplex, compositions: list[int], *features: torch.Tenso
     return twin.refine(
         every_row(method), z_s, z_o, p_s, p_o, [c // n for c in compositions], [c % n for c in compositions],
         set(labels.candidates(options.refine_over, "train").tolist()), n,
-        fuse, options.momentum, options.renormalise, options.messages, initial, **{
+        fuse, options.momentum, options.messages, initial, **{
             name: getattr(options.reading, name) for name in ("edges", "counterfactuals", "diagonal", "normalise")
         },
     )  # fmt: skip
@@ -106,7 +106,6 @@ options_of_duplex = st.fixed_dictionaries(
         "fusion": st.sampled_from(["learned", "linear", "additive"]),
         "blend": st.sampled_from(["recursive", "anchored"]),
         "momentum": st.sampled_from([0.0, 0.3, 0.9]),
-        "renormalise": st.booleans(),
         "refine_over": st.sampled_from(["closed", "open"]),
         "semantic_negatives": st.sampled_from(["seen", "target"]),
         "unseen_rows": st.sampled_from(["compose", "random"]),

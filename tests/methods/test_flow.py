@@ -39,16 +39,15 @@ def moves(method, z_s, z_o):
         yield d_s, d_o, network(method.composer, d_s, d_o).tolist()
 
 
-@pytest.mark.parametrize("leaked", [True, False])
-def test_losses_by_loops(leaked):
-    method, images = build(Flow, base=BASE, leaked=leaked, ridge=0.2), batch(4)
+def test_losses_by_loops():
+    method, images = build(Flow, base=BASE, ridge=0.2), batch(4)
     of_base, scale = method.base.losses(images, method.shared()), method.base.paths.scale
     z_c, z_s, z_o = (rows.detach() for rows in method.branches(images.inputs))
     t_c, t_s, t_o = (rows.detach() for rows in method.shared())
     own, m, n = targets(images)
     torch.manual_seed(3)
-    move_s, ends_s = flow(method.state, [z_s, z_o, z_c] if leaked else [z_s], t_s[m], t_s, scale)
-    move_o, ends_o = flow(method.object, [z_o, z_s, z_c] if leaked else [z_o], t_o[n], t_o, scale)
+    move_s, ends_s = flow(method.state, [z_s, z_o, z_c], t_s[m], t_s, scale)
+    move_o, ends_o = flow(method.object, [z_o, z_s, z_c], t_o[n], t_o, scale)
     composer, times = 0.0, len(ends_s) // 4
     for i, (d_s, d_o, (a, b)) in enumerate(moves(method, z_s, z_o)):
         g, p, q = dot(d_s, d_o), dot(d_s, t_c[own[i]] - z_c[i]), dot(d_o, t_c[own[i]] - z_c[i])
@@ -72,13 +71,12 @@ def test_scores_by_loops(form):
     close(scores(method, [7, 11, 0], images), expected)
 
 
-@pytest.mark.parametrize("joint", [True, False])
-def test_gradients_reach_every_parameter(joint):
-    method, images = build(Flow, base=BASE, joint=joint), batch(6)
+def test_gradients_reach_every_parameter():
+    method, images = build(Flow, base=BASE), batch(6)
     own = method.losses(images, method.shared())
     sum(own[name] for name in ("velocity", "end", "composer")).backward()
     reached = {name for name, parameter in method.named_parameters() if parameter.grad is not None}
-    assert reached == {name for name, _ in method.named_parameters() if joint or not name.startswith("base.")}
+    assert reached == {name for name, _ in method.named_parameters()}
 
 
 def test_a_base_may_share_more_than_prototypes():

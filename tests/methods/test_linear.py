@@ -69,7 +69,7 @@ def test_validation_chooses_the_strength(over):
         seen.append(scores)
         return float(len(seen) == 2)
 
-    method.tune({"cls": TEST}, OPEN, result)
+    method.choose_options({"cls": TEST}, OPEN, result)
     assert method.chosen_options() == {"l2": STRENGTHS[1]} and len(seen) == len(STRENGTHS)
     excluded = seen[0][:, torch.as_tensor(~LABELS.seen)].isneginf()
     assert excluded.all() if over == "pairs" else not excluded.any()
@@ -77,7 +77,7 @@ def test_validation_chooses_the_strength(over):
     torch.testing.assert_close(method.scorer(OPEN)({"cls": TEST}).exp(), expected, atol=1e-4, rtol=0)
     loaded = Linear(CONTEXT, LinearOptions(over=over))
     loaded.load_state_dict(method.state_dict())
-    loaded.tune({"cls": TEST}, OPEN, result)
+    loaded.choose_options({"cls": TEST}, OPEN, result)
     assert loaded.chosen_options() == {"l2": STRENGTHS[1]}, "there is nothing left to choose"
 
 

@@ -99,7 +99,7 @@ def test_tuned_weights_have_at_least_the_validation_auc_of_equal_ones() -> None:
         product_of(("a", "compcos", 1.0), ("b", "prompts", 1.0), weights=weights) for weights in ("equal", "tuned")
     )
     for product in (equal, tuned):
-        product.tune(images.inputs, columns, auc)
+        product.choose_options(images.inputs, columns, auc)
     assert equal.weights.tolist() == [1, 1]
     assert tuned.weights.tolist() != [1, 1] and tuned.weights[1] == 1
     first, second = (auc(product.scorer(columns)(images.inputs)) for product in (equal, tuned))

@@ -17,7 +17,7 @@ from duplex.encoders.prompt_tree import PromptTree
 from duplex.encoders.text import ClipTextTower
 from duplex.errors import UsageError
 from duplex.methods.adapters import ConceptBottlenecks, ExpertMixtures
-from duplex.methods.finetuned import add_text_adapters
+from duplex.methods.blocks import add_text_adapters
 from duplex.methods.registry import make_method, parse_options
 from duplex.options import FinetuneOptions, OptionError
 from duplex.training.loop import make_optimiser, optimiser_step

@@ -9,7 +9,6 @@ from duplex.methods.cds import Cds
 from duplex.methods.logiczsl import LogicZsl
 from duplex.methods.prompt_method import PromptMethod
 from duplex.methods.troika import Troika
-from duplex.methods.vp_cmjl import VpCmjl
 from tests.methods.field import N, batch, build, check_losses, scores, targets
 from tests.methods.loops import attend, close, cross_entropy, dot, feed_forward, normed, sums_of_posteriors, unit
 
@@ -46,9 +45,8 @@ def test_losses_and_scores_by_loops():
 
 @pytest.mark.parametrize(
     ("kind", "without"),
-    [(Troika, {"traction": False}), (VpCmjl, {"proxies": False}), (Cds, {"specificity": 0.0}),
-     (LogicZsl, {"rules_weight": 0.0})],
-)  # fmt: skip
+    [(Cds, {"specificity": 0.0}), (LogicZsl, {"rules_weight": 0.0})],
+)
 def test_without_its_extension_a_method_is_the_three_paths(kind, without):
     method, plain = build(kind, width=5, **without), build(PromptMethod, width=5)
     images = Batch({"cls": batch(4).cls}, batch(4).compositions)  # without patch tokens

@@ -15,7 +15,8 @@ from duplex.encoders.base import load_encoder
 from duplex.encoders.image_blocks import capture_block_input
 from duplex.errors import UsageError
 from duplex.methods.base import Batch, Method, MethodContext
-from duplex.methods.finetuned import WithFinetuning, finetuned_blocks_factory
+from duplex.methods.blocks import finetuned_blocks_factory
+from duplex.methods.finetuned import WithFinetuning
 from duplex.methods.prompt_method import PromptMethod, PromptOptions
 from duplex.methods.registry import make_method, parse_options
 from duplex.options import FinetuneOptions, TrainingOptions
@@ -142,7 +143,7 @@ class Recorder(PromptMethod):
         self.calls[name] = arguments
 
 
-for name in ("start", "on_features_changed", "tune", "after_batch", "after_step", "after_epoch"):
+for name in ("start", "on_features_changed", "choose_options", "after_batch", "after_step", "after_epoch"):
     setattr(Recorder, name, partialmethod(Recorder.record, name=name))
 
 
@@ -152,8 +153,8 @@ def test_calls_of_the_training_loop_are_passed_on() -> None:
     features, calls = with_features(method, batch).cls, method.method.calls
     method.start(batch)
     method.on_features_changed(batch)
-    method.tune(batch.inputs, np.arange(2), float)
-    inputs = [calls.pop("tune")[0], *(calls.pop(name)[0].inputs for name in ("start", "on_features_changed"))]
+    method.choose_options(batch.inputs, np.arange(2), float)
+    inputs = [calls.pop("choose_options")[0], *(calls.pop(name)[0].inputs for name in ("start", "on_features_changed"))]
     assert all(torch.equal(given["cls"], features) for given in inputs)
     method.after_batch()
     method.after_step()

@@ -50,7 +50,7 @@ def blended(kinds, X, W):
 
 
 def refine(
-    H, z_s, z_o, p_s, p_o, states, objects, target, n_objects, fuse, momentum, renormalise, messages, initial=None,
+    H, z_s, z_o, p_s, p_o, states, objects, target, n_objects, fuse, momentum, messages, initial=None,
     edges="posterior", counterfactuals="pairs", diagonal=True, normalise="together",
 ):  # fmt: skip
     """Return {c: h'} by Algorithm 1: X_local, W over all nodes, D_P^-1 W_P X_local, then the blend.
@@ -89,7 +89,6 @@ def refine(
     refined = {}
     for k, (m, n) in enumerate(candidates):  # Eq. 17-18
         c = m * n_objects + n
-        h = momentum * (H if initial is None else initial)[c] + (1 - momentum) * H_hat[k]
-        h = unit(h) if renormalise else h
+        h = unit(momentum * (H if initial is None else initial)[c] + (1 - momentum) * H_hat[k])
         refined[c] = h if W[k].sum() > 0 else H[c]  # a candidate without messages stays
     return refined

@@ -246,7 +246,7 @@ class Choosing:
     def eval(self) -> Choosing:
         return self
 
-    def tune(self, inputs: Any, columns: np.ndarray, auc: Any) -> None:
+    def choose_options(self, inputs: Any, columns: np.ndarray, auc: Any) -> None:
         self.asked = inputs, columns, auc
 
 
