@@ -27,7 +27,7 @@ from benchmarks.measure import all_rounds, apart, emit, finished, median_ratio, 
 from duplex.encoders.base import EncoderSource
 from duplex.encoders.open_clip import ClipEncoder, complete_preprocess, open_clip
 from duplex.features.encode import ImageRows, decode_batches, decoding_workers, split_rows
-from duplex.features.extract import extract
+from duplex.features.extract import ExtractionSettings, extract
 from duplex.system.threads import PRECISIONS, keep_freed_memory
 
 SIZES = {"ViT-L-14": (24, 4, 3), "ViT-B-32": (192, 32, 3)}  # pictures, batch size, rounds
@@ -118,7 +118,7 @@ def decode(encoder: ClipEncoder, folder: Path, images: list[str], batch: int, wo
 def run(encoder: ClipEncoder, folder: Path, images: list[str], batch: int, workers: int) -> None:
     out = folder / "features.h5"
     out.unlink(missing_ok=True)
-    extract(images, folder, out, encoder, manifest_sha256="", batch_size=batch, num_workers=workers)
+    extract(images, out, encoder, ExtractionSettings(folder, "", batch_size=batch, num_workers=workers))
 
 
 def random_encoder(name: str, folder: Path, device: str, precision: str) -> ClipEncoder:

@@ -79,6 +79,7 @@ def draw_project(
     with edited_params(SHIPPED, folder / "params.yaml") as record:
         record["run"] = {"datasets": ["own"], "methods": list(methods), "products": [], "seeds": list(seeds)}
         record["device"], record["evaluation"]["bootstrap"] = device, 20
+        record["extraction"]["num_workers"] = 0
         record["datasets"]["own"] = {
             "source": {"kind": "table", "root": str(folder / "pictures"), "table": str(folder / "pictures.csv")},
             "encoder": {"name": "tiny"},
@@ -92,7 +93,7 @@ def encoded_project(folder: Path, *arguments: Any, **options: Any) -> tuple[Para
     draw_project(folder, *arguments, **options)
     params, paths = load_params(folder / "params.yaml"), ArtifactPaths(folder / "artifacts")
     prepare(params, "own", paths)
-    extract(params, "own", paths, num_workers=0)
+    extract(params, "own", paths)
     return params, paths
 
 
@@ -115,7 +116,7 @@ def make_project(
     with inside(folder):
         params, paths, load = load_params(), ArtifactPaths(), LastDatasetLoader()
         prepare(params, "own", paths)
-        extract(params, "own", paths, num_workers=0)
+        extract(params, "own", paths)
         for method in methods:
             for seed in seeds:
                 train_stage(params, "own", method, seed, paths, load=load)

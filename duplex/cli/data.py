@@ -224,8 +224,8 @@ def _load_own(
 ) -> tuple[SourceOptions, LabelledImages]:
     from duplex.data.download import local_source
     from duplex.data.sources import detect_source, load_source
-    from duplex.features.extract import user_cache
     from duplex.features.imported import equal_feature_keys
+    from duplex.features.shared import user_cache
 
     source = detect_source(local_source(path, user_cache()), split, images.resolve() if images else None)
     return source, load_source(source, equal_feature_keys(features, source))

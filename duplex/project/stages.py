@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from duplex.data.sources import draw_missing_images, load_source
 from duplex.data.tables import count_dataset, read_manifest, read_table, write_manifest
 from duplex.encoders.base import Encoder, load_encoder, resolve_device
 from duplex.errors import UsageError
-from duplex.features.extract import ExtractionReport, bad_images
+from duplex.features.extract import ExtractionReport, ExtractionSettings, bad_images
 from duplex.features.extract import extract as encode
 from duplex.features.file import DATASETS, IMPORTED, open_cache, read_features, require_cache_file
 from duplex.features.imported import equal_feature_keys, import_features
@@ -84,14 +84,23 @@ def images_remedy(dataset: str, root: Path) -> str:
 
 
 def extract(
-    params: Params, dataset: str, paths: ArtifactPaths = ArtifactPaths(), *, out: Path | None = None, **options: Any
+    params: Params,
+    dataset: str,
+    paths: ArtifactPaths = ArtifactPaths(),
+    *,
+    out: Path | None = None,
+    shard: tuple[int, int] | None = None,
+    fresh: bool = False,
 ) -> ExtractionReport:
-    """Encode images, or import features, into `out` or the data set's cache; `options`: those of `features.extract`."""
-    features, encoder = params.dataset(dataset).features, params.dataset(dataset).encoder
-    is_whole, place = options.get("shard") is None, out or paths.features(dataset)
-    stamp = stamps.stamp(params, dataset, "extract", paths) if out is None and is_whole else None
+    """Encode images, or import features, into `out` or the data set's cache, with the settings of params.yaml."""
+    features = params.dataset(dataset).features
+    encoder = params.dataset(dataset).encoder
+    place = out or paths.features(dataset)
+    stamp = stamps.stamp(params, dataset, "extract", paths) if out is None and shard is None else None
     if features is not None:
-        report = _import_features(params, dataset, paths, features, place, options)
+        if shard is not None:
+            raise UsageError(f"{dataset} has imported features, {features}, so nothing is encoded; leave out --shard")
+        report = _import_features(params, dataset, paths, features, place)
     else:
         images, settings = extraction_inputs(params, dataset, paths)
         if encoder.name == IMPORTED:
@@ -100,22 +109,20 @@ def extract(
                 f"params.yaml or datasets/{dataset}.yaml to the file of imported features"
             )
         tower = _load_image_encoder(params, encoder)
-        reuse = [paths.features(name) for name in params.datasets] if is_whole else []
-        report = encode(images, out=place, encoder=tower, reuse=reuse, **{**settings, **options})
+        reuse = [paths.features(name) for name in params.datasets] if shard is None else []
+        report = encode(images, place, tower, settings, shard=shard, reuse=reuse, fresh=fresh)
     write_extraction_summary(report.path)
     if stamp is not None:
         stamps.write(paths.stamp(dataset, "extract"), stamp)
     return report
 
 
-def _import_features(
-    params: Params, dataset: str, paths: ArtifactPaths, features: Path, out: Path, options: Mapping[str, Any]
-) -> ExtractionReport:
-    if options.get("shard") is not None:
-        raise UsageError(f"{dataset} has imported features, {features}, so nothing is encoded; leave out --shard")
+def _import_features(params: Params, dataset: str, paths: ArtifactPaths, features: Path, out: Path) -> ExtractionReport:
     stamps.require_data(params, dataset, paths, ("prepare",))
-    began, manifest = time.monotonic(), paths.manifest(dataset)
-    images, source = read_manifest(manifest)["image"].tolist(), params.dataset(dataset).source
+    began = time.monotonic()
+    manifest = paths.manifest(dataset)
+    images = read_manifest(manifest)["image"].tolist()
+    source = params.dataset(dataset).source
     listed = list(dict.fromkeys(read_table(source.table)["image"])) if source.table else None  # the features' rows
     import_features(features, len(images), sha256(manifest), out, images, params.extraction.max_bad, listed)
     statuses = read_features(out).statuses
@@ -132,28 +139,30 @@ def verify_cache(params: Params, path: Path, dataset: str | None, *, sample: int
         raise UsageError(f"{path} is not the cache of a data set in params.yaml; give the data set with --dataset")
     images, settings = extraction_inputs(params, dataset, paths)
     encoder = _load_image_encoder(params, params.dataset(dataset).encoder)
-    return verify(path, encoder, images, settings["root"], settings["manifest_sha256"], sample=sample, seed=seed)
+    return verify(path, encoder, images, settings.root, settings.manifest_sha256, sample=sample, seed=seed)
 
 
-def extraction_inputs(params: Params, dataset: str, paths: ArtifactPaths) -> tuple[list[str], dict[str, Any]]:
-    """A data set's image paths, and arguments for encoding them; missing images of the set `shapes` are drawn first."""
-    entry, settings = params.dataset(dataset), params.extraction
+def extraction_inputs(params: Params, dataset: str, paths: ArtifactPaths) -> tuple[list[str], ExtractionSettings]:
+    """A data set's image paths, and settings for encoding them; missing images of the set `shapes` are drawn first."""
+    entry = params.dataset(dataset)
+    settings = params.extraction
     manifest_path = paths.manifest(dataset)
     stamps.require_data(params, dataset, paths, ("prepare",))
     manifest = read_manifest(manifest_path)
     draw_missing_images(entry.source, manifest)
-    require_images(dataset, entry.source.root, manifest["image"].tolist())
-    return manifest["image"].tolist(), {
-        "root": entry.source.root,
-        "manifest_sha256": sha256(manifest_path),
-        "recorded_root": entry.source.recorded_root,
-        "batch_size": settings.batch_size,
-        "num_workers": settings.num_workers,
-        "tokens": settings.tokens,
-        "block_inputs": params.block_inputs(dataset),
-        "pixels": params.pixels(dataset),
-        "max_bad": settings.max_bad,
-    }
+    images = manifest["image"].tolist()
+    require_images(dataset, entry.source.root, images)
+    return images, ExtractionSettings(
+        root=entry.source.root,
+        manifest_sha256=sha256(manifest_path),
+        recorded_root=entry.source.recorded_root,
+        batch_size=settings.batch_size,
+        num_workers=settings.num_workers,
+        tokens=settings.tokens,
+        block_inputs=params.block_inputs(dataset),
+        pixels=params.pixels(dataset),
+        max_bad=settings.max_bad,
+    )
 
 
 def write_extraction_summary(cache: Path) -> None:

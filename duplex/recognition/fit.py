@@ -48,7 +48,7 @@ from duplex.encoders.base import (
 )
 from duplex.errors import DuplexError, UsageError, as_usage_error
 from duplex.evaluation.probabilities import AnsweredImages
-from duplex.features.extract import encode_shared, user_cache
+from duplex.features.shared import encode_shared, user_cache
 from duplex.features.tokens import Examples
 from duplex.labels import Ints, LabelSpace, World, prompt_name
 from duplex.methods.registry import method_entry_point, parse_options

@@ -43,7 +43,7 @@ def partial(project: Path) -> Params:
         source["table"] = str(project / "gaps.csv")
     params = load_params(project / "params.yaml")
     stages.prepare(params, "own")
-    stages.extract(params, "own", num_workers=0)
+    stages.extract(params, "own")
     return params
 
 
