@@ -28,7 +28,7 @@ from duplex.encoders.base import EncoderSource
 from duplex.encoders.libraries import open_clip
 from duplex.encoders.open_clip import ClipEncoder, complete_preprocess
 from duplex.features.encode import ImageRows, decode_batches, decoding_workers, split_rows
-from duplex.features.extract import extract
+from duplex.features.extract import ExtractionSettings, extract
 from duplex.system.threads import PRECISIONS, keep_freed_memory
 
 SIZES = {"ViT-L-14": (24, 4, 3), "ViT-B-32": (192, 32, 3)}  # pictures, batch size, rounds
@@ -119,7 +119,7 @@ def decode(encoder: ClipEncoder, folder: Path, images: list[str], batch: int, wo
 def run(encoder: ClipEncoder, folder: Path, images: list[str], batch: int, workers: int) -> None:
     out = folder / "features.h5"
     out.unlink(missing_ok=True)
-    extract(images, folder, out, encoder, manifest_sha256="", batch_size=batch, num_workers=workers)
+    extract(images, out, encoder, ExtractionSettings(folder, "", batch_size=batch, num_workers=workers))
 
 
 def random_encoder(name: str, folder: Path, device: str, precision: str) -> ClipEncoder:

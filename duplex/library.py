@@ -31,9 +31,9 @@ from duplex.evaluation.curve import Curve, Margins
 from duplex.evaluation.intervals import compare_seeds
 from duplex.evaluation.metrics import METRICS, OPEN_METRICS, interval_of
 from duplex.evaluation.vectors import word_vectors_file
-from duplex.features.extract import encode_shared, user_cache
 from duplex.features.file import IMPORTED
 from duplex.features.imported import FEATURES, checked_features
+from duplex.features.shared import encode_shared, user_cache
 from duplex.labels import SPLITS, WORLDS, LabelSpace, World, prompt_name
 from duplex.methods.base import Method
 from duplex.methods.registry import find_method, installed_methods, parse_options

@@ -80,6 +80,7 @@ def draw_project(
     with edited_params(SHIPPED, folder / "params.yaml") as record:
         record["run"] = {"datasets": ["own"], "methods": list(methods), "products": [], "seeds": list(seeds)}
         record["device"], record["evaluation"]["bootstrap"] = device, 20
+        record["extraction"]["num_workers"] = 0
         record["datasets"]["own"] = {
             "source": {"kind": "table", "root": str(folder / "pictures"), "table": str(folder / "pictures.csv")},
             "encoder": {"name": "tiny"},
@@ -93,7 +94,7 @@ def encoded_project(folder: Path, *arguments: Any, **options: Any) -> tuple[Para
     draw_project(folder, *arguments, **options)
     params, paths = load_params(folder / "params.yaml"), ArtifactPaths(folder / "artifacts")
     prepare(ProjectData(params, "own", paths))
-    extract(ProjectData(params, "own", paths), num_workers=0)
+    extract(ProjectData(params, "own", paths))
     return params, paths
 
 
@@ -116,7 +117,7 @@ def make_project(
     with inside(folder):
         params, paths, load = load_params(), ArtifactPaths(), LastDatasetLoader()
         prepare(ProjectData(params, "own", paths))
-        extract(ProjectData(params, "own", paths), num_workers=0)
+        extract(ProjectData(params, "own", paths))
         for method in methods:
             for seed in seeds:
                 train_stage(ProjectRun("own", method, seed, params, paths), load=load)

@@ -121,7 +121,7 @@ def test_pixels_that_cannot_be_used_are_reported_in_one_line(project, tmp_path: 
     record["extraction"]["pixels"] = False
     bare, paths = type(project.params).model_validate_json(json.dumps(record)), ArtifactPaths(tmp_path / "artifacts")
     prepare(ProjectData(bare, "own", paths))
-    extract(ProjectData(bare, "own", paths), num_workers=0)
+    extract(ProjectData(bare, "own", paths))
     assert read_tokens(paths.features("own"), "pixels") is None
     messages = {"varied": "changes pixels, but .* has none", "plain": "or encoder.pixels to true"}
     for method, message in messages.items():

@@ -232,8 +232,8 @@ def _load_own(
 ) -> tuple[SourceOptions, LabelledImages]:
     from duplex.data.download import local_source
     from duplex.data.sources import detect_source, load_source
-    from duplex.features.extract import user_cache
     from duplex.features.imported import equal_feature_keys
+    from duplex.features.shared import user_cache
 
     folder = images.resolve() if images else None
     source = detect_source(local_source(path, user_cache()), split, folder)

@@ -48,14 +48,13 @@ def extract(
         raise UsageError(f"--shards needs --engine ray; add it, or make one shard at a time with {one}")
     data = ProjectData(load_params(), dataset)
     ensure_prepared(data)
-    options: dict[str, Any] = {"fresh": fresh}
     if engine == "ray":
         from duplex.project.ray import extract_dataset_on_ray
 
-        reports = extract_dataset_on_ray(data, shards, out, **options)
+        reports = extract_dataset_on_ray(data, shards, out, fresh=fresh)
     else:
-        options |= {"shard": _parse_shard(shard)} if shard else {}
-        reports = [extract_stage(data, out=out, **options)]
+        part = _parse_shard(shard) if shard else None
+        reports = [extract_stage(data, out=out, shard=part, fresh=fresh)]
     for report in reports:
         log("\n".join(report.lines()))
     if as_json:
@@ -89,7 +88,7 @@ def verify(
 @cache.command()
 def join(out: Annotated[Path, Argument(help="Cache file to write, beside its shards.")]) -> None:
     """Copy all shards (parts encoded separately) of a feature cache to one file."""
-    from duplex.features.extract import join_shards
+    from duplex.features.shards import join_shards
     from duplex.project.extract import write_extraction_summary
 
     rows = join_shards(out)

@@ -1,80 +1,63 @@
 """Write the features of images to a feature cache: encode them, or find them in other caches by content.
 
 The last bits of a feature depend on its batch. Images are therefore always grouped into the same batches, and a resumed
-extraction gives the same features. An extraction can be divided into shards, files that hold a part of the rows each,
-which are joined at the end. Images encoded before are found in caches of the same encoder by their files' content.
-Outside of a project, all data sets share a folder of caches:
-
-    FOLDER/features-KEY/LIST.h5    KEY is a hash of the encoder, LIST one of the images and the stored outputs
-
-A cache there that has all wanted images is used as it is. Otherwise a new one is written, into which rows of the others
-are copied, and caches that are then superfluous are removed. As a cache may disappear in this way, code that needs
-features later keeps a `SharedFeatures`, which searches for the images again, instead of a path.
+extraction gives the same features. An extraction can be divided into shards (`features.shards`). Images encoded before
+are found in caches of the same encoder by their files' content.
 """
 
 from __future__ import annotations
 
-import hashlib
-import math
-import os
-import re
 import shutil
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import closing, suppress
-from dataclasses import asdict, dataclass, field, replace
+from contextlib import closing
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from duplex.data.contents import change_error, file_digests
+from duplex.data.contents import file_digests
 from duplex.errors import DuplexError, UsageError, require
 from duplex.features import encode
 from duplex.features.encode import ImageRows, WantedOutputs, decode_batches, decoding_workers, encode_batches
 from duplex.features.file import (
+    BLOCK,
     CONTENTS,
     COPIED,
-    DATASETS,
     ENCODED,
     FIRST_BAD,
     PENDING,
     PIXELS,
-    REQUIRED,
     ROOT,
     SHA256,
     Contents,
     DamagedCache,
-    Features,
     Identity,
     PartialCache,
     Span,
     Statuses,
     cache_identity,
     claim_cache,
-    extract_command,
     first_difference,
     open_cache,
     partial_path,
-    read_features,
     read_identity,
     read_row_span,
     read_rows,
     row_bytes,
     status_reason,
-    value_names,
     verify_checksums,
 )
-from duplex.labels import Ints
-from duplex.system.files import json_digest, replace_file
+from duplex.features.shards import plan_shard
+from duplex.system.files import replace_file
 from duplex.system.processes import ProgressBar
 
 if TYPE_CHECKING:
     from duplex.encoders.base import Encoder
 
 OWN = ("manifest", ROOT, "tokens", "block_inputs", PIXELS)  # settings that do not identify the encoder
-CHUNK = 2**26  # bytes copied at once
 LARGEST_CHOICE = 1024  # rows that h5py reads at once fast, if they are not neighbours
 TOKENS = ("none", "patch")
 COMMIT_SECONDS = 1.0  # between commits, which wait for the disk; a killed run repeats at most this long
@@ -82,19 +65,60 @@ LISTED_BAD = 5  # bad images that an error lists
 
 
 @dataclass(frozen=True)
+class ExtractionSettings:
+    """Which images an encoder encodes, what is stored of each, and in batches of which size.
+
+    Attributes:
+        root: folder of the images.
+        manifest_sha256: digest of the list of images.
+        recorded_root: the images' folder as the cache should record it, such as `root` in params.yaml.
+        num_workers: number of decoding processes; auto: one fewer than cores; 0: decode in this process.
+        tokens: "patch" also stores patch tokens; "none" does not.
+        block_inputs: number of last blocks of the image tower whose input is stored, too, so that they can be trained.
+        pixels: also store the images as they enter the encoder, so that any number of its blocks can be trained.
+        max_bad: share of unreadable images above which `DuplexError` is raised; the unfinished cache stays.
+    """
+
+    root: Path
+    manifest_sha256: str
+    recorded_root: str | None = None
+    batch_size: int = 64
+    num_workers: int | Literal["auto"] = "auto"
+    tokens: str = "none"
+    block_inputs: int = 0
+    pixels: bool = False
+    max_bad: float = 0.01
+
+    def __post_init__(self) -> None:
+        require(self.tokens, TOKENS, "tokens")
+
+    @property
+    def outputs(self) -> WantedOutputs:
+        return WantedOutputs(self.tokens == "patch", self.block_inputs, self.pixels)
+
+    def identity(self, encoder: Encoder) -> Identity:
+        """The identity of a cache of these images, encoded by `encoder`."""
+        return cache_identity(
+            encoder.identity.to_dict(),
+            self.manifest_sha256,
+            self.tokens,
+            self.block_inputs,
+            self.recorded_root,
+            self.pixels,
+        )
+
+
+@dataclass(frozen=True)
 class ExtractionJob:
-    """Inputs of one extraction: the cache file's path and rows, the images, the encoder, and the outputs to store."""
+    """One extraction: the cache file's path, identity and rows, the images, and the encoder."""
 
     path: Path
     identity: Identity
     span: Span
     rows: ImageRows
     encoder: Encoder
-    outputs: WantedOutputs
-    batch_size: int
-    num_workers: int
-    max_bad: float
-    reuse: tuple[Path, ...]
+    settings: ExtractionSettings
+    reuse: Sequence[Path]
     fresh: bool
 
 
@@ -132,19 +156,11 @@ class ExtractionReport:
 
 def extract(
     images: Sequence[str],
-    root: Path,
     out: Path,
     encoder: Encoder,
+    settings: ExtractionSettings,
     *,
-    manifest_sha256: str,
-    batch_size: int = 64,
-    num_workers: int | Literal["auto"] = "auto",
-    recorded_root: str | None = None,
-    tokens: str = "none",
-    block_inputs: int = 0,
-    pixels: bool = False,
     shard: tuple[int, int] | None = None,
-    max_bad: float = 0.01,
     reuse: Sequence[Path] = (),
     fresh: bool = False,
 ) -> ExtractionReport:
@@ -155,36 +171,19 @@ def extract(
     from there. Unreadable images keep their row, with the reason as its status.
 
     Args:
-        images: paths relative to `root`, in the order of the manifest.
-        num_workers: number of decoding processes; auto: one fewer than cores; 0: decode in this process.
-        recorded_root: the images' folder as the cache should record it, such as `root` in params.yaml.
-        tokens: "patch" also stores patch tokens; "none" does not.
-        block_inputs: number of last blocks of the image tower whose input is stored, too, so that they can be trained.
-        pixels: also store the images as they enter the encoder, so that any number of its blocks can be trained.
+        images: paths relative to `settings.root`, in the order of the manifest.
         shard: (k, n) encodes only the k-th of n shards, counted from 0, into a file beside `out`.
-        max_bad: share of unreadable images above which `DuplexError` is raised; the unfinished cache stays.
+        reuse: other caches whose rows may be copied.
         fresh: encode all images, even those that were encoded before.
     """
-    require(tokens, TOKENS, "tokens")
+    root = settings.root
     if not root.is_dir():
         raise UsageError(f"the image folder {root} does not exist; correct `root` (a project sets it in params.yaml)")
     if out.is_dir():
         raise UsageError(f"{out} is a folder; give --out the path of a file, such as {out / 'features.h5'}")
-    span, path = plan_shard(len(images), batch_size, shard, out)
-    identity = cache_identity(encoder.identity.to_dict(), manifest_sha256, tokens, block_inputs, recorded_root, pixels)
-    job = ExtractionJob(
-        path=path,
-        identity=identity,
-        span=span,
-        rows=ImageRows(images[span.start : span.stop], root, encoder.image_transform),
-        encoder=encoder,
-        outputs=WantedOutputs(tokens == "patch", block_inputs, pixels),
-        batch_size=batch_size,
-        num_workers=decoding_workers(num_workers),
-        max_bad=max_bad,
-        reuse=tuple(reuse),
-        fresh=fresh,
-    )
+    span, path = plan_shard(len(images), settings.batch_size, shard, out)
+    rows = ImageRows(images[span.start : span.stop], root, encoder.image_transform)
+    job = ExtractionJob(path, settings.identity(encoder), span, rows, encoder, settings, reuse, fresh)
     with claim_cache(path):
         return _run(job)
 
@@ -243,7 +242,8 @@ def _open_or_create(job: ExtractionJob) -> PartialCache:
                 return cache
             cache.close()
             print(f"{partial} was begun with another {key}; extracting again", file=sys.stderr)
-    return PartialCache.create(job.path, job.identity, job.span, job.encoder.dim, job.outputs.row_shapes(job.encoder))
+    shapes = job.settings.outputs.row_shapes(job.encoder)
+    return PartialCache.create(job.path, job.identity, job.span, job.encoder.dim, shapes)
 
 
 def _find_encoded(cache: PartialCache, job: ExtractionJob, contents: Contents | None) -> None:
@@ -260,14 +260,16 @@ def _find_encoded(cache: PartialCache, job: ExtractionJob, contents: Contents | 
 def _encode_pending(cache: PartialCache, job: ExtractionJob) -> None:
     # Batches always hold the same images, so encoded images in a batch with a pending image are encoded again. Rows
     # that were copied are in no batch: a few new images among many are encoded alone.
-    batches = encode.split_rows(np.flatnonzero(cache.statuses != COPIED).tolist(), job.batch_size)
+    batches = encode.split_rows(np.flatnonzero(cache.statuses != COPIED).tolist(), job.settings.batch_size)
     pending = [rows for rows in batches if (cache.statuses[rows] == PENDING).any()]
-    workers, pinned = min(job.num_workers, len(pending)), job.encoder.device.type == "cuda"
-    encoded = encode_batches(job.encoder, decode_batches(job.rows, pending, workers, pinned=pinned), job.outputs)
+    workers = min(decoding_workers(job.settings.num_workers), len(pending))
+    pinned = job.encoder.device.type == "cuda"
+    decoded = decode_batches(job.rows, pending, workers, pinned=pinned)
+    encoded = encode_batches(job.encoder, decoded, job.settings.outputs)
     bar = ProgressBar("images", sum(map(len, pending)))
     began = committed = time.monotonic()
     count = 0
-    with encode.explain_memory_errors(job.batch_size), bar:
+    with encode.explain_memory_errors(job.settings.batch_size), bar:
         try:
             for rows, (_, statuses, values) in zip(pending, encoded, strict=True):
                 cache.write(rows, statuses, **values)
@@ -302,89 +304,8 @@ def bad_images(statuses: Statuses, images: Sequence[str], start: int = 0) -> lis
 
 def _checked_bad_images(statuses: Statuses, job: ExtractionJob) -> list[BadImage]:
     bad = bad_images(statuses, job.rows.images, job.span.start)
-    check_share_of_bad(bad, job.span.rows, job.max_bad)
+    check_share_of_bad(bad, job.span.rows, job.settings.max_bad)
     return bad
-
-
-def plan_shard(total: int, batch_size: int, shard: tuple[int, int] | None, out: Path) -> tuple[Span, Path]:
-    """Rows and file of the shard (k, n), part k (from 0) of a cache's n parts; for None, all rows and the file `out`.
-
-    Shards begin where batches begin, so their features equal those of an extraction without shards. Raises `UsageError`
-    if k is not below n, or if there are more shards than batches.
-    """
-    if total == 0:
-        raise UsageError("the manifest lists no images, so there are none to encode; add images to the data set")
-    if shard is None:
-        return Span(0, total, total), out
-    k, n = shard
-    if not 0 <= k < n:
-        raise UsageError(f"shard {k}/{n} does not exist; expected k/N with k from 0 to N - 1, such as 0/4")
-    batches = math.ceil(total / batch_size)
-    if n > batches:
-        raise UsageError(f"{total} images make {batches} batches, too few for {n} shards; use at most {batches} shards")
-    start = batches * k // n * batch_size
-    return Span(start, min(total, batches * (k + 1) // n * batch_size), total), shard_path(out, k, n)
-
-
-def shard_path(out: Path, k: int, n: int) -> Path:
-    return out.with_name(f"{out.stem}.shard-{k}-of-{n}{out.suffix}")
-
-
-def find_shards(out: Path) -> list[Path]:
-    """Paths of all shards of the cache `out`, in order; raises `DuplexError` if one is missing."""
-    pattern = re.compile(re.escape(out.stem) + r"\.shard-(\d+)-of-(\d+)" + re.escape(out.suffix))
-    shards = {path: match for path in out.parent.glob("*") if (match := pattern.fullmatch(path.name))}
-    counts = {int(match[2]) for match in shards.values()}
-    if not counts:
-        raise DuplexError(f"{out} has no shards; run `{extract_command(out, 'k/N')}` for each k from 0 to N - 1")
-    if len(counts) > 1:
-        raise DuplexError(f"{out} has sets of {' and '.join(map(str, sorted(counts)))} shards; delete all but one set")
-    n = counts.pop()
-    paths = [shard_path(out, k, n) for k in range(n)]
-    for k, path in enumerate(paths):
-        if path not in shards:
-            command = extract_command(out, f"{k}/{n}")
-            raise DuplexError(f"shard {k}/{n} of {out} is not finished; `{command}` finishes it")
-    return paths
-
-
-def join_shards(out: Path) -> int:
-    """Join all shards into the cache `out`, identical to one made without shards; returns the number of rows."""
-    paths = find_shards(out)
-    identity: Identity = {}
-    shapes: dict[str, tuple[int, ...]] = {}
-    end, total = 0, 0
-    again = f"run `{extract_command(out, f'k/{len(paths)}')}` for each k from 0 to {len(paths) - 1}"
-    for path in paths:
-        with open_cache(path) as file:
-            here, span = read_identity(file), read_row_span(file)
-            if identity and (key := first_difference(identity, here)):
-                raise DuplexError(f"{path} and {paths[0]} differ in their {key}; {again}")
-            if (file["status"][...] == PENDING).any():
-                raise DuplexError(f"{path} has rows that were never encoded; extract this shard again")
-            if span.start != end:
-                raise DuplexError(
-                    f"{path} starts at row {span.start}, but the shard before it ends at row {end}; extract all shards "
-                    "with the same extraction.batch_size"
-                )
-            identity = identity or here
-            end, total = span.stop, span.total
-            shapes = {name: file[name].shape[1:] for name in DATASETS if name in file}
-    if end != total:
-        raise DuplexError(f"{paths[-1]} ends at row {end} of {total}, so it is not the last shard; {again}")
-    tokens = {name: shape for name, shape in shapes.items() if name not in REQUIRED}
-    step = max(1, CHUNK // sum(row_bytes(name, shape) for name, shape in shapes.items()))  # rows
-    whole = Span(0, total, total)
-    with claim_cache(out), closing(PartialCache.create(out, identity, whole, int(identity["dim"]), tokens)) as cache:
-        for path in paths:
-            with open_cache(path) as file:
-                span = read_row_span(file)
-                for start in range(0, span.rows, step):
-                    rows = slice(start, start + step)
-                    values = {name: read_rows(file, name, rows) for name in value_names(shapes)}
-                    cache.write(span.start + start, file["status"][rows], contents=file[CONTENTS][rows], **values)
-        cache.finish()
-    return total
 
 
 def image_contents(root: Path, images: Sequence[str]) -> Contents:
@@ -439,132 +360,10 @@ def copy_equal_rows(cache: PartialCache, contents: Contents, sources: Iterable[P
 
 
 def _copy(cache: PartialCache, contents: Contents, places: list[int], source: Path, rows: list[int]) -> None:
-    step = min(LARGEST_CHOICE, max(1, CHUNK // sum(row_bytes(name, cache.shapes[name]) for name in cache.names)))
+    step = min(LARGEST_CHOICE, max(1, BLOCK // sum(row_bytes(name, cache.shapes[name]) for name in cache.names)))
     with open_cache(source) as file:
         for start in range(0, len(places), step):
             some = np.array(places[start : start + step])
             chosen, back = np.unique(rows[start : start + step], return_inverse=True)
             values = {name: read_rows(file, name, chosen)[back] for name in cache.names}
             cache.write(some, np.full(len(some), COPIED, np.uint8), contents=contents[some], **values)
-
-
-def user_cache() -> Path:
-    """The default folder of feature caches: `duplex` in XDG_CACHE_HOME; if unset, in ~/Library/Caches or ~/.cache."""
-    home = Path.home()
-    default = home / "Library" / "Caches" if sys.platform == "darwin" else home / ".cache"
-    return Path(os.environ.get("XDG_CACHE_HOME") or default) / "duplex"
-
-
-@dataclass(frozen=True)
-class SharedFeatures:
-    """Finds the features of given images in a folder of caches, whichever cache has them at the time of the call."""
-
-    folder: Path  # of one encoder
-    identity: Identity  # the encoder, and what a cache of the images must store
-    digests: tuple[str, ...]  # sha256 of each image file; "" for a missing one
-
-    def find(self) -> tuple[Path, Ints] | None:
-        """Path of a cache that has all images, and the row of each image in it (-1 for a missing image file).
-
-        Returns None if no single cache has all of them.
-        """
-        wanted = [bytes.fromhex(digest) for digest in self.digests]
-        for path in sorted(self.folder.glob("*.h5")):
-            rows = rows_by_content(path, self.identity, bad=True)
-            if rows and all(key in rows for key in wanted if key):
-                return path, np.array([rows.get(key, -1) for key in wanted], dtype=np.int64)
-        return None
-
-    def require(self) -> tuple[Path, Ints]:
-        """Path of a cache with all images, and each image's row (-1: missing file); `DuplexError` if there is none."""
-        if found := self.find():
-            return found
-        raise DuplexError(f"{self.folder} no longer has the features of all images; `load_dataset` encodes them again")
-
-
-def encode_shared(
-    folder: Path,
-    encoder: Encoder,
-    root: Path,
-    images: Sequence[str],
-    digests: Sequence[str],
-    *,
-    tokens: str = "none",
-    block_inputs: int = 0,
-    max_bad: float = 0.01,
-) -> tuple[SharedFeatures, list[BadImage]]:
-    """Encode images that no cache in the folder has; returns a `SharedFeatures` of all, and images without features.
-
-    `digests`: sha256 of files, "" if missing; `tokens`: "patch" stores patch tokens, too; `block_inputs`: so many last
-    blocks' inputs. Raises `DuplexError` if more than the share `max_bad` is unreadable, or if a file changes meanwhile.
-    """
-    place = folder / f"features-{json_digest(encoder.identity.to_dict())[:16]}"
-    paths = {digest: image for digest, image in zip(digests, images, strict=True) if digest}
-    listed = sorted(paths)
-    key = hashlib.sha256("\n".join([*listed, ""]).encode()).hexdigest()
-    identity = cache_identity(encoder.identity.to_dict(), key, tokens, block_inputs)
-    features = SharedFeatures(place, identity, tuple(digests))
-    if listed and features.find() is None:
-        others = [*place.glob("*.h5"), *place.glob("*.h5.partial")]
-        out = place / f"{json_digest(identity)[:16]}.h5"
-        extract(
-            [paths[digest] for digest in listed],
-            root,
-            out,
-            encoder,
-            manifest_sha256=key,
-            tokens=tokens,
-            block_inputs=block_inputs,
-            max_bad=max_bad,
-            reuse=[other for other in others if other.name.removesuffix(".partial") != out.name],
-        )
-        rows = rows_by_content(out, identity, bad=True)
-        if changed := [digest for digest in listed if bytes.fromhex(digest) not in rows]:
-            raise change_error(root / paths[changed[0]])
-        _remove_superfluous(out, others)
-    reasons = ["missing"] * len(images)
-    if listed:
-        path, places = features.require()
-        with open_cache(path) as file:
-            statuses = file["status"][...]
-        found = np.where(places < 0, FIRST_BAD, statuses[places]).tolist()
-        reasons = [status_reason(status) if status >= FIRST_BAD else "" for status in found]
-    named = zip(images, reasons, strict=True)
-    bad = [BadImage(number, image, reason) for number, (image, reason) in enumerate(named) if reason]
-    check_share_of_bad(bad, len(images), max_bad)
-    return features, bad
-
-
-def find_cached_features(folder: Path, digests: Sequence[str]) -> Features | None:
-    """CLS features of images with the sha256 `digests`, from the cache with most of them; None if none is cached."""
-    best, rows = None, np.full(len(digests), -1)
-    for path in sorted(folder.glob("features-*/*.h5"), key=lambda path: -path.stat().st_mtime):
-        with suppress(DuplexError):  # of an older version, say
-            with open_cache(path) as file:
-                places = rows_by_content(path, read_identity(file))
-            found = np.array([places.get(bytes.fromhex(digest), -1) for digest in digests])
-            if (found >= 0).sum() > (rows >= 0).sum():
-                best, rows = path, found
-    if best is None:
-        return None
-    cache = read_features(best)
-    statuses = np.where(rows < 0, FIRST_BAD, cache.statuses[rows]).astype(np.uint8)
-    return replace(cache, cls=cache.cls[rows], statuses=statuses)
-
-
-def _remove_superfluous(cache: Path, others: Sequence[Path]) -> None:
-    """Remove each cache in `others`, finished or not, whose images and outputs are all in `cache`, too."""
-    with open_cache(cache) as file:
-        identity = read_identity(file)
-    kept = rows_by_content(cache, identity)
-    for other in others:
-        final = other.with_name(other.name.removesuffix(".partial"))
-        with suppress(DuplexError), claim_cache(final):
-            with open_cache(other) as file:
-                stored = read_identity(file)
-            if (
-                final != cache
-                and has_outputs_of(identity, stored)
-                and rows_by_content(other, stored).keys() <= kept.keys()
-            ):
-                other.unlink()

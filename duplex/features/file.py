@@ -131,7 +131,7 @@ def partial_path(path: Path) -> Path:
     return path.with_name(path.name + ".partial")
 
 
-BLOCK = 2**26  # bytes read at once
+BLOCK = 2**26  # bytes read or copied at once
 Checksums = NDArray[np.uint32]
 
 

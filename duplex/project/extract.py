@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from duplex.data.sources import draw_missing_images
 from duplex.data.tables import read_manifest, read_table
 from duplex.encoders.base import Encoder, load_encoder
 from duplex.errors import UsageError
-from duplex.features.extract import ExtractionReport, bad_images
+from duplex.features.extract import ExtractionReport, ExtractionSettings, bad_images
 from duplex.features.extract import extract as encode
 from duplex.features.file import DATASETS, IMPORTED, open_cache, read_features
 from duplex.features.imported import import_features
@@ -25,31 +24,34 @@ from duplex.project.run import ProjectData
 from duplex.system.files import sha256, write_text
 
 
-def extract(data: ProjectData, *, out: Path | None = None, **options: Any) -> ExtractionReport:
-    """Encode images, or import features, into `out` or the data set's cache; `options`: those of `features.extract`."""
-    features, encoder = data.entry.features, data.entry.encoder
-    is_whole, place = options.get("shard") is None, out or data.paths.features(data.dataset)
-    stamp = data.stamp("extract") if out is None and is_whole else None
+def extract(
+    data: ProjectData, *, out: Path | None = None, shard: tuple[int, int] | None = None, fresh: bool = False
+) -> ExtractionReport:
+    """Encode images, or import features, into `out` or the data set's cache, with the settings of params.yaml."""
+    features = data.entry.features
+    place = out or data.paths.features(data.dataset)
+    stamp = data.stamp("extract") if out is None and shard is None else None
     if features is not None:
-        report = _import_features(data, features, place, options)
+        if shard is not None:
+            imported = f"{data.dataset} has imported features, {features}"
+            raise UsageError(f"{imported}, so nothing is encoded; leave out --shard")
+        report = _import_features(data, features, place)
     else:
         images, settings = extraction_inputs(data)
-        if encoder.name == IMPORTED:
+        if data.entry.encoder.name == IMPORTED:
             raise UsageError(
                 f"the data set {data.dataset!r} has no known encoder, so its images cannot be encoded; set `features` "
                 f"in params.yaml or datasets/{data.dataset}.yaml to the file of imported features"
             )
-        reuse = [data.paths.features(name) for name in data.params.datasets] if is_whole else []
-        report = encode(images, out=place, encoder=_image_encoder(data), reuse=reuse, **{**settings, **options})
+        reuse = [data.paths.features(name) for name in data.params.datasets] if shard is None else []
+        report = encode(images, place, _image_encoder(data), settings, shard=shard, reuse=reuse, fresh=fresh)
     write_extraction_summary(report.path)
     if stamp is not None:
         stamps.write(data.paths.stamp(data.dataset, "extract"), stamp)
     return report
 
 
-def _import_features(data: ProjectData, features: Path, out: Path, options: Mapping[str, Any]) -> ExtractionReport:
-    if options.get("shard") is not None:
-        raise UsageError(f"{data.dataset} has imported features, {features}, so nothing is encoded; leave out --shard")
+def _import_features(data: ProjectData, features: Path, out: Path) -> ExtractionReport:
     data.require("prepare")
     began = time.monotonic()
     manifest = data.paths.manifest(data.dataset)
@@ -65,28 +67,30 @@ def verify_cache(data: ProjectData, path: Path, *, sample: int, seed: int) -> di
     """Encode a sample of a cache's images again; returns their number and the lowest cosine with cached features."""
     images, settings = extraction_inputs(data)
     encoder = _image_encoder(data)
-    return verify(path, encoder, images, settings["root"], settings["manifest_sha256"], sample=sample, seed=seed)
+    return verify(path, encoder, images, settings.root, settings.manifest_sha256, sample=sample, seed=seed)
 
 
-def extraction_inputs(data: ProjectData) -> tuple[list[str], dict[str, Any]]:
-    """A data set's image paths, and arguments for encoding them; missing images of the set `shapes` are drawn first."""
-    source, settings = data.entry.source, data.params.extraction
+def extraction_inputs(data: ProjectData) -> tuple[list[str], ExtractionSettings]:
+    """A data set's image paths, and settings for encoding them; missing images of the set `shapes` are drawn first."""
+    source = data.entry.source
+    settings = data.params.extraction
     manifest_path = data.paths.manifest(data.dataset)
     data.require("prepare")
     manifest = read_manifest(manifest_path)
     draw_missing_images(source, manifest)
-    require_images(data.dataset, source.root, manifest["image"].tolist())
-    return manifest["image"].tolist(), {
-        "root": source.root,
-        "manifest_sha256": sha256(manifest_path),
-        "recorded_root": source.recorded_root,
-        "batch_size": settings.batch_size,
-        "num_workers": settings.num_workers,
-        "tokens": settings.tokens,
-        "block_inputs": data.params.block_inputs(data.dataset),
-        "pixels": data.params.pixels(data.dataset),
-        "max_bad": settings.max_bad,
-    }
+    images = manifest["image"].tolist()
+    require_images(data.dataset, source.root, images)
+    return images, ExtractionSettings(
+        root=source.root,
+        manifest_sha256=sha256(manifest_path),
+        recorded_root=source.recorded_root,
+        batch_size=settings.batch_size,
+        num_workers=settings.num_workers,
+        tokens=settings.tokens,
+        block_inputs=data.params.block_inputs(data.dataset),
+        pixels=data.params.pixels(data.dataset),
+        max_bad=settings.max_bad,
+    )
 
 
 def write_extraction_summary(cache: Path) -> None:

@@ -10,6 +10,7 @@ import logging
 import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,9 @@ from typing import Any
 from duplex.config.params import EncoderParams
 from duplex.encoders.base import encoder_identity, load_encoder, resolve_device
 from duplex.errors import DuplexError, UsageError, install_command
-from duplex.features.extract import ExtractionReport, extract, join_shards, shard_path
+from duplex.features.extract import ExtractionReport, ExtractionSettings, extract
 from duplex.features.file import partial_path
+from duplex.features.shards import join_shards, shard_path
 from duplex.project import stamps
 from duplex.project.extract import extraction_inputs, write_extraction_summary
 from duplex.project.run import ProjectData
@@ -29,15 +31,14 @@ RETRIES = 5  # per shard
 
 
 def extract_dataset_on_ray(
-    data: ProjectData, shards: int, out: Path | None = None, **options: Any
+    data: ProjectData, shards: int, out: Path | None = None, *, fresh: bool = False
 ) -> list[ExtractionReport]:
     """Encode a data set's images on Ray into one feature cache; returns a report per shard."""
     cache = out or data.paths.features(data.dataset)
     stamp = data.stamp("extract")
     images, settings = extraction_inputs(data)
-    settings |= {"shards": shards, "device": data.params.device}
-    entry = data.entry.encoder
-    reports = extract_on_ray(images, settings.pop("root"), cache, entry, **settings, **options)
+    device = data.params.device
+    reports = extract_on_ray(images, cache, data.entry.encoder, settings, shards=shards, device=device, fresh=fresh)
     join_shards(cache)
     write_extraction_summary(cache)
     if out is None:
@@ -47,26 +48,28 @@ def extract_dataset_on_ray(
 
 def extract_on_ray(
     images: Sequence[str],
-    root: Path,
     out: Path,
     entry: EncoderParams,
+    settings: ExtractionSettings,
     *,
     shards: int,
     device: str = "auto",
     fresh: bool = False,
-    **options: Any,
 ) -> list[ExtractionReport]:
-    """Encode images (paths below `root`) into shards of the cache `out`; `options` are those of `extract`."""
+    """Encode images (paths below `settings.root`) into shards of the cache `out`; returns a report per shard."""
     encoder_identity(entry.name, entry.weights, precision=entry.precision)  # reports a bad encoder before Ray starts
     ray = connect()
-    options |= {"root": root.resolve(), "out": out.resolve()}
-    if options.get("num_workers") == "auto":
-        options["num_workers"] = 1  # an actor has one CPU slot; its node's other cores belong to other actors
+    out = out.resolve()
+    settings = replace(settings, root=settings.root.resolve())
+    if settings.num_workers == "auto":  # an actor has one CPU slot; its node's other cores belong to other actors
+        settings = replace(settings, num_workers=1)
     if fresh:  # deleted here once: a restarted actor must find its unfinished file
-        for path in (shard_path(options["out"], k, shards) for k in range(shards)):
+        for k in range(shards):
+            path = shard_path(out, k, shards)
             path.unlink(missing_ok=True)
             partial_path(path).unlink(missing_ok=True)
-    create = ray.put(partial(_shard_extractor, entry, device, list(images), options))  # stored once for all actors
+    # stored once for all actors
+    create = ray.put(partial(_shard_extractor, entry, device, list(images), out, settings))
     parts = [(k, shards) for k in range(shards)]
     reports = []
     with ProgressBar("shards", shards) as bar:
@@ -77,12 +80,12 @@ def extract_on_ray(
 
 
 def _shard_extractor(
-    entry: EncoderParams, device: str, images: Sequence[str], options: dict[str, Any]
+    entry: EncoderParams, device: str, images: Sequence[str], out: Path, settings: ExtractionSettings
 ) -> Callable[[tuple[int, int]], ExtractionReport]:
     """Load an encoder; returns a function that encodes the shard `(index, number of shards)` of `images`."""
     device = resolve_device(device)
     encoder = load_encoder(entry.name, entry.weights, towers="image", device=device, precision=entry.precision)
-    return lambda shard: extract(images, encoder=encoder, shard=shard, **options)
+    return lambda shard: extract(images, out, encoder, settings, shard=shard)
 
 
 def _shard_report(ray: Any, future: Any) -> ExtractionReport:

@@ -31,8 +31,8 @@ from duplex.data.sources import detect_source, load_source, read_folder
 from duplex.data.tables import complete_rows, read_manifest, read_table
 from duplex.errors import UsageError
 from duplex.evaluation.vectors import most_similar
-from duplex.features.extract import encode_shared, find_cached_features, user_cache
 from duplex.features.file import IMPORTED, ROOT, Features, read_features
+from duplex.features.shared import encode_shared, find_cached_features, user_cache
 from duplex.features.tokens import read_tokens
 from duplex.labels import Ints, LabelSpace
 from duplex.methods.gaussian import ClassStatistics, shared_whitening

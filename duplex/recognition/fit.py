@@ -44,7 +44,7 @@ from duplex.encoders.base import (
 )
 from duplex.errors import DuplexError, UsageError
 from duplex.evaluation.probabilities import AnsweredImages
-from duplex.features.extract import encode_shared, user_cache
+from duplex.features.shared import encode_shared, user_cache
 from duplex.features.tokens import Examples
 from duplex.labels import LabelSpace, World, prompt_name
 from duplex.methods.gaussian import HasStatistics

@@ -48,7 +48,7 @@ from duplex.system.threads import float32_arithmetic
 from duplex.training.checkpoint import WORD_VECTORS
 
 if TYPE_CHECKING:
-    from duplex.features.extract import SharedFeatures  # which loads all that encodes images
+    from duplex.features.shared import SharedFeatures  # which loads all that encodes images
 
 ADVANCED = 256  # images whose block inputs are computed at once
 

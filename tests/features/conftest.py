@@ -9,7 +9,7 @@ import pytest
 
 from duplex.encoders.base import load_encoder
 from duplex.features import extract as extraction
-from duplex.features.extract import ExtractionReport, extract
+from duplex.features.extract import ExtractionReport, ExtractionSettings, extract
 from duplex.features.file import row_checksums, value_names
 from tests.encoders.small import write_folder
 from tests.features.pictures import write_pictures
@@ -39,7 +39,9 @@ def run(tmp_path: Path, images: list[str], encoder) -> Run:
     def call(out: Path | None = None, **options) -> ExtractionReport:
         given = {"manifest_sha256": "m" * 64, "batch_size": 8, "num_workers": 0, **options}
         used, names = given.pop("encoder", encoder), given.pop("images", images)
-        return extract(names, tmp_path / "pictures", out or tmp_path / "features.h5", used, **given)
+        call_options = {name: given.pop(name) for name in ("shard", "reuse", "fresh") if name in given}
+        settings = ExtractionSettings(tmp_path / "pictures", **given)
+        return extract(names, out or tmp_path / "features.h5", used, settings, **call_options)
 
     return call
 

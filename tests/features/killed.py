@@ -3,7 +3,7 @@
 import sys
 import time
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 from duplex.encoders.base import Encoder, EncoderIdentity
 from duplex.errors import DuplexError
 from duplex.features import extract as extraction
-from duplex.features.extract import extract
+from duplex.features.extract import ExtractionSettings, extract
 
 
 class Slow:
@@ -37,8 +37,8 @@ def main(root: Path, out: Path) -> None:
     torch.set_num_threads(1)
     extraction.COMMIT_SECONDS = 0.0
     images = sorted(path.name for path in root.iterdir())
-    options: dict[str, Any] = {"batch_size": 8, "num_workers": 1, "max_bad": 1.0}
-    report = extract(images, root, out, cast(Encoder, Slow()), manifest_sha256="m" * 64, **options)
+    settings = ExtractionSettings(root, "m" * 64, batch_size=8, num_workers=1, max_bad=1.0)
+    report = extract(images, out, cast(Encoder, Slow()), settings)
     print(f"done {report.resumed}", flush=True)
 
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from duplex.errors import DuplexError
-from duplex.features.extract import join_shards
 from duplex.features.file import read_features, row_checksums
 from duplex.features.inspect import verify
+from duplex.features.shards import join_shards
 from duplex.features.tokens import DiskTokens, read_tokens
 
 Reader = Callable[[Path], object]

@@ -14,7 +14,7 @@ import torch
 from duplex.data.images import read_image
 from duplex.errors import DuplexError, UsageError
 from duplex.features import extract as extraction_module
-from duplex.features.extract import BadImage, extract
+from duplex.features.extract import BadImage, ExtractionSettings, extract
 from duplex.features.file import ENCODED, PENDING, PartialCache, Span, partial_path, read_features
 from tests.features.conftest import Wrapped, update_checksums
 from tests.features.test_store import opened_in
@@ -214,7 +214,7 @@ def test_invalid_options_are_refused(run, tmp_path: Path, options, message: str)
 
 def test_a_missing_or_misplaced_folder_is_reported_at_once(run, encoder, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="does not exist; correct `root`"):
-        extract(["a.jpg"], tmp_path / "absent", tmp_path / "f.h5", encoder, manifest_sha256="m")
+        extract(["a.jpg"], tmp_path / "f.h5", encoder, ExtractionSettings(tmp_path / "absent", "m"))
     (tmp_path / "folder").mkdir()
     with pytest.raises(UsageError, match="folder is a folder; give --out the path of a file"):
         run(tmp_path / "folder")

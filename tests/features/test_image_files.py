@@ -6,8 +6,8 @@ import struct
 import warnings
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -153,19 +153,19 @@ def test_damaged_bytes_raise_no_other_error(tmp_path_factory, kind: str, junk: b
 
 
 def test_a_folder_of_hostile_files(run, encoder, tmp_path: Path) -> None:
-    from duplex.features.extract import extract
+    from duplex.features.extract import ExtractionSettings, extract
 
     (tmp_path / "hostile").mkdir()
     kinds = [*((make, None) for make in GOOD.values()), *BAD.values()] * 10
     names, reasons = [f"{index:04d}.jpg" for index in range(len(kinds))], [reason for _, reason in kinds]
     for name, (make, _) in zip(names, kinds, strict=True):
         (tmp_path / "hostile" / name).write_bytes(make())
-    place = tmp_path / "hostile", tmp_path / "h.h5"
-    options: dict[str, Any] = {"manifest_sha256": "m", "max_bad": 1.0}
+    out = tmp_path / "h.h5"
+    settings = ExtractionSettings(tmp_path / "hostile", "m", max_bad=1.0)
     before = begin_peak()
-    report = extract(names, *place, encoder, num_workers=0, batch_size=32, **options)
+    report = extract(names, out, encoder, replace(settings, num_workers=0, batch_size=32))
     assert memory("VmHWM") - before < 400e6
-    assert extract(names, *place, encoder, **options).resumed == len(names), "what is bad for good is not overwritten"
+    assert extract(names, out, encoder, settings).resumed == len(names), "what is bad for good is not overwritten"
     features = read_features(report.path)
     assert [(bad.row, bad.reason) for bad in report.bad] == [(row, why) for row, why in enumerate(reasons) if why]
     for row in RANDOM.choice(np.flatnonzero(~features.bad), 20, replace=False):

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from duplex.errors import DuplexError, UsageError
-from duplex.features.extract import join_shards, plan_shard, shard_path
+from duplex.features.shards import join_shards, plan_shard, shard_path
 
 
 @settings(max_examples=60, deadline=None)
@@ -31,7 +31,7 @@ def test_joined_shards_are_the_cache_in_one_piece(run, tmp_path: Path, monkeypat
         run(out, shard=(k, 3), **options)
     assert run(out, shard=(1, 3), **options).resumed > 0
     for chunk in (1, 2**26):
-        monkeypatch.setattr("duplex.features.extract.CHUNK", chunk)
+        monkeypatch.setattr("duplex.features.shards.BLOCK", chunk)
         assert join_shards(out) == whole.rows
         assert out.read_bytes() == whole.path.read_bytes()
 

@@ -9,9 +9,10 @@ import pytest
 
 from duplex.data.contents import file_digests
 from duplex.errors import DuplexError
-from duplex.features import extract as module
-from duplex.features.extract import ExtractionReport, SharedFeatures, encode_shared, extract, find_cached_features
+from duplex.features import shared as module
+from duplex.features.extract import ExtractionReport, ExtractionSettings, extract
 from duplex.features.file import read_features
+from duplex.features.shared import SharedFeatures, encode_shared, find_cached_features
 
 
 @pytest.fixture
@@ -43,7 +44,7 @@ def cls_of(features: SharedFeatures) -> np.ndarray:
 
 def plain(images: list[str], root: Path, encoder) -> np.ndarray:
     out = root.parent / "plain.h5"
-    extract(images, root, out, encoder, manifest_sha256="0", num_workers=0, fresh=True, max_bad=1.0)
+    extract(images, out, encoder, ExtractionSettings(root, "0", num_workers=0, max_bad=1.0), fresh=True)
     return read_features(out).cls
 
 

@@ -47,7 +47,7 @@ def partial(project: Path) -> Params:
         source["table"] = str(project / "gaps.csv")
     params = load_params(project / "params.yaml")
     prepare(ProjectData(params, "own"))
-    extract(ProjectData(params, "own"), num_workers=0)
+    extract(ProjectData(params, "own"))
     return params
 
 

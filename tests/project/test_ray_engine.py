@@ -6,22 +6,22 @@ import signal
 import struct
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from duplex.config.params import EncoderParams
 from duplex.encoders.base import load_encoder
-from duplex.features.extract import extract, join_shards, shard_path
+from duplex.features.extract import ExtractionSettings, extract
 from duplex.features.file import PENDING, PartialCache, partial_path
+from duplex.features.shards import join_shards, shard_path
 from duplex.project.ray import extract_on_ray
 from tests.encoders.small import write_folder
 from tests.features.pictures import write_pictures
 
 pytestmark = pytest.mark.long
 ray = pytest.importorskip("ray")
-OPTIONS: dict[str, Any] = {"manifest_sha256": "m" * 64, "batch_size": 16, "num_workers": 1}
 
 
 @pytest.fixture
@@ -64,17 +64,18 @@ def test_a_killed_actor_is_replaced_and_the_file_is_the_same(cluster, tmp_path: 
     encoder = load_encoder(name, towers="image")
     names = write_pictures(tmp_path / "pictures", 2400, size=(300, 200))
     whole, out = tmp_path / "whole.h5", tmp_path / "ray" / "features.h5"
-    extract(names, tmp_path / "pictures", whole, encoder, **{**OPTIONS, "num_workers": 0})
+    settings = ExtractionSettings(tmp_path / "pictures", "m" * 64, batch_size=16, num_workers=1)
+    extract(names, whole, encoder, replace(settings, num_workers=0))
     killed: list[int] = []
     killer = threading.Thread(target=kill_once, args=(shard_path(out, 0, 2), killed))
     killer.start()
     entry = EncoderParams(name=name)
-    reports = extract_on_ray(names, tmp_path / "pictures", out, entry, shards=2, device="cpu", **OPTIONS)
+    reports = extract_on_ray(names, out, entry, settings, shards=2, device="cpu")
     killer.join()
     assert killed, "no actor was killed"
     assert sum(report.rows for report in reports) == 2400 and reports[0].resumed > 0
     join_shards(out)
     assert out.read_bytes() == whole.read_bytes()
-    again = extract_on_ray(names, tmp_path / "pictures", out, entry, shards=2, device="cpu", **OPTIONS)
+    again = extract_on_ray(names, out, entry, settings, shards=2, device="cpu")
     assert [report.resumed for report in again] == [report.rows for report in reports]
     assert not partial_path(shard_path(out, 0, 2)).exists()

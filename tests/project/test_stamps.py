@@ -110,7 +110,7 @@ def change_features() -> None:
 TRAIN = {"train clip", "train csp", "train mine"}
 EVALUATE = {"evaluate clip", "evaluate csp", "evaluate mine"}
 CHANGES: list[tuple[Callable[[], object], set[str]]] = [
-    (lambda: edit("params.yaml", "num_workers: auto", "num_workers: 1"), set()),
+    (lambda: edit("params.yaml", "num_workers: 0", "num_workers: 1"), set()),
     (lambda: edit("params.yaml", "seeds:\n  - 0", "seeds:\n  - 2\n  - 0"), set()),
     (lambda: edit("params.yaml", "epochs: 1\n", "epochs: 3\n"), TRAIN),
     (lambda: edit("params.yaml", "bootstrap: 20", "bootstrap: 21"), EVALUATE),

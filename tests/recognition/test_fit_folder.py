@@ -15,7 +15,7 @@ from duplex import Recognizer, load_dataset
 from duplex.data import contents
 from duplex.encoders.libraries import timm
 from duplex.errors import DuplexError, UsageError
-from duplex.features import extract as extraction
+from duplex.features import shared
 from duplex.project.suspects import OUTLIERS, open_labelled, rank_suspects, relabelled, write_suspects_page
 from duplex.recognition import fit
 from duplex.recognition.export import read_fit
@@ -143,20 +143,20 @@ def test_corrected_labels_and_renamed_files_encode_nothing_again(fitted, drawn, 
     model, _ = fitted
     folder, out = shutil.copytree(drawn, tmp_path / "shop"), tmp_path / "model"
     (folder / "red" / "star" / "0003.png").rename(folder / "blue" / "heart" / "corrected.png")
-    monkeypatch.setattr(extraction, "extract", None)
+    monkeypatch.setattr(shared, "extract", None)
     monkeypatch.setattr(fit.FolderFit, "search", only_the_first)
     fit.fit_folder(folder, out, encoder="tiny", say=lambda _: None)
     assert (out / "model.safetensors").read_bytes() != (model / "model.safetensors").read_bytes()
 
 
 def test_a_data_set_is_loaded_from_the_features_of_a_fit(fitted, drawn, monkeypatch):
-    monkeypatch.setattr(extraction, "extract", None)
+    monkeypatch.setattr(shared, "extract", None)
     assert len(load_dataset(drawn, encoder="tiny").inputs().examples["train"]) > 0
 
 
 def test_suspects_of_a_folder_and_of_its_model_are_those_of_the_cached_features(fitted, drawn, tmp_path, monkeypatch):
     """Wrong labels come early; nothing is encoded."""
-    monkeypatch.setattr(extraction, "extract", None)
+    monkeypatch.setattr(shared, "extract", None)
     by_model = rank_suspects(open_labelled(str(fitted[0])))
     assert by_model.equals(rank_suspects(open_labelled(str(drawn))))
     table = by_model[["image", "state", "object"]].sort_values("image", ignore_index=True)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from duplex import Recognizer, fit, load_dataset
 from duplex.errors import UsageError
-from duplex.features import extract
+from duplex.features import shared
 from duplex.project.suspects import in_labelling_order, rank_unlabelled
 from duplex.recognition import fit as fitting
 from duplex.system.files import sha256
@@ -50,7 +50,7 @@ def test_features_are_cached_and_answers_are_the_models(drawn, unlabelled, tmp_p
     run = fit(load_dataset(drawn, encoder="tiny", block_inputs=2), "dual", epochs=1, finetune=2)
     recognizer = Recognizer.load(run.save(tmp_path / "run"), device="cpu", exact=True)
     first = rank_unlabelled(recognizer, unlabelled)
-    monkeypatch.setattr(extract, "extract", None)  # nothing is encoded again
+    monkeypatch.setattr(shared, "extract", None)  # nothing is encoded again
     excluded = {sha256(unlabelled / image) for image in first["image"][:3]}
     assert len(first) == 18
     assert set(rank_unlabelled(recognizer, unlabelled, excluded)["image"]) == set(first["image"][3:])

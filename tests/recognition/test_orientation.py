@@ -10,7 +10,7 @@ pytest.importorskip("fastapi")
 
 from duplex import Recognizer, read_features
 from duplex.data.images import thumbnail
-from duplex.features.extract import extract
+from duplex.features.extract import ExtractionSettings, extract
 from duplex.recognition.recognizer import open_image
 
 STORED = {  # orientation -> how the pixels of an upright image are stored
@@ -36,7 +36,7 @@ def turned(trained, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 def test_the_cache_holds_the_same_features(trained, turned: list[Path], tmp_path: Path) -> None:
     encoder = Recognizer.load(trained.run(), device="cpu").encoder
     names = [path.name for path in turned]
-    extract(names, turned[0].parent, tmp_path / "f.h5", encoder, manifest_sha256="m" * 64, num_workers=0)
+    extract(names, tmp_path / "f.h5", encoder, ExtractionSettings(turned[0].parent, "m" * 64, num_workers=0))
     features = read_features(tmp_path / "f.h5").cls
     assert np.array_equal(features, np.repeat(features[:1], 8, axis=0)) and np.ptp(features) > 0
 

@@ -11,8 +11,8 @@ from PIL import Image
 from duplex import Recognizer
 from duplex.encoders.base import load_encoder
 from duplex.errors import DuplexError, UsageError
-from duplex.features.extract import encode_shared, user_cache
 from duplex.features.file import read_features
+from duplex.features.shared import encode_shared, user_cache
 from duplex.methods.gaussian import ClassStatistics, ClosedForm, LinearDiscriminant
 from duplex.methods.layers import unit
 from duplex.methods.prompts import encode_words

@@ -12,7 +12,8 @@ from duplex.config.params import EncoderParams
 from duplex.data.contents import file_digests
 from duplex.data.tables import labels_of
 from duplex.encoders.base import load_encoder
-from duplex.features.extract import encode_shared, extract
+from duplex.features.extract import ExtractionSettings, extract
+from duplex.features.shared import encode_shared
 from duplex.features.tokens import read_tokens
 from duplex.options import FinetuneOptions
 from duplex.training.inputs import Data, InputRequest
@@ -51,7 +52,7 @@ def test_inputs_of_fewer_blocks_are_those_of_a_cache_of_so_many(data: Data, root
     run = data.read(request)
     out = tmp_path / "plain.h5"
     tower, images = load_encoder("tiny", towers="image"), data.manifest["image"].tolist()
-    extract(images, root, out, tower, manifest_sha256="0", block_inputs=2)
+    extract(images, out, tower, ExtractionSettings(root, "0", block_inputs=2))
     assert run.encoder["block_inputs"] == "2"
     np.testing.assert_allclose(block_inputs(run).numpy(), np.asarray(read_tokens(out, "block_inputs")), atol=2e-2)
     again = replace(data, manifest=data.manifest.assign(split="train")).read(request)  # from what is in memory
