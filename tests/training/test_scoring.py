@@ -25,7 +25,7 @@ from duplex.methods.duplex import DuplexOptions as Options
 from duplex.methods.plid import Plid, PlidOptions
 from duplex.training import scoring
 from duplex.training.inputs import RunInputs
-from duplex.training.run import evaluate_world, frequency_accuracies, tune_and_score
+from duplex.training.run import evaluate_world, frequency_accuracies, metrics_at_bias, tune_and_score
 from duplex.training.scoring import (
     Calibration,
     SplitScorer,
@@ -123,6 +123,13 @@ def test_a_threshold_of_feasibility_decides_the_metrics_of_the_open_world_but_th
         assert found["words"]["auc"] == pytest.approx(expected[other])
         assert found["words"]["feasible"] == (feasibility >= other).sum()
         assert found.get("feasible") == (None if threshold is None else (feasibility >= threshold).sum())
+
+
+def test_images_whose_margin_is_the_bias_count_as_wrong_in_the_metrics_at_it():
+    margins = Margins(np.array([0.0, 1.0, 2.0, np.nan]), np.array([-1.0, 1.0]), np.array([True, False] * 2 + [True] * 2))
+    found = metrics_at_bias(margins, 1.0)
+    assert (found["seen_at_val_bias"], found["unseen_at_val_bias"]) == (25.0, 50.0)
+    assert found["hm_at_val_bias"] == pytest.approx(100 / 3)
 
 
 def test_images_with_a_partial_label_are_in_no_frequency_group():
