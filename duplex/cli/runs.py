@@ -434,6 +434,10 @@ def _margins_of_runs(
 
     require_data(params, dataset)
     entries = [params.method_for_world(method.removesuffix(STREAM), world) for method in methods]  # type: ignore[arg-type]
+    if entries[0] == entries[1] and methods[0].endswith(STREAM) == methods[1].endswith(STREAM):
+        raise UsageError(
+            f"{methods[0]} and {methods[1]} are the same run ({entries[0]}) in the {world} world; give two methods"
+        )
     seeds = [seed] if seed is not None else _common_seeds(params, dataset, methods, entries)
     margins: list[list[Margins]] = [[], []]
     first: tuple[Path, str, pd.DataFrame] | None = None
