@@ -126,7 +126,8 @@ def test_a_threshold_of_feasibility_decides_the_metrics_of_the_open_world_but_th
 
 
 def test_images_whose_margin_is_the_bias_count_as_wrong_in_the_metrics_at_it():
-    margins = Margins(np.array([0.0, 1.0, 2.0, np.nan]), np.array([-1.0, 1.0]), np.array([True, False] * 2 + [True] * 2))
+    is_seen = np.array([True, False, True, False, True, True])
+    margins = Margins(np.array([0.0, 1.0, 2.0, np.nan]), np.array([-1.0, 1.0]), is_seen)
     found = metrics_at_bias(margins, 1.0)
     assert (found["seen_at_val_bias"], found["unseen_at_val_bias"]) == (25.0, 50.0)
     assert found["hm_at_val_bias"] == pytest.approx(100 / 3)
