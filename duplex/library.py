@@ -513,6 +513,8 @@ def compare(first: Result | Sequence[Result], second: Result | Sequence[Result])
     for each in (*one, *other):
         require_type(each, Result, "a result")
     _check_same_images([*one, *other])
+    if same := next((result for result, against in zip(one, other, strict=False) if result is against), None):
+        raise UsageError(f"{same._title!r} is compared with itself: both are the same result; give two results")
     gains = compare_seeds([result.margins for result in one], [result.margins for result in other])
     rows = {}
     for key, gain in gains.items():
