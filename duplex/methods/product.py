@@ -31,7 +31,7 @@ class ProductMethod(Method[CombinedRunsOptions]):
     combines_runs: ClassVar[bool] = True
     temperatures: Tensor  # [K], one per member
 
-    def __init__(self, context: MethodContext, options: ProductOptions) -> None:
+    def __init__(self, context: MethodContext, options: CombinedRunsOptions) -> None:
         super().__init__(context, options)
         if not context.members:
             raise UsageError(
