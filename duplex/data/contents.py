@@ -81,11 +81,10 @@ def read_digests(root: Path, images: Sequence[str], known: Mapping[str, str]) ->
 def read_contents(
     root: Path, images: Sequence[str], known: Mapping[str, str] = MappingProxyType({})
 ) -> list[tuple[str, str, str]]:
-    """Read images; returns for each its file's sha256, a text about its pixels, and why it is unreadable, or "".
+    """Read images; returns each file's sha256, a text about its pixels, and why it is unreadable.
 
-    The text is a digest of the pixels, a space, and the look (the image reduced to 8 x 8 pixels) in base64; for an
-    unreadable image, it is the file's sha256. `known` has the texts of earlier images by sha256; images whose sha256
-    is in it are not decoded again.
+    The text is a digest of the pixels, a space, and the look in base64; for an unreadable image,
+    it is the sha256. Images whose sha256 has a text in `known` are not decoded again.
     """
     # every thread changes the warning filters of the process and puts back those that it found
     with warnings.catch_warnings(), ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -148,10 +147,7 @@ def row_keys(values: NDArray[Any]) -> list[str]:
 
 
 def join_keys(keys: Sequence[str], others: Sequence[str]) -> list[str]:
-    """Merge two lists of keys into one key per image: images with equal keys in either list get equal keys.
-
-    Images linked by a chain of equal keys get equal keys, too. If all keys in `others` differ, `keys` is returned.
-    """
+    """Merge two lists of keys: images linked by a chain of equal keys in either get equal keys."""
     first = pd.Series(range(len(keys)))  # the first image that is known to be equal to each
     while True:
         joined = first.groupby(list(keys)).transform("min").groupby(list(others)).transform("min")
@@ -203,10 +199,11 @@ def split_at_random(frame: pd.DataFrame, options: SplitOptions, place: object = 
 def split_by_content(
     frame: pd.DataFrame, contents: Sequence[str], options: SplitOptions, place: object = "the data set"
 ) -> SplitResult:
-    """Split rows at random, but keep copies, images with equal keys in `contents`, in the same split.
+    """Split rows at random, but keep copies, images with equal `contents`, in the same split.
 
-    Copies with different pairs all go to the split of the unseen pair, or to training if all of their pairs are seen.
-    They stay apart if a seen pair would lose its last training image, or if two pairs are unseen in different splits.
+    Copies with different pairs all go to the split of the unseen pair, or to training if all of
+    their pairs are seen. They stay apart if a seen pair would lose its last training image, or if
+    two pairs are unseen in different splits.
     """
     columns = ["state", "object", "image"]
     rows = frame[columns].reset_index(drop=True).assign(content=list(contents)).sort_values(columns)

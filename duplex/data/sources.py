@@ -56,10 +56,9 @@ def is_on_disk(source: SourceOptions) -> bool:
 
 
 def load_source(source: SourceOptions, feature_keys: Keys | None = None) -> LabelledImages:
-    """Load the manifest and labels of a data set.
+    """Load the manifest and labels of a data set; if it has no split, a random one is made.
 
-    If the data has no split, a random one is made; images are then opened, to keep copies and near-copies together.
-    `feature_keys` returns one key per image; images with equal keys are kept together, too.
+    `feature_keys` returns a key per image; those with equal keys are kept together, like copies.
     """
 
     def keys(images: Sequence[str]) -> list[str]:
@@ -205,10 +204,7 @@ def has_pair_lists(root: Path) -> bool:
 
 
 def read_pair_lists(root: Path) -> tuple[dict[str, list[Pair]], int]:
-    """Read the pair lists (train, val, test) in `root` or its folder `compositional-split-natural`.
-
-    Returns each split's pairs without repeats, and how many lines repeat an earlier line of the same list.
-    """
+    """Each split's pairs in `root` or its folder `FOLDER`, and how many lines repeat an earlier one."""
     lists = {split: read_pair_list(_folder(root) / f"{split}_pairs.txt") for split in SPLITS}
     pairs = {split: list(dict.fromkeys(listed)) for split, listed in lists.items()}
     return pairs, sum(len(lists[split]) - len(pairs[split]) for split in SPLITS)
@@ -246,10 +242,7 @@ SPLIT_FOLDER = re.compile(
 
 
 def read_folder(root: Path) -> tuple[pd.DataFrame, dict[str, int]]:
-    """Make a table of image, state and object from the images below `root`; folder names give the labels.
-
-    Also returns a dict that maps a note on skipped files to their number; it is empty if none was skipped.
-    """
+    """A table of image, state and object, from folder names; counts of skipped files, by note."""
     rows = []
     tree = ImageTree(root)
     for path in tree.images():
@@ -295,11 +288,9 @@ SIZES = "sizes"  # key of the digest of a folder's files and their sizes in byte
 
 
 def source_record(source: SourceOptions, earlier: Record | None = None) -> Record:
-    """Record of what a data set was read from: its source options, and a digest of its table, lists or file names.
+    """What a data set was read from: its options, and a digest of its table, lists or file names.
 
-    Args:
-        earlier: an earlier record. Its digests are used if the source is not on this machine, for example if only the
-            features were copied here.
+    `earlier`: a record whose digests are used if the source is not on this machine.
     """
     record: Record = TypeAdapter(SourceOptions).dump_python(source, mode="json")
     digests = _content_digests(source)

@@ -153,10 +153,7 @@ def contents_digest(file: Any, rows: NDArray[np.int64] | slice = slice(None)) ->
 
 
 def read_rows(file: Any, name: str, rows: Any = slice(None)) -> NDArray[Any]:
-    """Read rows (a slice or ascending numbers) of the HDF5 data set `name` in an open cache.
-
-    Raises `DamagedCache` if a row does not match its checksum; pending rows are not checked.
-    """
+    """Read rows (a slice or ascending numbers) of a data set; `DamagedCache` for a wrong checksum."""
     values: NDArray[Any] = file[name][rows]
     statuses: Statuses = file["status"][rows]
     wrong = row_checksums(values, statuses if name == "cls" else None) != stored_checksums(file, name, rows)
@@ -200,10 +197,9 @@ DISPLAY_NAMES = {  # in messages, compared in this order: what others follow fro
 
 
 def check_identity(stored: Mapping[str, str], expect: Mapping[str, str | None], path: Path) -> None:
-    """Raise `DuplexError`, which names the first difference, unless a cache was made with the expected settings.
+    """Raise `DuplexError`, naming the first difference, unless a cache has the expected settings.
 
-    Library versions may differ. For imported features, only manifest and width are compared, as the rest is unknown.
-    If a cache records no folder of images, folders are not compared. If None is expected, the setting must be absent.
+    Of imported features, only manifest and width are compared. None: the setting must be absent.
     """
     imported = stored.get("encoder") == IMPORTED
     others = sorted(set(expect) - set(DISPLAY_NAMES) - set(LIBRARIES))
@@ -234,10 +230,7 @@ def cache_identity(
 
 
 def first_difference(stored: Mapping[str, str], expect: Mapping[str, str]) -> str | None:
-    """The name, for messages, of the first setting in which two caches differ; None if they are equal.
-
-    Folders of images are compared only if both caches record one.
-    """
+    """The name, for messages, of the first setting in which two caches differ; None if equal."""
     for key in [*DISPLAY_NAMES, *sorted({*stored, *expect} - set(DISPLAY_NAMES))]:
         if _differs(key, stored, expect):
             if key == ROOT:
@@ -278,10 +271,7 @@ HEAD = 1 << 16  # bytes within which every cache names its format
 
 
 def refuse_foreign(path: Path) -> None:
-    """Raise `DuplexError` if writing a cache to `path` would overwrite a file that is not a feature cache.
-
-    Caches of any version may be overwritten, even damaged or unfinished ones; so may empty files.
-    """
+    """Raise `DuplexError` if writing a cache to `path` would overwrite a file of another kind."""
     for file, signature in ((path, FORMATS.encode()), (partial_path(path), HDF5_SIGNATURE)):
         if not os.path.lexists(file):
             continue
@@ -481,11 +471,7 @@ class PartialCache:
         return cls(path)
 
     def write(self, rows: int | Sequence[int] | NDArray[np.int64], statuses: Statuses, **values: NDArray[Any]) -> None:
-        """Write `rows` (ascending numbers, or the first of consecutive rows); they count as finished after `commit`.
-
-        statuses: whether each image was encoded, or why not [B].
-        values: HDF5 data set -> values [B, ...]; `contents` may be missing.
-        """
+        """Write rows, given by numbers or the first of them; they count as finished after `commit`."""
         places = np.arange(rows, rows + len(statuses)) if isinstance(rows, int) else np.asarray(rows, np.int64)
         blocks = {name: np.ascontiguousarray(values[name], DATASETS[name][1]) for name in self.names}
         for name, block in blocks.items():

@@ -63,10 +63,7 @@ class SharedFeatures:
     digests: tuple[str, ...]  # sha256 of each image file; "" for a missing one
 
     def find(self) -> tuple[Path, Ints] | None:
-        """Path of a cache that has all images, and the row of each image in it (-1 for a missing image file).
-
-        Returns None if no single cache has all of them.
-        """
+        """A cache that has all images, and each image's row (-1: missing file); None if there is none."""
         wanted = [bytes.fromhex(digest) for digest in self.digests]
         for path in sorted(self.folder.glob("*.h5")):
             rows = rows_by_content(path, self.identity, bad=True)
@@ -92,10 +89,9 @@ def encode_shared(
     block_inputs: int = 0,
     max_bad: float = 0.01,
 ) -> tuple[SharedFeatures, list[BadImage]]:
-    """Encode images that no cache in the folder has; returns a `SharedFeatures` of all, and images without features.
+    """Encode images that no cache in the folder has; returns all, and images without features.
 
-    `digests`: sha256 of files, "" if missing; `tokens`: "patch" stores patch tokens, too; `block_inputs`: so many last
-    blocks' inputs. Raises `DuplexError` if more than the share `max_bad` is unreadable, or if a file changes meanwhile.
+    `digests`: sha256 of files, "" if missing. Raises `DuplexError` if a file changes meanwhile.
     """
     place = folder / f"features-{json_digest(encoder.identity.to_dict())[:16]}"
     paths = {digest: image for digest, image in zip(digests, images, strict=True) if digest}

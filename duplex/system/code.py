@@ -48,10 +48,7 @@ def code_hash(*modules: str | Path) -> str:
 
 
 def code_files(*modules: str | Path) -> Files:
-    """The files of modules, of all that they import from this package or beside a plug-in, and of data that they name.
-
-    Raises FileNotFoundError for a module of this package or a script that does not exist.
-    """
+    """The files of modules, of what they import here or beside a plug-in, and of data that they name."""
     files: Files = {}
     for module in modules:
         if isinstance(module, Path):

@@ -32,8 +32,7 @@ def load_plugin(
 ) -> Any:
     """Import an entry point's class; raises `error` if that fails, or if it is no subclass of `base`.
 
-    It also raises `error` if two other packages use the same name for different classes. In messages,
-    `kind` is what the entry point is, such as "encoder family", and `advice` what the user can do.
+    In messages, `kind` is what it is, such as "encoder family", and `advice` what the user can do.
     """
     name = f"{kind} {point.name!r} of {provider(point)}"
     same_name = entry_points(group=point.group, name=point.name)
