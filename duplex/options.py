@@ -162,11 +162,7 @@ NO_TABLE = ("dict_type", "model_type", "dataclass_type")
 
 
 def describe_error(error: ValidationError, table: Any = None) -> tuple[str, str]:
-    """Place and message of one fault in a pydantic error, if possible of an unknown key.
-
-    The place is a path of keys such as `run.seeds`. For an unknown key, the message lists the
-    keys of `table`, the class that was validated.
-    """
+    """Place, such as `run.seeds`, and message of one fault, if possible of an unknown key of `table`."""
     faults = error.errors(include_url=False)
     fault = next((each for each in faults if each["type"] in UNKNOWN_KEY), faults[0])
     path = [str(part) for part in fault["loc"] if part != "[key]"]
@@ -196,11 +192,7 @@ def _known_keys(table: Any, path: Iterable[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class TrainingOptions(Options):
-    """Options of training (`training:` in params.yaml): learning rates, batches, epochs.
-
-    The Duplex paper's Tab. 2 gives learning rate, batch size and epochs per data set; the paper
-    uses Adam and halves the learning rate every five epochs.
-    """
+    """Options of training (`training:` in params.yaml): learning rates, batches, epochs."""
 
     learning_rate: LearningRate  # of the method's parameters
     batch_size: Count  # images per batch

@@ -65,18 +65,14 @@ def random_halvings(pairs: int) -> Bools:
 def crossfit_gain(wins: Floats, images: Ints, seen_images: int) -> CrossFitGain:
     """The gain in AUC by a threshold, measured on pairs that had no part in choosing it.
 
-    With `t_h` the best threshold of a half `h`, `H_p` the halves without the pair `p`, and
-    `N_u = sum_p n_p`,
+    With `t_h` the best threshold of a half `h`, `H_p` the halves without the pair `p`,
 
         g_p = mean_{h in H_p} (wins[t_h, p] - wins[0, p]) / (2 N_s)
         t_h = argmax_t sum_{q in h} wins[t, q]
         gain = sum_p g_p / N_u,   SE = sqrt(P / (P - 1) sum_p (g_p - n_p gain)^2) / N_u
 
-    Args:
-        wins: `auc_points_by_pair` at each threshold [T, P]; thresholds ascend, and the first one
-            excludes nothing. Of equally good thresholds the lowest is chosen.
-        images: number n_p of images of each unseen pair [P].
-        seen_images: number N_s of images of seen pairs.
+    wins: `auc_points_by_pair` at each threshold [T, P], ascending; the first excludes nothing.
+    images, seen_images: numbers n_p of images of each unseen pair [P], and N_s of seen pairs.
     """
     pairs = images.size
     unseen_images = int(images.sum())

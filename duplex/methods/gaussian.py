@@ -237,17 +237,13 @@ def compose(effects: AdditiveEffects, interactions: Interactions | None, states:
 class NormalEquations:
     """Normal equations `H beta = r` of pairs' means: `beta` is a mean, state and object effects.
 
-    If `w` is the `M x N` table of pairs' weights (0 without images), and `w 1`, `1 w` its sums by
-    state and by object,
+    If `w` is the `M x N` table of pairs' weights (0 without images), and `w 1`, `1 w` its sums,
 
         H = [[sum w, w 1, 1 w], [., diag(w 1) + ridge, w], [., ., diag(1 w) + ridge]]    (symmetric)
 
-    v: variance of interactions (means minus mean and effects); n images give a pair the weight `1
-        / (v + 1 / n)`.
-    ridge: penalty on the effects, not on the mean: the number of images at which an effect is
-        shrunk by half.
+    v: variance of interactions; n images give a pair the weight `1 / (v + 1 / n)`.
+    ridge: number of images at which an effect is shrunk by half; tau: variance of G.
     kernels: similarities of words; if given, `beta` also holds the interactions' coefficients G.
-    tau: variance of G; its inverse is the ridge on G.
     """
 
     def __init__(

@@ -237,19 +237,13 @@ def fitted_digests(record: Mapping[str, Any]) -> dict[str, str]:
 
 
 def copied_images(contents: Mapping[str, str], others: Mapping[str, str]) -> list[bool]:
-    """For each image of `contents`, whether one of `others` has the same bytes or pixels.
-
-    contents, others: for each image, the sha256 of its file -> the digest of its pixels.
-    """
+    """For each image of `contents`, whether one of `others` has the same bytes or pixels."""
     taken = {*others, *others.values()}
     return [file in taken or pixels in taken for file, pixels in contents.items()]
 
 
 def sole_model_writer(folder: Path, instead: str) -> AbstractContextManager[None]:
-    """Context manager that locks a model's folder: only one `duplex update` or `fit` writes to it.
-
-    instead: what the user can do instead of waiting, for the message.
-    """
+    """Context manager that locks a model's folder: only one `duplex update` or `fit` writes to it."""
     folder = folder.resolve()  # a link and its target have one lock
     return sole_writer(folder.with_name(f"{folder.name}.update"), "update or fit", instead)
 
@@ -278,10 +272,7 @@ def write_statistics(folder: Path, fitted: FittedStatistics, model: Mapping[str,
 
 @as_usage_error()
 def read_statistics(folder: Path) -> FittedStatistics:
-    """Read the statistics of the training features from a model's folder.
-
-    Raises `UsageError` if they are missing or of another model, or an encoder's code changed.
-    """
+    """Read the statistics of the training features from a model's folder."""
     model = read_header(folder / MODEL, "export")
     path = folder / STATISTICS
     encoder = model.fields["encoder"]
@@ -322,11 +313,7 @@ def export(
 ) -> None:
     """Export a trained model to the folder `out`; after an error, `out` is as it was.
 
-    Raises `UsageError` if the model cannot be exported or `out` exists.
-
-    world: closed or open, the world whose candidates the exported model scores.
     add_files: function that writes further files; it gets the folder and the model's tensors.
-    force: replace a model at `out`.
     """
     refuse_existing_model(out, force=force)
     if is_random(trained.backbone.record.get("tag")):

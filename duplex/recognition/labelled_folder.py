@@ -64,10 +64,6 @@ def read_labelled_folder(
 ) -> LabelledFolder:
     """Read and split the labelled images of a folder `state/object/*.jpg`, a table or a benchmark.
 
-    Copies of an image with the same label are used once; images with two labels are left out.
-    Raises `UsageError` if more than one image in a hundred has two labels, and for data that
-    cannot be split into seen and unseen pairs.
-
     images: folder that a table's image paths start from; by default the table's folder.
     known_pixels: digests of pixels that were computed before, by the sha256 of the file.
     """
@@ -141,9 +137,8 @@ def distinct_images(
 ) -> DistinctImages:
     """Read the labelled images of a folder or table, each only once; also notes on copies left out.
 
-    Files with equal bytes or pixels are copies (`known_pixels`: known digests of pixels, by sha256
-    of the file). Copies with different labels are all left out; if they are more than 1 % of all
-    images, this raises `UsageError`.
+    Files with equal bytes or pixels are copies. Copies with different labels are all left out;
+    more than 1 % of them raise `UsageError`.
     """
     root = description.root
     skipped: dict[str, int] = {}

@@ -130,9 +130,7 @@ class Measured:
     def value(self, table: str, metric: str, sampled: bool = False) -> MeanWithError | None:
         """Mean of a metric in a table of the summary (or `costs`); None if not measured.
 
-        Open-world metrics are at the feasibility threshold by words, if there is one.
-
-        sampled: prefer the value by the published protocol, which samples the bias.
+        `sampled`: prefer the value by the published protocol, which samples the bias.
         """
         if table == "costs":
             return self._cost(metric)

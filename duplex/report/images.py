@@ -251,9 +251,8 @@ def retrieve_texts(context: RetrievalContext, file: str) -> RetrievedTexts:
 def swap_parts(context: RetrievalContext, file: str) -> tuple[list[Block], dict[str, Any]]:
     """Blocks on swapped factors of test images, and the numbers that they cite from `file`.
 
-    For each test pair, the state factor of an image that shares only its state is joined with the
-    object factor of one that shares only its object; the nearest other test image should show the
-    pair.
+    The state factor of an image that shares only a pair's state is joined with the object factor
+    of one that shares only its object; the nearest other test image should show the pair.
     """
     if context.features.states is None or context.features.objects is None:
         return [Note("The method has no state and object factors to swap.")], {}

@@ -103,10 +103,7 @@ def metrics_as_text(table: Aggregate) -> list[list[str]]:
 
 
 def run_table(results: Results, options: Mapping[tuple[str, str], Mapping[str, Any]]) -> pd.DataFrame:
-    """Table with one line of metrics per run and world.
-
-    options: (data set, method) -> what the column `options` shows.
-    """
+    """Table with one line per run and world; options: (data set, method) -> text of that column."""
     lines = []
     for data in results.datasets:
         for method, runs in data.runs.items():
@@ -185,10 +182,7 @@ def mean_cell(
     part: str = "metrics",
     scale: float = 1.0,
 ) -> TableCell:
-    """The mean of a number over those runs that recorded it, multiplied by `scale`.
-
-    places: each run's record, and the keys under which the record's `part` has the number.
-    """
+    """The mean of a number over those runs that recorded it in `places`, multiplied by `scale`."""
     numbers = []
     sources = []
     for run, keys in places:

@@ -231,9 +231,7 @@ def check_inputs(place: object, record: TrainingRecord, labels: LabelSpace, enco
 def load_checkpoint(checkpoint: Path | ModelHeader, context: MethodContext, encoder: Mapping[str, str]) -> Method[Any]:
     """Load a trained method for evaluation; prints a warning if a plug-in's code has changed since.
 
-    Raises `DuplexError` if the labels or the encoder differ from those of training, or if the
-    tensors are damaged or do not fit the method. `encoder`: the fields that identify the encoder
-    in use.
+    Raises `DuplexError` for other labels or another encoder, and for damaged tensors.
     """
     checkpoint = read_checkpoint_header(checkpoint) if isinstance(checkpoint, Path) else checkpoint
     path = checkpoint.path

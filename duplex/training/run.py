@@ -140,11 +140,10 @@ class TrainedMethod:
 
 @contextmanager
 def reproducible(wanted: Threads = "auto") -> Iterator[None]:
-    """Context manager for training and evaluation: inside it, the seed determines every bit of the result.
+    """Context manager for training and evaluation: inside it, the seed determines every bit.
 
-    PyTorch uses deterministic algorithms, its initial modes (gradients on, autocast off, new tensors float32 on the
-    CPU) and `wanted` CPU threads. At the end, the caller's settings and the states of PyTorch's random generators are
-    restored. Other threads wait for their turn.
+    PyTorch uses deterministic algorithms, its initial modes and `wanted` CPU threads. At the end,
+    settings and random generators are restored. Other threads wait for their turn.
     """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     gpus = range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)
@@ -170,11 +169,9 @@ def train_run(
     hooks: TrainingHooks = TrainingHooks(),
     choose_by: ChooseBy | None = None,
 ) -> TrainedMethod:
-    """Train a method and keep the epoch that validation chooses; also choose bias and feasibility threshold.
+    """Train a method, keep the epoch that validation chooses, and choose bias and threshold.
 
-    Call this inside `reproducible`, so that the result can be compared with other runs.
-
-    choose_by: the caller's own validation metric, which chooses the epoch instead of the option `select`.
+    Call this inside `reproducible`. `choose_by`: the caller's own metric instead of `select`.
     """
     code = plugin_code_hash(spec.kind)  # before training: the file may be edited while it runs
     images = inputs.examples["train"].to(device)
@@ -218,11 +215,9 @@ def train_on_all_images(
     device: torch.device,
     resume: ResumePoint = ResumePoint(),
 ) -> TrainedMethod:
-    """Train a method on all labelled images, without validation, for the number of epochs that an earlier run chose.
+    """Train a method on all labelled images, without validation, as an earlier run chose.
 
-    chosen: metadata of the earlier run, which gives the number of epochs, bias and novelty threshold.
-    tuned: values of options that the earlier run chose on validation images (`Method.chosen_options`).
-    inputs: data set with every image in the training split.
+    tuned: values of options that the earlier run chose on validation images.
     """
     options = replace(spec.options, **tuned)
     training = replace(spec.training, epochs=max(1, chosen.epoch), patience=None, warm_up=0)
@@ -251,11 +246,7 @@ def train_on_all_images(
 def initialised_method(
     kind: str, options: Options, context: MethodContext, inputs: RunInputs, seed: int, device: torch.device
 ) -> Method[Any]:
-    """Build an untrained method and initialise it from the training images (`Method.start`).
-
-    Raises `UsageError` for states or objects without training images, and for training images without a state or an
-    object, unless the method can use them.
-    """
+    """Build an untrained method and initialise it from the training images (`Method.start`)."""
     labels, images = context.labels, inputs.examples["train"].to(device)
     known, alone = np.concatenate(labels.trained_words), images.compositions[images.compositions < 0]
     known[-1 - alone.cpu().numpy()] = True  # words of images with only a state or an object
@@ -281,7 +272,7 @@ def tune_and_score(
 ) -> tuple[Margins, dict[str, Any]]:
     """Let a trained method choose its settings, then score the validation images once per world.
 
-    Returns the images' closed-world margins, and the fields of `TrainingRecord` that follow from the scores.
+    Returns closed-world margins, and the fields of `TrainingRecord` that follow from the scores.
     """
     labels, rule = inputs.labels, settings.feasibility
     choose_options(method, val, labels)

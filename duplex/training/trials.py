@@ -91,8 +91,7 @@ class TrialResult:
 class Trials:
     """Store of the trials on one data set, each with a folder of its own inside `folder`.
 
-    Results and tensors are always read from files, even those of a trial trained in this process,
-    so that an interrupted search makes the same choice.
+    Results and tensors are always read from files, so that an interrupted search chooses equally.
     """
 
     folder: Path
