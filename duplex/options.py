@@ -1,8 +1,7 @@
 """Options of methods, training, fine-tuning and data: frozen dataclasses that check their values.
 
-A wrong value such as `context="lerned"` raises an error when the object is created, from Python or
-from a file. Optimiser, learning rate and its schedule are in `TrainingOptions`; each method's own
-options are in its module. pydantic checks each field; `describe_error` words its errors.
+Optimiser, learning rate and its schedule are in `TrainingOptions`; each method's own options are
+in its module. pydantic checks each field; `describe_error` words its errors.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Contents of image files, and random compositional splits that keep images of equal content together.
 
-Two image files are copies if they have the same bytes or the same decoded pixels (`decode_image`). Near-copies are
-images saved or scaled again: their *looks*, the images reduced to 8 x 8 pixels, hardly differ. A split holds some pairs
-out as unseen and divides the images of all other pairs, so that validation and test contain seen and unseen pairs.
-Every state and object stays in training, except new words (`SplitOptions`), whose pairs go to validation or test.
+Copies have the same bytes or decoded pixels. Near-copies are images saved or scaled again: their
+*looks*, the images reduced to 8 x 8 pixels, hardly differ. A split holds some pairs out as unseen
+and divides the images of all others. Every state and object stays in training, except new words
+(`SplitOptions`), whose pairs go to validation or test.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""Download MIT-States, UT-Zappos and C-GQA in the layout that `sources.py` reads; benchmarks.yaml has all links.
+"""Download MIT-States, UT-Zappos and C-GQA, and the Parquet files of data sets on the Hugging Face hub.
 
-Data sets of the Hugging Face hub are downloaded as Parquet files, whose rows are listed in one table.
-
-An interrupted download is resumed. Archives are not trusted: only the wanted files are unpacked, only below the given
-folder, and only up to a limit of bytes.
+An interrupted download is resumed. Archives are not trusted: only the wanted files are unpacked,
+only below the given folder, and only up to a limit of bytes.
 """
 
 from __future__ import annotations

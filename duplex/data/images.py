@@ -1,9 +1,9 @@
 """Read image and text files from untrusted sources, and find images below a data root.
 
-Pixels are read as viewers show them: rotated by the file's EXIF orientation, the first frame of an animation, without
-alpha. An image's name may end in a crop of these pixels, `photo.jpg#xywh=LEFT,TOP,WIDTH,HEIGHT`. Sizes are checked in
-the file's header, so a decompression bomb is never decoded. A damaged file and a failing machine (memory, disk) raise
-different errors. Links that lead out of the data root raise an error.
+Pixels are read as viewers show them: upright by EXIF, the first frame, without alpha. An image's
+name may end in a crop of them, `photo.jpg#xywh=LEFT,TOP,WIDTH,HEIGHT`. Sizes are checked in the
+header, so a decompression bomb is never decoded. A damaged file and a failing machine (memory,
+disk) raise different errors.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
-"""Load data sets from their sources: drawn images, a published benchmark's files, a table, or a folder tree.
+"""Load data sets from their sources: drawn images, a published benchmark, a table, or a folder tree.
 
-A source's record holds its options and a digest of its table, of the benchmark's lists, or of the file names and sizes
-in the folder; no image is read for it.
-
-MIT-States, UT-Zappos and C-GQA have the folder layout that their CZSL releases share: `ROOT/images/...`,
-`ROOT/metadata_compositional-split-natural.t7` and `ROOT/compositional-split-natural/*_pairs.txt`. The metadata has an
-entry per image; its field `set` is the split. Image folders may be named with spaces or underscores (MIT-States) or as
-in the archive of UT-Zappos (the entry's `_image`).
+MIT-States, UT-Zappos and C-GQA share a folder layout: `ROOT/images/...`,
+`ROOT/metadata_compositional-split-natural.t7` and `ROOT/compositional-split-natural/*_pairs.txt`.
+The metadata has an entry per image; its field `set` is the split. Image folders may be named with
+spaces or underscores (MIT-States) or as in the archive of UT-Zappos (the entry's `_image`).
 """
 
 from __future__ import annotations

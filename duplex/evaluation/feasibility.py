@@ -1,15 +1,13 @@
 """Feasibility thresholds, which exclude implausible unseen compositions in the open world.
 
 Feasibility is a number per composition that is larger for more plausible ones (Mancini et al.,
-2021); it may be computed from word vectors. Unseen compositions below the threshold score -inf.
-All thresholds are tried in one pass: each step to a lower threshold adds one bucket of
-compositions to the candidates.
+2021). Unseen compositions below the threshold score -inf. All thresholds are tried in one pass:
+each step to a lower one adds one bucket of compositions to the candidates.
 
-The threshold with the best AUC on validation images is chosen, so its gain on the same images is
-optimistic: they do not show which real pairs outside of validation it excludes. The gain is
-therefore cross-fitted: the threshold is chosen on one half of the unseen pairs and measured on the
-other, both ways and for many random halves. Leaving out single pairs instead would hide the cost:
-only the least feasible pair could fall below a threshold chosen on the others.
+The threshold with the best validation AUC is chosen, so its gain on the same images is optimistic.
+The gain is therefore cross-fitted: the threshold is chosen on one half of the unseen pairs and
+measured on the other, both ways and for many random halves. Leaving out single pairs would hide
+the cost: only the least feasible pair could fall below a threshold chosen on the others.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Write the features of images to a feature cache: encode them, or find them in other caches by content.
 
-The last bits of a feature depend on its batch. Images are therefore always grouped into the same batches, and a resumed
-extraction gives the same features. An extraction can be divided into shards (`features.shards`). Images encoded before
-are found in caches of the same encoder by their files' content.
+The last bits of a feature depend on its batch. Images are therefore always grouped into the same
+batches, and a resumed extraction gives the same features.
 """
 
 from __future__ import annotations

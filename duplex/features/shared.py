@@ -1,10 +1,10 @@
-"""The user's shared cache: features of images by their files' content, for all data sets outside of a project.
+"""The user's shared cache: features of images by their files' content, for data outside of a project.
 
-    FOLDER/features-KEY/LIST.h5    KEY is a hash of the encoder, LIST one of the images and the stored outputs
+    FOLDER/features-KEY/LIST.h5    KEY is a hash of the encoder, LIST one of images and outputs
 
-A cache there that has all wanted images is used as it is. Otherwise a new one is written, into which rows of the others
-are copied, and caches that are then superfluous are removed. As a cache may disappear in this way, code that needs
-features later keeps a `SharedFeatures`, which searches for the images again, instead of a path.
+A cache that has all wanted images is used as it is. Otherwise a new one is written, into which
+rows of the others are copied, and caches that are then superfluous are removed. So code that needs
+features later keeps a `SharedFeatures`, which searches again, instead of a path.
 """
 
 from __future__ import annotations

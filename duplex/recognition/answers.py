@@ -1,12 +1,8 @@
 """Answers for images: the compositions to choose from, the chosen ones, and similar training images.
 
-Candidates are the compositions that an answer is chosen from, with the function that scores them
-and their prior, the probability of each before the image is seen.
-
-Users may add compositions, with trained or new words. They are scored without training. Their text
-features are encoded from prompts with the model's learned vectors for trained words and token
-embeddings for new ones. Their visual prototypes (estimated mean image features) are composed of
-means of the training pairs' prototypes or, in the closed form, of its terms:
+Users may add compositions, with trained or new words, which are scored without training. Their
+text features are encoded from prompts; their visual prototypes are composed of means of the
+training pairs' prototypes or, in the closed form, of its terms:
 
     normalise(mean_state + mean_object - mean_all)    mean_all replaces the mean of a new word
     mu + a_state + b_object                           0 replaces the term of a new word

@@ -2,12 +2,8 @@
 
     SOURCE -> check, split -> features -> choice of a recipe -> final fit on all images -> MODEL
 
-`duplex.fit` is another function: it trains one method on a loaded data set.
-
-`training/recipes` has the recipes that are tried and the search over them. Features are kept in
-the user's cache. Beside MODEL, `MODEL.cache` holds each recipe tried and unfinished training. A
-killed fit resumes from there and writes the same bytes; a second fit of the same data retrains
-nothing.
+`MODEL.cache` holds each recipe tried and unfinished training. A killed fit resumes from there and
+writes the same bytes; a second fit of the same data retrains nothing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 """Print the composition that an exported model recognises in each image, using onnxruntime.
 
-Besides onnxruntime, it needs only numpy, safetensors and Pillow.
-
 Usage: python see.py IMAGE...
 """
 

@@ -1,12 +1,4 @@
-"""`Recognizer`, which names the compositions in images, and functions that turn images into its inputs.
-
-recognizer = Recognizer.load("artifacts/shapes/duplex/0")
-for answer in recognizer(["kettle.jpg"], top=3):
-    print(answer.best.name, answer.best.probability)
-
-Probabilities, and the share of new pairs in them (`new_share`), are in `evaluation/probabilities`.
-On the command line, images are files, folders, patterns, or `-` for a list on stdin.
-"""
+"""`Recognizer`, which names the compositions in images, and what turns images into its inputs."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """HTTP server that takes images and answers in JSON, with a web page and metrics for Prometheus.
 
-Python runs one thread at a time, and with a small encoder half the time per image is spent in
-Python code; so the server process handles HTTP only. It collects the images of concurrent requests
-into batches for worker processes, each with its own recognizer. If a file crashes its decoder,
-only a worker dies, and it is replaced.
+The server process handles HTTP only and collects the images of concurrent requests into batches
+for worker processes, each with its own recognizer, since with a small encoder half the time per
+image is spent in Python code. If a file crashes its decoder, only a worker dies, and it is
+replaced.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Add labelled images to a fitted model without training: `duplex update`.
 
-The model's visual prototypes follow in closed form (least squares) from statistics in its folder:
-counts and sums of features by pair, and second moments. An update adds the statistics of more
-images, which may show new words, and solves again: the result equals a closed-form fit to all.
-Trained prompts and fine-tuned blocks stay; prompts of new words come from the text tower.
+The visual prototypes follow in closed form from statistics in the model's folder, to which an
+update adds those of more images: the result equals a closed-form fit to all. Trained prompts and
+fine-tuned blocks stay; prompts of new words come from the text tower.
 """
 
 from __future__ import annotations

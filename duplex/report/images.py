@@ -1,8 +1,7 @@
 """Report parts on test images: nearest to prototypes, their nearest texts, swapped factors.
 
-Nearest means the largest cosine, as in the Duplex paper's qualitative figure; the bias on unseen
-pairs is not used. A swap joins the state factor of one image with the object factor of another,
-and looks for the nearest image.
+Nearest means the largest cosine, without the bias. A swap joins the state factor of one image with
+the object factor of another, and looks for the nearest image.
 """
 
 from __future__ import annotations

@@ -1,25 +1,19 @@
 """The search over recipes, by which `finetune: auto` and `duplex fit` choose how much to train.
 
 A *recipe* is a trial of such a search: nothing trained, prompts, or prompts with one, two, four …
-fine-tuned blocks of the image tower. Recipes are tried in order of cost, the cheapest first. A
-recipe replaces the best one so far if its validation AUC is higher by more than the standard error
-of the difference,
+fine-tuned blocks of the image tower, tried in this order. A recipe replaces the best one so far if
+its validation AUC is higher by more than the standard error of the difference,
 
     AUC' - AUC > SE(AUC' - AUC),    by DeLong's formula over the same validation images.
 
-Of recipes with equal costs, such as two learning rates, the one with the highest AUC replaces it.
-
 Recipes with fine-tuned blocks are first compared with each other, after the same two epochs of
-each. Any gain in AUC decides, as recipes recognise images equally fast once they are trained.
-Several learning rates are tried at the smallest number of blocks, and all larger numbers use the
-best of them. Two numbers of blocks in a row without a gain are the last. Only the best of these
-recipes is trained to its end and compared with those without blocks. If its last epoch was its
-best, it is trained for twice as many epochs, as long as time is left and validation AUC rises.
+each; any gain decides. All learning rates are tried at the smallest number of blocks only. Two
+numbers of blocks in a row without a gain are the last. Only the best of these recipes is trained
+to its end and compared with those without blocks. If its last epoch was its best, it is trained
+for twice as many epochs, as long as time is left and validation AUC rises.
 
-A *lineup* says which recipes with fine-tuned blocks fit into a time limit. `finetunable_blocks`
-finds how many blocks can be fine-tuned at all, `block_cost` times these on random inputs, and
-`choose_lineup` chooses. The lineup is stored: an interrupted search continues with the same
-recipes, even if the machine is faster or slower then.
+A *lineup* says which recipes with fine-tuned blocks fit into a time limit. It is stored: an
+interrupted search continues with the same recipes, even if the machine is faster or slower then.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
 """Train one method on a data set; used by the pipeline, searches and `duplex.fit`.
 
-    spec = MethodSpec.of(params, dataset, method)          # the method with its options
-    with reproducible(spec.training.threads):
-        run = train_run(spec, inputs, seed, device, params.evaluation)
-        run.write(RunPaths(folder))
-
-After training, the validation images are scored once per world: bias, feasibility threshold, confidence and the
-validation AUC come from that pass (`tune_and_score`).
+spec = MethodSpec.of(params, dataset, method)          # the method with its options
+with reproducible(spec.training.threads):
+    run = train_run(spec, inputs, seed, device, params.evaluation)
+    run.write(RunPaths(folder))
 """
 
 from __future__ import annotations

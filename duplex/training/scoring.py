@@ -1,12 +1,8 @@
 """Score images with a method in blocks that fit into memory; choose settings on validation images.
 
-An image's *margin* is the bias on the scores of unseen compositions at which it becomes right or
-wrong; all curves are computed from margins.
-
 Validation chooses the epoch (`Validation`) and, after training, a *calibration* per world
-(`calibrate`): the bias and, in the open world, a threshold of *feasibility*, which is how
-plausible an unseen composition is by word vectors (`duplex.methods.word_feasibility`). Less
-feasible compositions are excluded. Test images have no part in any choice.
+(`calibrate`): the bias and, in the open world, a threshold of *feasibility*, which excludes
+implausible compositions. Test images have no part in any choice.
 """
 
 from __future__ import annotations

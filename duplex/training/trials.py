@@ -1,8 +1,6 @@
 """Trials: trainings that validation compares, each in a folder named by a digest.
 
-`duplex tune` tries a grid of trials; `finetune: auto` and `duplex fit` search for a recipe
-(`training/recipes`). A trial whose files exist is not trained again, and an interrupted one
-continues.
+A trial whose files exist is not trained again, and an interrupted one continues.
 """
 
 from __future__ import annotations
