@@ -39,6 +39,7 @@ from duplex.methods.base import Method
 from duplex.methods.registry import find_method, installed_methods, parse_options
 from duplex.options import DEFAULT_TRAINING, AutoFinetune, SplitOptions, TrainingOptions, finetune_options
 from duplex.recognition.recognizer import Recognizer
+from duplex.recognition.worlds import calibration_for, evaluate_world
 from duplex.report.aggregate import mean_curve
 from duplex.report.blocks import Chart, Series, draw
 from duplex.system.entry import LARGEST_SEED
@@ -49,7 +50,6 @@ from duplex.training.inputs import Data, InputRequest, RunInputs, label_table, o
 from duplex.training.logs import EpochReport, StepReport, TrainingHooks, TrainingLog, open_log
 from duplex.training.run import MethodSpec, TrainedMethod, reproducible, train_run
 from duplex.training.scoring import ChooseBy
-from duplex.worlds import calibration_for, evaluate_world
 
 
 class Dataset:

@@ -64,6 +64,7 @@ from duplex.recognition.labelled_folder import (
     save_pixel_digests,
 )
 from duplex.recognition.trained import TrainedRun
+from duplex.recognition.worlds import evaluate_world
 from duplex.report.own import OwnData, write_page
 from duplex.system.code import code_hash
 from duplex.system.files import expanded_path, json_digest, named_path, refuse_existing, sole_writer, write_json
@@ -86,7 +87,6 @@ from duplex.training.recipes import (
 from duplex.training.run import TrainedMethod, reproducible, train_on_all_images
 from duplex.training.scoring import Calibration
 from duplex.training.trials import Trial, Trials
-from duplex.worlds import evaluate_world
 
 LONGEST = 1800.0  # seconds that encoding may take on a CPU
 # Encoders, the most accurate first -> published weights, seconds per image on one CPU core

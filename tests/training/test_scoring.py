@@ -22,6 +22,7 @@ from duplex.features.tokens import Examples
 from duplex.methods.closed_form import ClosedFormMethod, ClosedFormOptions
 from duplex.methods.duplex import DuplexOptions as Options
 from duplex.methods.plid import Plid, PlidOptions
+from duplex.recognition.worlds import evaluate_world, frequency_accuracies, metrics_at_bias
 from duplex.training import scoring
 from duplex.training.inputs import RunInputs
 from duplex.training.run import tune_and_score
@@ -35,7 +36,6 @@ from duplex.training.scoring import (
     score_split,
     term_sum_statistics,
 )
-from duplex.worlds import evaluate_world, frequency_accuracies, metrics_at_bias
 from tests.methods.field import words
 from tests.methods.world import batch_of, features, small_context, small_labels, small_method
 
