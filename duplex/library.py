@@ -327,7 +327,7 @@ def fit(
         is chosen for both worlds.
     select: validation metric that chooses the epoch: auc, hm, unseen, loss; `last` for the last epoch; or a function of
         a dict with seen, unseen, hm and auc (fractions, closed world) that returns the number to maximise.
-    optimiser: adam, adamw, sgd, or a function of parameter groups that returns an optimiser, such as
+    optimiser: adam, adamw, or a function of parameter groups that returns an optimiser, such as
         `torch.optim.NAdam`. Groups without a learning rate are trained with the option `learning_rate`.
     schedule: step, cosine, constant, or a function of the epoch (from 0) that returns the factor of the learning rates.
     on_step: function that is called with a `StepReport` after each optimiser step.
@@ -353,7 +353,7 @@ def fit(
     reads_text = find_method(spec.kind).needs(spec.options) & {"text", "words"}
     if settings.get("precision") in ("bf16", "fp16") and not reads_text:
         raise UsageError(f"precision is for the text tower, which {spec.name} does not use; leave out precision")
-    replaced = {"optimiser": ("weight_decay", "eps", "sgd_momentum"), "schedule": ("decay", "decay_every", "warm_up")}
+    replaced = {"optimiser": ("weight_decay", "eps"), "schedule": ("decay", "decay_every")}
     for key, names in replaced.items():
         if own.get(key) is not None and (given := [each for each in names if each in settings]):
             raise UsageError(f"{given[0]} has no effect with your own {key}; set it in that function, or leave it out")

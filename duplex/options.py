@@ -196,16 +196,14 @@ class TrainingOptions(Options):
     learning_rate: LearningRate  # of the method's parameters
     batch_size: Count  # images per batch
     epochs: Count  # passes over the training images
-    optimiser: Literal["adam", "adamw", "sgd"] = "adam"
-    sgd_momentum: Rate = 0.9  # momentum of the optimiser sgd
+    optimiser: Literal["adam", "adamw"] = "adam"
     weight_decay: Rate = 0.0  # of the optimiser
-    eps: Positive = 1e-8  # of adam and adamw, added to the root of the mean squared gradient
+    eps: Positive = 1e-8  # added to the root of the mean squared gradient
     word_dropout: Rate = 0.0  # share of the elements of learned words that a step zeroes
     clip: Positive | None = None  # largest norm of all gradients together; null: no limit
     schedule: Literal["step", "cosine", "constant"] = "step"  # of the learning rate, by epoch
     decay: Annotated[float, Field(gt=0, le=1)] = 0.5  # factor every `decay_every` epochs (step)
     decay_every: Count = 5  # epochs between two decays (schedule: step)
-    warm_up: Natural = 0  # epochs over which the learning rate rises linearly to its value
     select: Literal["auc", "hm", "unseen", "loss", "last"] = "auc"  # validation chooses the epoch
     validate_every: Count = 1  # epochs between two validations; the last epoch is always validated
     patience: Count | None = None  # stop after epochs without a better validation; null: never
@@ -222,21 +220,8 @@ class TrainingOptions(Options):
         return {key: value for key, value in self.to_dict().items() if key != "log"}
 
     def changed(self, changes: Mapping[str, Any]) -> TrainingOptions:
-        """A copy with other values; options of one optimiser are not handed on to another."""
-        is_same = changes.get("optimiser", self.optimiser) == self.optimiser
-        own = () if is_same else ("sgd_momentum", "eps")
-        kept = {key: value for key, value in self.to_dict().items() if key not in own}
-        return TrainingOptions.from_dict({**kept, **changes})
-
-    def rules(self) -> Iterable[tuple[object, str]]:
-        is_sgd = self.optimiser == "sgd"
-        has_momentum = self.sgd_momentum != type(self).sgd_momentum
-        message = f"optimiser: {self.optimiser} has no sgd_momentum; leave out sgd_momentum"
-        yield refuse(not is_sgd and has_momentum, message)
-        has_eps = self.eps != type(self).eps
-        yield refuse(is_sgd and has_eps, "optimiser: sgd has no eps; leave out eps")
-        message = f"warm_up is {self.warm_up}; expected less than epochs ({self.epochs})"
-        yield refuse(self.warm_up >= self.epochs, message)
+        """A copy with other values."""
+        return TrainingOptions.from_dict({**self.to_dict(), **changes})
 
 
 # Training options of a user's data set where neither params.yaml nor the caller sets them

@@ -40,7 +40,6 @@ def make_optimiser(
     kinds: dict[str, Callable[..., torch.optim.Optimizer]] = {
         "adam": partial(torch.optim.Adam, eps=settings.eps, weight_decay=decay),
         "adamw": partial(torch.optim.AdamW, eps=settings.eps, weight_decay=decay),
-        "sgd": partial(torch.optim.SGD, momentum=settings.sgd_momentum, weight_decay=decay),
     }
     make = hooks.optimiser or kinds[settings.optimiser]
     optimiser = make([{"lr": settings.learning_rate, **group} for group in groups])
@@ -75,13 +74,10 @@ def make_schedule(
 
 def rate_share(epoch: int, settings: TrainingOptions) -> float:
     """The factor by which the learning rate is multiplied in an epoch, counted from 0."""
-    if epoch < settings.warm_up:
-        return (epoch + 1) / (settings.warm_up + 1)
     if settings.schedule == "step":
         return settings.decay ** (epoch // settings.decay_every)
     if settings.schedule == "cosine":
-        progress = (epoch - settings.warm_up) / (settings.epochs - settings.warm_up)
-        return 0.5 * (1 + math.cos(math.pi * min(progress, 1.0)))
+        return 0.5 * (1 + math.cos(math.pi * min(epoch / settings.epochs, 1.0)))
     return 1.0
 
 

@@ -260,9 +260,7 @@ def finetuned_recipes(
         name = f"{blocks} block{'s' * (blocks > 1)}, rate {rate:g}"
         whole = []
         for number in epochs:
-            training = replace(
-                spec.training, epochs=number, schedule="cosine", warm_up=0, patience=number // 2, validate_every=1
-            )
+            training = replace(spec.training, epochs=number, schedule="cosine", patience=number // 2, validate_every=1)
             tuned = replace(spec, training=training, finetune=options)
             whole.append(Trial(f"{name}, {number} epochs", tuned, seed))
         return Trial(f"{name}, epoch {PAUSE}", whole[0].spec, seed, PAUSE, tuple(whole))

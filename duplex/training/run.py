@@ -217,7 +217,7 @@ def train_on_all_images(
     tuned: values of options that the earlier run chose on validation images.
     """
     options = replace(spec.options, **tuned)
-    training = replace(spec.training, epochs=max(1, chosen.epoch), patience=None, warm_up=0)
+    training = replace(spec.training, epochs=max(1, chosen.epoch), patience=None)
     method = initialised_method(spec.kind, options, inputs.context(spec.trained_for), inputs, chosen.seed, device)
     images = inputs.examples["train"].to(device)
     if chosen.epoch:
