@@ -46,16 +46,15 @@ PIXELS = "pixels"
 CHECKSUMS = "checksums"
 CONTENTS = "contents"
 HALF = np.dtype(np.float16)
-DATASETS: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {  # name: allowed numbers of dimensions, type
-    "cls": ((2,), HALF),
-    "status": ((1,), np.dtype(np.uint8)),
-    "patch": ((3,), HALF),
-    "block_inputs": ((3, 4), HALF),
-    PIXELS: ((4,), np.dtype(np.uint8)),
-    CHECKSUMS: ((2,), np.dtype(np.uint32)),
-    CONTENTS: ((2,), np.dtype(np.uint8)),
+DATASETS: dict[str, np.dtype[Any]] = {
+    "cls": HALF,
+    "status": np.dtype(np.uint8),
+    "patch": HALF,
+    "block_inputs": HALF,
+    PIXELS: np.dtype(np.uint8),
+    CHECKSUMS: np.dtype(np.uint32),
+    CONTENTS: np.dtype(np.uint8),
 }
-REQUIRED = ("cls", "status", CHECKSUMS, CONTENTS)
 PENDING = 0
 ENCODED = 1
 FIRST_BAD = 2
@@ -117,7 +116,7 @@ def value_names(present: Container[str]) -> list[str]:
 
 def row_bytes(name: str, row: tuple[int, ...]) -> int:
     """Number of bytes that one image's values, of shape `row`, take in the HDF5 data set `name`."""
-    return int(np.prod(row)) * DATASETS[name][1].itemsize
+    return int(np.prod(row)) * DATASETS[name].itemsize
 
 
 def cache_shapes(dim: int, token_shapes: Mapping[str, tuple[int, ...]] | None = None) -> dict[str, tuple[int, ...]]:
@@ -303,7 +302,6 @@ def open_cache(path: Path) -> Iterator[Any]:
                 raise DuplexError(
                     f"{path} has the format {version}, but this version of duplex reads {FORMAT}; {repair_hint(path)}"
                 )
-            check_layout(file)
             yield file
         except (DamagedCache, OSError, RuntimeError) as error:  # the latter two are h5py's
             raise DuplexError(f"{path} is damaged: {error}; {repair_hint(path)}") from error
@@ -327,27 +325,6 @@ def read_identity(file: Any) -> Identity:
 
 def read_row_span(file: Any) -> Span:
     return Span(int(file.attrs["start"]), int(file.attrs["stop"]), int(file.attrs["total"]))
-
-
-def check_layout(file: Any) -> None:
-    """Raise `DamagedCache` unless an open file has a cache's data sets, with fitting types, shapes and storage."""
-    missing = [name for name in (*REQUIRED, "identity") if name not in file]
-    if missing:
-        raise DamagedCache(f"its entry {missing[0]!r} is missing")
-    rows = read_row_span(file).rows
-    for name, (dimensions, dtype) in DATASETS.items():
-        if name not in file:
-            continue
-        data = file[name]
-        wanted = f"{rows} rows, {' or '.join(map(str, dimensions))} dimensions and type {dtype}"
-        if data.shape[:1] != (rows,) or data.ndim not in dimensions or data.dtype != dtype:
-            raise DamagedCache(f"{name!r} has shape {data.shape} and type {data.dtype}; expected {wanted}")
-        if data.id.get_offset() is None:
-            raise DamagedCache(f"{name!r} is compressed, chunked or otherwise not stored in one piece")
-    arrays = value_names(file)
-    for name, columns, unit in ((CHECKSUMS, len(arrays), f"array ({', '.join(arrays)})"), (CONTENTS, SHA256, "byte")):
-        if file[name].shape[1] != columns:
-            raise DamagedCache(f"{name!r} has {file[name].shape[1]} columns; expected {columns}, one per {unit}")
 
 
 @dataclass(frozen=True)
@@ -419,7 +396,6 @@ class PartialCache:
         with opened as file:
             if read_format(file) != FORMAT:
                 raise DamagedCache("this version of duplex did not write it")
-            check_layout(file)
             self.identity = read_identity(file)
             self.span = read_row_span(file)
             self.statuses: Statuses = file["status"][...]
@@ -467,13 +443,13 @@ class PartialCache:
             for key, value in sorted(identity.items()):
                 group.attrs[key] = np.bytes_(value.encode())
             for name, row in shapes.items():
-                _allocate(file, name, (span.rows, *row), DATASETS[name][1])
+                _allocate(file, name, (span.rows, *row), DATASETS[name])
         return cls(path)
 
     def write(self, rows: int | Sequence[int] | NDArray[np.int64], statuses: Statuses, **values: NDArray[Any]) -> None:
         """Write rows, given by numbers or the first of them; they count as finished after `commit`."""
         places = np.arange(rows, rows + len(statuses)) if isinstance(rows, int) else np.asarray(rows, np.int64)
-        blocks = {name: np.ascontiguousarray(values[name], DATASETS[name][1]) for name in self.names}
+        blocks = {name: np.ascontiguousarray(values[name], DATASETS[name]) for name in self.names}
         for name, block in blocks.items():
             if block.shape != (expected := (len(statuses), *self.shapes[name])):
                 raise DuplexError(

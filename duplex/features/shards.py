@@ -13,7 +13,6 @@ from duplex.features.file import (
     CONTENTS,
     DATASETS,
     PENDING,
-    REQUIRED,
     Identity,
     PartialCache,
     Span,
@@ -94,7 +93,7 @@ def join_shards(out: Path) -> int:
             shapes = {name: file[name].shape[1:] for name in DATASETS if name in file}
     if end != total:
         raise DuplexError(f"{paths[-1]} ends at row {end} of {total}, so it is not the last shard; {again}")
-    tokens = {name: shape for name, shape in shapes.items() if name not in REQUIRED}
+    tokens = {name: shapes[name] for name in value_names(shapes) if name != "cls"}
     step = max(1, BLOCK // sum(row_bytes(name, shape) for name, shape in shapes.items()))  # rows
     whole = Span(0, total, total)
     with claim_cache(out), closing(PartialCache.create(out, identity, whole, int(identity["dim"]), tokens)) as cache:
