@@ -37,7 +37,7 @@ from duplex.recognition import numpy_example
 from duplex.recognition.trained import MODEL, TrainedModel, encoder_code_changed
 from duplex.report.aggregate import stored_numbers
 from duplex.system.files import refuse_existing, replace_folder, sha256, sole_writer, write_json, write_text
-from duplex.training.checkpoint import read_header, read_tensors, tensor_digest, with_checksum, write_model
+from duplex.training.checkpoint import read_header, read_tensors, tensor_digest, write_model
 
 SCORE_TERMS = {  # with the tensor that each needs
     "visual": "visual",
@@ -206,7 +206,7 @@ def model_card_facts(run: Path, *, name: str | None, licence: str, repository: s
 def write_fit(folder: Path, record: Mapping[str, Any], model: Mapping[str, Tensor]) -> None:
     """Write `record` as fit.json into a model's folder, with the digest of the model's tensors."""
     record = {"format": FIT_FORMAT, **record, "model": tensor_digest(model)}
-    write_json(folder / FIT, with_checksum(record))
+    write_json(folder / FIT, record)
 
 
 @as_usage_error()
@@ -220,8 +220,6 @@ def read_fit(folder: Path) -> dict[str, Any]:
         raise UsageError(f"{problem}; expected a folder that `duplex fit` wrote") from error
     if record.get("format") != FIT_FORMAT:
         raise UsageError(f"{path} was not written by this version of duplex; run `duplex fit` again")
-    if record != with_checksum(record):
-        raise UsageError(f"{path} is damaged: it does not match its checksum; run `duplex fit` again")
     if record["model"] != read_header(folder / MODEL, "export").digest:
         problem = f"{path} belongs to a different model from the {MODEL} beside it"
         raise UsageError(f"{problem}; restore this model's {FIT}")

@@ -23,7 +23,6 @@ from duplex.errors import UsageError, as_usage_error
 from duplex.labels import Ints, LabelSpace
 from duplex.options import SourceOptions
 from duplex.system.files import write_json
-from duplex.training.checkpoint import with_checksum
 
 MOST_CONTRADICTED = 0.01  # share of images whose copies have another label; more is an error
 PIXELS = "pixels.json"  # in MODEL.cache: digest of the pixels of each image, by its file's sha256
@@ -117,19 +116,17 @@ def near_copy_notes(data: LabelledImages, images: Sequence[str], copies: Ints) -
 
 
 def load_pixel_digests(cache: Path) -> dict[str, str]:
-    """Read cached digests of pixels, by the file's sha256; empty if damaged or by another Pillow."""
-    try:
-        record = json.loads((cache / PIXELS).read_text(encoding="utf-8"))
-        pixels: dict[str, str] = record["pixels"]
-    except (OSError, ValueError, LookupError, TypeError):
-        return {}
-    return pixels if record == with_checksum({**DECODER, "pixels": pixels}) else {}
+    """Read cached digests of pixels, by the file's sha256; empty if by another Pillow."""
+    path = cache / PIXELS
+    record = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    pixels: dict[str, str] = record.pop("pixels", {})
+    return pixels if record == DECODER else {}
 
 
 def save_pixel_digests(cache: Path, pixels: Mapping[str, str]) -> None:
     """Write digests of pixels, by the sha256 of the image file; unreadable images are left out."""
     decoded = {file: digest for file, digest in sorted(pixels.items()) if digest != file}
-    write_json(cache / PIXELS, with_checksum({**DECODER, "pixels": decoded}))
+    write_json(cache / PIXELS, {**DECODER, "pixels": decoded})
 
 
 def distinct_images(

@@ -66,8 +66,7 @@ def write_model(path: Path, kind: Kind, fields: Mapping[str, Any], tensors: Mapp
     for name, tensor in tensors.items():
         stored[name] = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
     header = {"format": FORMAT, "holds": kind, "tensors": tensor_digest(stored), **fields}
-    text = json.dumps({**header, "checksum": json_digest(header)}, ensure_ascii=False)
-    write_tensors(path, stored, {KEY: text})
+    write_tensors(path, stored, {KEY: json.dumps(with_checksum(header), ensure_ascii=False)})
 
 
 def read_header(path: Path, kind: Kind) -> ModelHeader:

@@ -39,7 +39,7 @@ from duplex.methods.registry import parse_options
 from duplex.options import AutoFinetune, FinetuneOptions, TrainingOptions
 from duplex.system.files import write_text
 from duplex.training.run import MethodSpec, TrainedMethod
-from duplex.training.trials import Trial, TrialResult, Trials, errors_as_damage
+from duplex.training.trials import Trial, TrialResult, Trials
 
 FAILURES = 2  # numbers of blocks in a row without a gain, after which the search ends
 
@@ -415,10 +415,9 @@ def stored_lineup(folder: Path, minutes: float, make: Callable[[], Lineup]) -> L
     path = folder / f"lineup-{minutes:g}.json"
     if not path.is_file():
         write_text(path, json.dumps(asdict(make())) + "\n")
-    with errors_as_damage(folder):
-        record = json.loads(path.read_text(encoding="utf-8"))
-        lists = {name: tuple(record[name]) for name in ("depths", "rates", "epochs")}
-        return Lineup(**{**record, **lists})
+    record = json.loads(path.read_text(encoding="utf-8"))
+    lists = {name: tuple(record[name]) for name in ("depths", "rates", "epochs")}
+    return Lineup(**{**record, **lists})
 
 
 def search_block_counts(
