@@ -11,8 +11,7 @@ Li et al., "Siamese Contrastive Embedding Network for Compositional Zero-Shot Le
 * h_s^-: embedding of a negative, an image with the same object in another state; L_to: vice versa
 * L_c, L_s, L_o: cross-entropies of compositions, of states by h_s and of objects by h_o
 
-An image without a positive or without negatives has no contrastive term. The paper's State
-Transition Module, an adversarial generator of artificial compositions, is left out.
+An image without a positive or without negatives has no contrastive term.
 """
 
 from __future__ import annotations
