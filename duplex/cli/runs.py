@@ -1,7 +1,4 @@
-"""`duplex params`, `methods`, `prepare`, `train`, `evaluate`, `metrics`: single steps, without DVC.
-
-`duplex sweep` and `reproduce` make many runs, and `tune` searches settings.
-"""
+"""`duplex params`, `methods`, `prepare`, `train`, `evaluate`, `metrics`, `sweep`, `reproduce`, `tune`."""
 
 from __future__ import annotations
 

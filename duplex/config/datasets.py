@@ -1,7 +1,4 @@
-"""Edit the user's files datasets/NAME.yaml and, in params.yaml, only the line `run.datasets`.
-
-The edited settings are checked as a whole before anything is written.
-"""
+"""Edit the user's files datasets/NAME.yaml and, in params.yaml, only the line `run.datasets`."""
 
 from __future__ import annotations
 

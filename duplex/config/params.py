@@ -1,13 +1,6 @@
-"""Read params.yaml and datasets/NAME.yaml as frozen, typed objects.
+"""Read params.yaml and datasets/NAME.yaml as frozen, typed objects; comments in params.yaml explain the keys.
 
-Errors are one line and give the key at fault. `datasets` edits the files. A data set is an entry
-under `datasets:`, a file datasets/NAME.yaml with the same keys, which have priority, or both.
-
-    duplex_open:
-      {extends: duplex, world: open, training: {epochs: 20}, per_dataset: {cgqa: {momentum: 0.99}}}
-
-`extends` copies kind, options, `training`, `finetune` and `per_dataset` from another entry. The
-comments in params.yaml explain the other keys.
+A data set is an entry under `datasets:`, a file datasets/NAME.yaml, which has priority, or both.
 """
 
 from __future__ import annotations

@@ -1,9 +1,6 @@
 """Contents of image files, and random compositional splits that keep images of equal content together.
 
-Copies have the same bytes or decoded pixels. Near-copies are images saved or scaled again: their
-*looks*, the images reduced to 8 x 8 pixels, hardly differ. A split holds some pairs out as unseen
-and divides the images of all others. Every state and object stays in training, except new words
-(`SplitOptions`), whose pairs go to validation or test.
+Near-copies are images saved or scaled again: their *looks*, 8 x 8 pixels, hardly differ.
 """
 
 from __future__ import annotations
@@ -201,9 +198,7 @@ def split_by_content(
 ) -> SplitResult:
     """Split rows at random, but keep copies, images with equal `contents`, in the same split.
 
-    Copies with different pairs all go to the split of the unseen pair, or to training if all of
-    their pairs are seen. They stay apart if a seen pair would lose its last training image, or if
-    two pairs are unseen in different splits.
+    Copies with different pairs all go to the split of the unseen pair, or else to training.
     """
     columns = ["state", "object", "image"]
     rows = frame[columns].reset_index(drop=True).assign(content=list(contents)).sort_values(columns)

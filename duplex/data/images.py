@@ -1,9 +1,7 @@
 """Read image and text files from untrusted sources, and find images below a data root.
 
-Pixels are read as viewers show them: upright by EXIF, the first frame, without alpha. An image's
-name may end in a crop of them, `photo.jpg#xywh=LEFT,TOP,WIDTH,HEIGHT`. Sizes are checked in the
-header, so a decompression bomb is never decoded. A damaged file and a failing machine (memory,
-disk) raise different errors.
+Pixels are read as viewers show them: upright by EXIF, the first frame, without alpha. A name may
+end in a crop, `photo.jpg#xywh=LEFT,TOP,WIDTH,HEIGHT`.
 """
 
 from __future__ import annotations
@@ -243,11 +241,7 @@ class ImageTree:
         return inside is not None
 
     def images(self, *, refuse_links: bool = True) -> Iterator[str]:
-        """Yield the path of every image, in a fixed order; other files are added to `skipped`.
-
-        Hidden files and documents are ignored. Without `refuse_links`, links out of the root are
-        skipped.
-        """
+        """Yield the path of every image, in a fixed order; other files are added to `skipped`."""
         self.skipped = {}
         yield from self._walk("", refuse_links)
 

@@ -1,12 +1,7 @@
-"""The embedded benchmark `shapes`: small drawn images of objects in states, with held-out compositions.
+"""The embedded benchmark `shapes`: small drawn images of objects in states (docs/shapes.md).
 
-Every image is a pure function of the seed and its file name: an object's outline with the look of
-a state, in a style (background, light and noise). The training images of the packaged tiny CLIP
-are drawn by the same functions.
-
-Outlines are closed contours in coordinates where an object fills about the unit disc and y points
-down; they are sampled densely, so that bent ones show no corners. Several looks depend on the
-object.
+Every image is a function of the seed and its file name. Outlines are closed contours, densely
+sampled; an object fills about the unit disc, and y points down.
 """
 
 from __future__ import annotations
@@ -187,11 +182,7 @@ def bend_contour(points: Points, kind: str, phase: float) -> Points:
 
 
 def pattern_plane(kind: str, outline: Outline, frame: tuple[Plane, Plane], pitch: float, phase: float) -> Plane:
-    """A pattern in two colours: the share of the second colour in each pixel [H, W].
-
-    frame: the pixels' coordinates (u, v) [H, W] in the object's frame.
-    pitch: width of a stripe, as a fraction of the object's radius; phase: shift in radians.
-    """
+    """A pattern in two colours: the share of the second colour in each pixel [H, W]; `frame`: (u, v) [H, W]."""
     across, along = frame
     if outline.round:  # around the centre: wedges and rings instead of bands and rows
         u, v = frame

@@ -1,9 +1,7 @@
 """Load data sets from their sources: drawn images, a published benchmark, a table, or a folder tree.
 
-MIT-States, UT-Zappos and C-GQA share a folder layout: `ROOT/images/...`,
-`ROOT/metadata_compositional-split-natural.t7` and `ROOT/compositional-split-natural/*_pairs.txt`.
-The metadata has an entry per image; its field `set` is the split. Image folders may be named with
-spaces or underscores (MIT-States) or as in the archive of UT-Zappos (the entry's `_image`).
+MIT-States, UT-Zappos and C-GQA have the folders `images` and `compositional-split-natural`, and
+metadata with an entry per image in `metadata_compositional-split-natural.t7`.
 """
 
 from __future__ import annotations

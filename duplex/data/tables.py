@@ -1,7 +1,6 @@
 """Read and check tables of labelled images: a user's CSV or Parquet file, and the manifest made from it.
 
-The manifest has the columns `image, state, object, split` and one row per image; caches and results keep its order. A
-data set in memory is a `LabelledImages`; it can be split again, and its counts can be compared with published ones.
+The manifest has the columns `image, state, object, split` and one row per image.
 """
 
 from __future__ import annotations

@@ -1,13 +1,7 @@
 """Frozen encoders: an image tower and a text tower behind one small interface, found by name.
 
-    encoder = load_encoder("ViT-L-14-quickgelu", "openai", towers="image", device="cuda")
-    pixels = torch.stack([encoder.image_transform(image) for image in images])
-    features = encoder.encode_images(pixels)
-
-A name `FAMILY:REST` (`timm:resnet18`) or `FAMILY` (`tiny`) selects a family; all other names belong
-to the family `clip`. A plug-in adds a family with a subclass of `EncoderFamily` and an entry point
-in the group `duplex.encoders`, `my_family = "my_package.my_module:MyFamily"`. The weights
-`random:SEED` are random numbers and need no download.
+A name `FAMILY:REST` (`timm:resnet18`) or `FAMILY` (`tiny`) selects a family, an entry point in the
+group `duplex.encoders`; all other names belong to the family `clip`.
 """
 
 from __future__ import annotations

@@ -1,11 +1,7 @@
 """BLIP and timm's classifiers as frozen encoders.
 
-    encoder: {name: "blip:Salesforce/blip-itm-base-coco"}  # a Hugging Face repository, or blip:FOLDER
-    encoder: {name: "timm:resnet18", weights: a1_in1k}     # a tag of timm, a file, or random:SEED
-
-BLIP (Li et al., 2022; extra `blip`) is used with both towers of its image-text retrieval model;
-features are projected class tokens. timm's classifiers, without their heads, encode only images;
-word vectors come from a file.
+BLIP (Li et al., 2022) is used with both towers of its image-text retrieval model; features are
+projected class tokens. timm's classifiers, without their heads, encode only images.
 """
 
 from __future__ import annotations

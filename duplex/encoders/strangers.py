@@ -1,8 +1,6 @@
 """Which settings of a stranger's encoder are accepted: known ones, so that none of its code runs.
 
-open_clip and transformers pass unknown fields on, and import Python files of a model's folder or
-repository if a field says so (`trust_remote_code`, `auto_map`). `FIELDS` lists what open_clip 3 reads
-from an `open_clip_config.json`, `BLIP` what transformers' BLIP reads from a config.json.
+open_clip and transformers import Python files of a model's folder if an unknown field says so.
 """
 
 from __future__ import annotations

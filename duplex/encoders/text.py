@@ -1,9 +1,4 @@
-"""The text tower of an open_clip model (the Duplex paper's Eq. 2 and 7).
-
-Prompts are encoded as a prefix tree: matrix products run once per distinct prefix, attention runs
-over the prefix's ancestors, and the last layer runs only for the prompts' end tokens (derivation and
-timings: `docs/text.md`). Templates and names of prompts are in `duplex/methods/prompts.py`.
-"""
+"""The text tower of an open_clip model (the Duplex paper's Eq. 2 and 7); `docs/text.md` explains the prefix tree."""
 
 from __future__ import annotations
 

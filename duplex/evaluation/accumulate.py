@@ -1,14 +1,11 @@
 """Reduce score matrices to score statistics, the few numbers per image that metrics need.
 
-A score matrix has a row per image and a column per composition; it may be added in blocks of any
-rows and columns. Calibration adds one bias to the scores of all unseen compositions, so metrics
-depend only on three things: the score of an image's label, its best scores among seen columns, and
-its best scores among unseen ones. To try all feasibility thresholds in one pass, unseen columns
-are divided into *buckets*, those between two thresholds. The seen columns and each bucket are
-*groups*; memory is proportional to images times groups. Infeasible columns are left out.
+One bias is added to the scores of all unseen compositions, so metrics depend on three things: the
+score of an image's label, and its best scores among seen and among unseen columns. To try all
+feasibility thresholds in one pass, unseen columns are divided into *buckets*, those between two
+thresholds. The seen columns and each bucket are *groups*; infeasible columns are left out.
 
-On a CPU, NumPy searches the scores: torch's `argmax` is many times slower there, and importing
-torch takes longer than evaluating a score file.
+On a CPU, NumPy searches the scores: torch's `argmax` is many times slower there.
 """
 
 from __future__ import annotations

@@ -1,17 +1,13 @@
 """The exact seen–unseen curve and the area under it (AUC), from the margin of each image.
 
-Chao et al. (2016) trace the curve of seen against unseen accuracy by adding many biases to the
-scores of unseen pairs. Here each image's margin `d`, the bias at which the image becomes right or
-wrong, is computed from its scores; sorting the margins gives every point of the curve. At a bias
-`b`, an image of a seen pair is right iff `b < d`, an image of an unseen pair iff `b > d`.
-
-Over `N_s` images `i` of seen pairs and `N_u` images `j` of unseen pairs, ties counting one half,
+At a bias `b`, an image of a seen pair is right iff `b < d`, an image of an unseen pair iff `b >
+d`; `d` is its margin. Over `N_s` images `i` of seen pairs and `N_u` images `j` of unseen pairs,
+ties counting one half,
 
     AUC = #{(i, j): d_i > d_j} / (N_s N_u)
 
-is a Mann-Whitney statistic: `AucComponents` computes it, with its standard error from one number
-per image (DeLong et al., 1988). `area_under` has the area under the points of any other curve, of
-resampled images or of sampled biases, by trapezoids; on the exact curve both agree.
+is a Mann-Whitney statistic, whose standard error `AucComponents` computes (DeLong et al., 1988).
+`area_under` has the area under the points of any other curve, by trapezoids.
 """
 
 from __future__ import annotations
@@ -80,9 +76,8 @@ class Margins:
 class Curve:
     """Seen and unseen accuracy at points 0 to P, in the order of rising bias.
 
-    Breakpoints are the P biases at which an image becomes right or wrong; point `p` is the
-    interval of biases between breakpoints `p - 1` and `p`. An image of a seen pair is right up to
-    the point `seen_until`, an image of an unseen pair from the point `unseen_from` on.
+    Point `p` is the interval of biases between the breakpoints `p - 1` and `p`. An image of a seen
+    pair is right up to the point `seen_until`, one of an unseen pair from `unseen_from` on.
     """
 
     breakpoints: Floats  # [P] distinct biases at which an image becomes right or wrong, ascending
@@ -190,8 +185,7 @@ def area_under(seen: Floats, unseen: Floats) -> float:
 class AucComponents:
     """Each image's part of AUC; their variance gives the standard error of AUC (DeLong's method).
 
-    The part of a seen pair's image is the share of unseen pairs' images for which some bias makes
-    both images right; of an unseen pair's image, the share of seen pairs' images. Ties count half.
+    An image's part is the share of the other group's images for which some bias makes both right.
     """
 
     seen: Floats  # [N_s] V10_i = mean_j (d_i > d_j) + (d_i = d_j) / 2

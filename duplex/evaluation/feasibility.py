@@ -1,13 +1,8 @@
 """Feasibility thresholds, which exclude implausible unseen compositions in the open world.
 
-Feasibility is a number per composition that is larger for more plausible ones (Mancini et al.,
-2021). Unseen compositions below the threshold score -inf. All thresholds are tried in one pass:
-each step to a lower one adds one bucket of compositions to the candidates.
-
-The threshold with the best validation AUC is chosen, so its gain on the same images is optimistic.
-The gain is therefore cross-fitted: the threshold is chosen on one half of the unseen pairs and
-measured on the other, both ways and for many random halves. Leaving out single pairs would hide
-the cost: only the least feasible pair could fall below a threshold chosen on the others.
+Unseen compositions below the threshold score -inf. The threshold with the best validation AUC is
+chosen. Its gain is cross-fitted: the threshold is chosen on one half of the unseen pairs and
+measured on the other, both ways and for many random halves.
 """
 
 from __future__ import annotations
@@ -43,12 +38,9 @@ class CrossFitGain:
 
 
 def auc_points_by_pair(components: AucComponents, pair: Ints, pairs: int) -> Floats:
-    """Contribution of each unseen pair to AUC [P]: the points that its images win.
+    """Contribution of each of P unseen pairs to AUC [P], in points: 2 for each image that it wins, 1 for each tie.
 
-    An image wins 2 points against another if some bias makes the answers for both right, 1 if
-    their margins are equal. Whole points have exact sums: `AUC = points.sum() / (2 N_s N_u)` for
-    N_s images of seen, N_u of unseen pairs. `pair`: for each image of an unseen pair, the index of
-    its pair [N_u]; `pairs`: the number P of unseen pairs.
+    Whole points have exact sums: `AUC = points.sum() / (2 N_s N_u)`.
     """
     won = np.rint(2 * components.seen.size * components.unseen)  # [N_u] 2 N_s V01_j
     return np.bincount(pair, weights=won, minlength=pairs).astype(np.float64)

@@ -1,13 +1,9 @@
 """95 % confidence intervals of metrics, and of differences between two methods on the same images.
 
-The interval of AUC follows from its standard error (`curve.AucComponents`). S, U and HM are
-bootstrapped over images, those of seen and of unseen pairs separately, because a test set fixes
-how many of each there are.
-
-The difference in AUC between two runs, one per method, is judged by its standard error, everything
-else by bootstrap. Over several seeds and splits the bootstrap is hierarchical: each round draws
-splits, then for each drawn split seeds and images, the same for both methods, and averages the
-metrics over the drawn runs.
+The interval of AUC, or of the difference between two runs, follows from its standard error
+(`curve.AucComponents`); everything else is bootstrapped over images, those of seen and of unseen
+pairs separately. Over several seeds and splits, each round draws splits, then for each drawn split
+seeds and images, the same for both methods.
 """
 
 from __future__ import annotations

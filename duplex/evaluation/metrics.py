@@ -1,17 +1,13 @@
 """Metrics of scored images: S, U, best HM and AUC, and how every table writes them.
 
-`measure` computes them exactly, from the margins of `curve` and with the intervals of `intervals`.
-
 Files store metrics as percentages under the keys of `METRICS`; `NAME_low` and `NAME_high` are the
 ends of an interval. In tables, a dash stands for an undefined number.
 
-The *sampled protocol* computes metrics from about 20 biases, as published tables do:
-`duplex score --protocol sampled` from scores, and the group `sampled` of metrics.json from
-margins. The biases are those of the evaluator of Purushwalkam et al. (2019): of the `n` images of
-unseen pairs that are right at the bias 1000, the margins `max seen score - label's score - 0.0001`
-are sorted, and every `n // 20`-th is used as a bias. Straight lines join the curve's points at
-these biases and at 1000. Arithmetic has single precision (double for float64 scores), and
-`torch.topk` decides between equal scores.
+The *sampled protocol* is the evaluator of Purushwalkam et al. (2019): of the `n` images of unseen
+pairs that are right at the bias 1000, the margins `max seen score - label's score - 0.0001` are
+sorted, and every `n // 20`-th is used as a bias. Straight lines join the curve's points at these
+biases and at 1000. Arithmetic has single precision (double for float64 scores), and `torch.topk`
+decides between equal scores.
 """
 
 from __future__ import annotations
@@ -170,10 +166,8 @@ def vocabulary_accuracies(
 ) -> dict[str, dict[str, float]]:
     """Accuracies in percent by which words of the labels are new, as in OV-CZSL.
 
-    Returns group -> `images`, `accuracy`. `*` marks what is new: AO, seen pairs; (AO)*, unseen
-    pairs of trained words; A*O, new states; AO*, new objects; A*O*, both. The keys `states` and
-    `objects` have the accuracies of the predicted words, `trained` and `new` ones. Published
-    tables use the `bias` with the best harmonic mean.
+    `*` marks what is new: AO, seen pairs; (AO)*, unseen pairs of trained words; A*O, new states;
+    AO*, new objects; A*O*, both. Published tables use the `bias` with the best harmonic mean.
     """
     label = competitors.target
     predicted = competitors.best_columns(bias)

@@ -71,12 +71,7 @@ def log_probabilities(probabilities: Callable[[Tensor], Tensor], scores: Tensor)
 
 
 def fit_probabilities(log_p: Tensor, target: Any, seen: Bools, new_share: float = NEW_SHARE) -> Confidence:
-    """Fit temperature and log-odds to labelled images, by weighted maximum likelihood.
-
-    The log-odds are 0 unless there are images of both seen and unseen pairs. Far from its minimum,
-    the loss of overconfident scores is flat; so Newton's method starts at the best of several
-    points and takes short steps.
-    """
+    """Fit temperature and log-odds to labelled images, by weighted maximum likelihood."""
     start = Confidence(new_share=new_share)
     unseen = torch.from_numpy(~seen).double()
     label = torch.as_tensor(target)

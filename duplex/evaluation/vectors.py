@@ -42,11 +42,7 @@ def word_vectors_file(path: str | Path | None) -> Path | None:
 
 
 def read_word_vectors(path: Path, names: Sequence[str]) -> WordVectors:
-    """Read one vector per name: the mean over its words (`Faux.Fur`: faux, fur).
-
-    A hyphenated word that the file lacks is replaced by its parts; other missing words are
-    skipped.
-    """
+    """Read one vector per name: the mean over its words (`Faux.Fur`: faux, fur) or their hyphenated parts."""
     words = [prompt_name(name).split() for name in names]
     wanted = set(chain.from_iterable(words))
     table = _read(path, wanted.union(*(word.split("-") for word in wanted)))

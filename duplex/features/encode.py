@@ -1,8 +1,4 @@
-"""Decode image files and encode them in batches.
-
-Worker processes decode image files into batches of pixels, in order, a few batches ahead of the encoder. On a GPU, the
-next batch is encoded while the current one is written. Encoder outputs are named like the cache's HDF5 data sets.
-"""
+"""Decode image files in worker processes, a few batches ahead, and encode them in batches."""
 
 from __future__ import annotations
 
@@ -154,11 +150,10 @@ AHEAD = 2  # batches that a worker may be ahead
 
 @dataclass(eq=False)
 class ImageRows(Dataset[tuple[Tensor, int, Tensor]]):
-    """Torch data set of image files: pixels [3, R, R] uint8, status and content of each.
+    """Torch data set of image files: pixels [3, R, R] uint8, status and content (sha256) of each.
 
     An image that cannot be decoded is black, with the reason as its status; `RETRY` marks one that
-    is to be read again, as the machine failed. The content is the file's sha256 [32]; zero if
-    unread.
+    is to be read again, as the machine failed.
     """
 
     images: Sequence[str]
@@ -229,11 +224,7 @@ def decode_batches(
 
 @contextmanager
 def explain_memory_errors(batch_size: int, kept: str = "finished rows are kept: ") -> Iterator[None]:
-    """Context manager: `DuplexError` if memory for encoding runs out or a decoding process dies.
-
-    All code that uses the batches must be inside, as torch reports a dead process from a signal
-    handler, wherever the main process is. `kept` says in the message which work is not lost.
-    """
+    """Context manager: `DuplexError` if memory for encoding runs out or a decoding process dies."""
     again = f"{kept}run the same command again with a smaller"
     try:
         yield

@@ -154,10 +154,8 @@ def extract(
 ) -> ExtractionReport:
     """Encode images into the feature cache `out`; a `shard` (k, n), k from 0, into a file beside it.
 
-    A finished cache with the same settings is kept, an unfinished one is resumed, except for
-    images whose files have changed. Images found in an earlier cache at `out` or in `reuse` are
-    copied from there, unless `fresh`. Unreadable ones keep their row, with the reason as its
-    status.
+    A finished cache with the same settings is kept, an unfinished one is resumed. Images found in
+    an earlier cache at `out` or in `reuse` are copied from there, unless `fresh`.
     """
     root = settings.root
     if not root.is_dir():

@@ -1,10 +1,7 @@
 """The user's shared cache: features of images by their files' content, for data outside of a project.
 
-    FOLDER/features-KEY/LIST.h5    KEY is a hash of the encoder, LIST one of images and outputs
-
 A cache that has all wanted images is used as it is. Otherwise a new one is written, into which
-rows of the others are copied, and caches that are then superfluous are removed. So code that needs
-features later keeps a `SharedFeatures`, which searches again, instead of a path.
+rows of the others are copied, and caches that are then superfluous are removed.
 """
 
 from __future__ import annotations

@@ -1,9 +1,6 @@
-"""Read tokens from a feature cache, and join features and labels into examples.
+"""Read tokens (patch tokens, block inputs or pixels) from a feature cache, and join features and labels into examples.
 
-*Tokens* here are patch tokens, block inputs or pixels. What does not fit into memory stays on
-disk: MIT-States at ViT-L/14 has 53,753 x 256 x 1,024 x 2 B = 28 GB. A method then gets
-`DiskTokens` instead of a tensor; training reads images in shuffled groups and announces the next
-ones to the system.
+What does not fit into memory stays on disk: a method then gets `DiskTokens` instead of a tensor.
 """
 
 from __future__ import annotations

@@ -98,11 +98,7 @@ OFFERS = {
 
 
 def choose_encoder(labels: LabelSpace, images: int, *, gpu: bool, cores: int) -> tuple[EncoderParams, str]:
-    """The most accurate encoder that needs at most half an hour (with a GPU: any time), and why.
-
-    Prefers weights on disk; without any, takes the packaged encoder if it knows all words, and
-    otherwise the best whose weights can be downloaded.
-    """
+    """The most accurate encoder that needs at most half an hour (with a GPU: any time), and why."""
     in_time = [name for name, (_, seconds) in OFFERS.items() if gpu or seconds * images / cores <= LONGEST]
     machine = "a GPU" if gpu else f"{cores} cores and no GPU"
     why = f"{machine}, {images:,} images"

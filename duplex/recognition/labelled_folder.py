@@ -1,8 +1,4 @@
-"""Labelled images to fit a model to, from a folder, a table or a benchmark; copies are left out.
-
-Images are identified by their pixels. `MODEL.cache` stores a digest of these for each image file,
-so that a further fit decodes no image again.
-"""
+"""Labelled images to fit a model to, from a folder, a table or a benchmark; copies are left out."""
 
 from __future__ import annotations
 
@@ -132,11 +128,7 @@ def save_pixel_digests(cache: Path, pixels: Mapping[str, str]) -> None:
 def distinct_images(
     description: SourceOptions, source: Path, known_pixels: Mapping[str, str] = MappingProxyType({})
 ) -> DistinctImages:
-    """Read the labelled images of a folder or table, each only once; also notes on copies left out.
-
-    Files with equal bytes or pixels are copies. Copies with different labels are all left out;
-    more than 1 % of them raise `UsageError`.
-    """
+    """Read the labelled images of a folder or table, each only once; also notes on copies left out."""
     root = description.root
     skipped: dict[str, int] = {}
     if description.kind == "standard":

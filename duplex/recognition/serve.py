@@ -1,9 +1,7 @@
 """HTTP server that takes images and answers in JSON, with a web page and metrics for Prometheus.
 
-The server process handles HTTP only and collects the images of concurrent requests into batches
-for worker processes, each with its own recognizer, since with a small encoder half the time per
-image is spent in Python code. If a file crashes its decoder, only a worker dies, and it is
-replaced.
+The server process collects the images of concurrent requests into batches for worker processes,
+each with its own recognizer.
 """
 
 from __future__ import annotations
@@ -145,8 +143,7 @@ class Batcher:
     """Queue that gives each free worker a batch; `await batcher.answer(request)` answers one image.
 
     A batch is an even share of the images in progress, for which a free worker waits at most
-    `wait` seconds. Clients that get their answers together also send their next images together,
-    so batches stay full; a single image is a whole share and is not delayed.
+    `wait` seconds.
     """
 
     def __init__(self, workers: Sequence[WorkerProcess], size: int = 32, wait: float = 0.01, room: int = 512) -> None:

@@ -1,7 +1,6 @@
 """Trained models, loaded by `open_trained` from a run's checkpoint or an exported folder, to score images.
 
-An export may come from a stranger via the Hugging Face hub, so nothing in it is pickled, and its
-tensors are checked before they score images. Its checksum reveals damage, not deliberate changes.
+An export may come from a stranger, so its tensors are checked before they score images.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Add labelled images to a fitted model without training: `duplex update`.
 
-The visual prototypes follow in closed form from statistics in the model's folder, to which an
-update adds those of more images: the result equals a closed-form fit to all. Trained prompts and
-fine-tuned blocks stay; prompts of new words come from the text tower.
+Visual prototypes follow in closed form from the model's statistics, to which those of more images
+are added; trained prompts and fine-tuned blocks stay.
 """
 
 from __future__ import annotations

@@ -66,11 +66,7 @@ def evaluate_world(
     split: str = "test",
     task: SplitScorer | None = None,
 ) -> WorldResult:
-    """Evaluate a method on one split in one world; `task` (such as a `StreamScorer`) may replace it.
-
-    In the open world, compositions below the feasibility threshold score -inf; `auc_all` is the
-    AUC with every composition a candidate.
-    """
+    """Evaluate a method on one split in one world; `task` (such as a `StreamScorer`) may replace it."""
     labels, test = inputs.labels, inputs.examples[split]
     task = task or SplitScorer.of(method, labels.candidates(world, split))
     words = inputs.words if world == "open" else None

@@ -1,8 +1,4 @@
-"""Read the results of runs for the report, and average metrics and seen–unseen curves over seeds.
-
-A run is one method on one data set with one seed. Metrics are percentages, for the closed and the
-open world.
-"""
+"""Read the results of runs for the report, and average metrics and seen–unseen curves over seeds."""
 
 from __future__ import annotations
 
@@ -42,15 +38,10 @@ Aggregate = dict[str, dict[str, dict[str, dict[str, float]]]]
 
 
 def aggregate(runs: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]) -> Aggregate:
-    """Average metrics over seeds.
-
-    Returns `{data set: {method: {world: {auc: mean, auc_se: .., auc_low: .., seeds: n}}}}`.
+    """Average metrics over seeds: `{data set: {method: {world: {auc: mean, auc_se: .., seeds: n}}}}`.
 
     `auc_se` is the standard error over seeds; `auc_low`, `auc_high` are means of the seeds' 95 %
-    intervals. Other keys beside the worlds: `validation` (validation AUC, and as `untrained` the
-    number of seeds whose best epoch is 0); `terms_...` (the closed world with only these score
-    terms); `groups` (accuracies of frequency groups); and `groups_at_ends` (the same at the ends
-    of the curve). A number that a seed lacks is left out.
+    intervals. A number that a seed lacks is left out.
     """
     table: Aggregate = {}
     for (dataset, method), records in runs.items():

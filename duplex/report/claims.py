@@ -1,9 +1,8 @@
 """Find the runs that match rows of the paper's tables, and judge the claims of claims.yaml.
 
-A run is recognised as a row by its settings or, if the summary has none, by its name. Its numbers
-are compared with the paper's if encoder and data set are the row's. A claim that one row is above
-another is judged on any data, between runs with the same data, encoder and fine-tuned blocks; if a
-claim is about whole methods, their blocks may differ.
+A run is recognised as a row by its settings or, if the summary has none, by its name. A claim that
+one row is above another is judged between runs with the same data, encoder and fine-tuned blocks;
+if a claim is about whole methods, their blocks may differ.
 """
 
 from __future__ import annotations

@@ -1,9 +1,4 @@
-"""Figures of the report: seen–unseen curves, training curves, results by lambda, t-SNE maps.
-
-Maps show images (dots) and prototypes (other symbols): `prototypes` test images with semantic and
-visual prototypes; `before` and `after` test images with visual prototypes before and after
-training; `semantic`, `visual` and `combined` prototypes only, coloured by object.
-"""
+"""Figures of the report: seen–unseen curves, training curves, results by lambda, t-SNE maps."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Report parts on test images: nearest to prototypes, their nearest texts, swapped factors.
-
-Nearest means the largest cosine, without the bias. A swap joins the state factor of one image with
-the object factor of another, and looks for the nearest image.
-"""
+"""Report parts on test images: nearest to prototypes, their nearest texts, swapped factors."""
 
 from __future__ import annotations
 
@@ -248,11 +244,7 @@ def retrieve_texts(context: RetrievalContext, file: str) -> RetrievedTexts:
 
 
 def swap_parts(context: RetrievalContext, file: str) -> tuple[list[Block], dict[str, Any]]:
-    """Blocks on swapped factors of test images, and the numbers that they cite from `file`.
-
-    The state factor of an image that shares only a pair's state is joined with the object factor
-    of one that shares only its object; the nearest other test image should show the pair.
-    """
+    """Blocks on swapped factors of test images, and the numbers that they cite from `file`."""
     if context.features.states is None or context.features.objects is None:
         return [Note("The method has no state and object factors to swap.")], {}
     numbers, gallery = _swap_all(context, context.features.states, context.features.objects)

@@ -1,7 +1,4 @@
-"""The page of one data set: a model's answers, and what more labelled images would bring.
-
-`duplex fit` and `duplex report --dataset` write it.
-"""
+"""The page of one data set: a model's answers, and what more labelled images would bring."""
 
 from __future__ import annotations
 

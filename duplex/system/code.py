@@ -1,10 +1,8 @@
 """Hashes of the code that results depend on.
 
-The code of a stage is the script in `pipeline/` that runs it, everything of this package that it
-imports, directly or not, and the files beside these modules that they name, such as
-`weights.safetensors`. Callers add the modules of methods, encoders and adapters. Of a plug-in, its
-whole top-level package counts. Syntax trees without docstrings are hashed, so edits of comments
-and formatting change no hash.
+The code of a stage is its script in `pipeline/`, everything of this package that it imports, and
+the files beside these modules that they name. Of a plug-in, its whole top-level package counts.
+Syntax trees without docstrings are hashed.
 """
 
 from __future__ import annotations

@@ -46,8 +46,8 @@ def refuse_existing(path: Path, *, force: bool = False) -> None:
 def replace_file(path: Path, *, sync: bool = True) -> Iterator[Path]:
     """Context manager that yields a scratch path; the file there is renamed to `path` at the end.
 
-    If the block fails, `path` stays as it was. A link is replaced, not its target, which may lie
-    in DVC's cache. `sync=False` is faster, but a power cut may leave the file empty.
+    A link is replaced, not its target. `sync=False` is faster, but a power cut may leave the file
+    empty.
     """
     with report_write_errors(path):
         scratch = path.with_name(f"{path.name}.{os.getpid()}{SCRATCH}")
@@ -204,9 +204,7 @@ def is_running(process: int) -> bool:
 def sole_writer(path: Path, work: str, instead: str = "") -> Iterator[None]:
     """Context manager: hold the lock for writing `path`; `DuplexError` if another process holds it.
 
-    It is a record lock, which ends with this process: others would stay with its decoding workers.
-    For the message, `work` is what the other process does, and `instead` what to do other than
-    wait.
+    `work`: what the other process does; `instead`: what to do other than wait.
     """
     lock = path.with_name(path.name + ".lock.partial")
     with report_write_errors(lock):

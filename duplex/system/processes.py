@@ -1,8 +1,4 @@
-"""Worker processes that each create a callable object and call it; progress bars on a terminal's stderr.
-
-Each worker has its own `ProcessPoolExecutor`, since a pool of several processes breaks if one of them
-dies. Workers ignore Ctrl-C and SIGTERM, which their parent handles, and exit when it exits.
-"""
+"""Worker processes that each create a callable object and call it; progress bars on a terminal's stderr."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
 """Settings of the process that torch computes in: memory, precision, threads and modes.
 
-By default glibc returns large freed blocks to the kernel, which clears their pages again for the next
-layer's output; keeping them makes convolutional encoders on a CPU up to three times faster. Sums are
-split among CPU threads, so the number of threads affects their last bits. Functions import torch
-themselves: every command imports this module.
+By default glibc returns large freed blocks to the kernel; keeping them makes convolutional
+encoders on a CPU up to three times faster. Functions import torch themselves: every command
+imports this module.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """Model files, such as checkpoints: a trained method's tensors and its `TrainingRecord`.
 
-A model file is a safetensors file with a JSON header under the metadata key `duplex`: `format`
-(the version), `holds` (the kind of file), `tensors` (sha256 of their names, types, shapes and
-values), the fields of its kind, and `checksum` (sha256 of all these). Nothing is pickled. Equal
+A model file is a safetensors file with a JSON header under the metadata key `duplex`; equal
 content gives equal bytes.
 """
 

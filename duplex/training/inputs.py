@@ -1,8 +1,4 @@
-"""Read what a run needs from a data set: labels, features, the encoder's text tower, word vectors.
-
-`open_data` opens a data set of params.yaml as `Data`; `Data` can also be made from arrays, or from images with features
-in a folder of caches. `Data.read` takes an `InputRequest`, which says what a method needs beyond CLS features.
-"""
+"""Read what a run needs from a data set: labels, features, the encoder's text tower, word vectors."""
 
 from __future__ import annotations
 
@@ -248,11 +244,7 @@ class Data:
     def _block_inputs(
         self, opened: OpenedFeatures, request: InputRequest, finetune: FinetuneOptions
     ) -> tuple[Any, dict[str, str]]:
-        """The activations that enter the last image-tower blocks, and what a checkpoint records.
-
-        If the cache starts at an earlier block, `skip_frozen_blocks` runs the frozen blocks once.
-        Pixels replace them for augmentation, or if the cache starts at too late a block.
-        """
+        """The activations that enter the last image-tower blocks, and what a checkpoint records."""
         path = opened.path
         assert path is not None
         stored, dataset = int(opened.identity.get("block_inputs", 0)), path.parent.name

@@ -1,8 +1,4 @@
-"""What callers can pass to training besides options: functions called after steps and epochs, and logs.
-
-A package registers a log as an entry point of the group `duplex.training_logs`: a function that
-gets a folder and returns a `TrainingLog`. A built-in log imports its package when it is opened.
-"""
+"""What callers can pass to training besides options: functions called after steps and epochs, and logs."""
 
 from __future__ import annotations
 

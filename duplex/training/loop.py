@@ -233,11 +233,7 @@ class EpochLosses:
 def optimiser_step(
     method: Method[Any], images: Batch, rows: Tensor, settings: TrainingOptions, optimiser: torch.optim.Optimizer
 ) -> dict[str, Tensor]:
-    """Take one optimiser step on the images of indices `rows`; returns each loss term's mean.
-
-    Its `accumulate` batches share tensors (`Method.shared`), whose gradients are summed and
-    propagated once. Nothing in a step waits for the device.
-    """
+    """Take one optimiser step on the images of indices `rows`; returns each loss term's mean."""
     optimiser.zero_grad(set_to_none=True)
     method.before_step(images.compositions_np[rows.cpu().numpy()])
     shared = method.shared()

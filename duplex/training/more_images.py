@@ -1,8 +1,4 @@
-"""Estimate what more labelled images of the same pairs would bring.
-
-A closed-form classifier on the frozen features is trained on random parts of each pair's training
-images. Its test accuracy by number of images is extrapolated to twice as many.
-"""
+"""Estimate what more labelled images of the same pairs would bring, by closed forms fitted to parts of them."""
 
 from __future__ import annotations
 
@@ -66,9 +62,7 @@ def draw_share(compositions: Ints, share: float, seed: int) -> Ints:
 def extrapolate(images: list[int], accuracies: list[float], measured: int) -> tuple[float, float]:
     """Fit a power law to error by number of images; returns its slope and the doubled accuracy.
 
-        log e(n) = alpha + beta log n,    e = 100 - accuracy, fitted by least squares
-
-    An error below half of the `measured` test images counts as half an image.
+    log e(n) = alpha + beta log n,    e = 100 - accuracy, fitted by least squares
     """
     error = np.maximum(100 - np.array(accuracies), 50 / measured)
     beta, alpha = np.polyfit(np.log(images), np.log(error), 1)

@@ -1,19 +1,10 @@
 """The search over recipes, by which `finetune: auto` and `duplex fit` choose how much to train.
 
-A *recipe* is a trial of such a search: nothing trained, prompts, or prompts with one, two, four …
-fine-tuned blocks of the image tower, tried in this order. A recipe replaces the best one so far if
-its validation AUC is higher by more than the standard error of the difference,
-
-    AUC' - AUC > SE(AUC' - AUC),    by DeLong's formula over the same validation images.
-
-Recipes with fine-tuned blocks are first compared with each other, after the same two epochs of
-each; any gain decides. All learning rates are tried at the smallest number of blocks only. Two
-numbers of blocks in a row without a gain are the last. Only the best of these recipes is trained
-to its end and compared with those without blocks. If its last epoch was its best, it is trained
-for twice as many epochs, as long as time is left and validation AUC rises.
-
-A *lineup* says which recipes with fine-tuned blocks fit into a time limit. It is stored: an
-interrupted search continues with the same recipes, even if the machine is faster or slower then.
+A *recipe* is a trial: nothing trained, prompts, or prompts with fine-tuned blocks. It replaces the
+best one so far if its validation AUC is higher by more than the standard error of the difference
+(DeLong's formula over the same validation images). Recipes with fine-tuned blocks are first
+compared after two epochs of each; only the best is trained to its end, and longer while time is
+left and validation AUC rises. A *lineup* says which of them fit into a time limit.
 """
 
 from __future__ import annotations
@@ -361,9 +352,8 @@ def choose_lineup(
 ) -> Lineup:
     """Choose the numbers of fine-tuned blocks and learning rates to try in `budget` seconds.
 
-    Of the numbers `DEPTHS` up to `depth`, the largest that fits is always tried. Time left goes to
-    smaller ones (all, or only the smallest), then to more learning rates for the smallest, and
-    then to more epochs of the best. Times include a final fit with the largest.
+    The largest of `DEPTHS` that fits is always tried; time left goes to smaller ones, then to more
+    rates.
     """
     costs = {blocks: cost(blocks) for blocks in DEPTHS if blocks <= depth}
 

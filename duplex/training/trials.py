@@ -1,7 +1,4 @@
-"""Trials: trainings that validation compares, each in a folder named by a digest.
-
-A trial whose files exist is not trained again, and an interrupted one continues.
-"""
+"""Trials: trainings that validation compares, each in a folder named by a digest and never done twice."""
 
 from __future__ import annotations
 
