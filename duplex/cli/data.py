@@ -357,7 +357,6 @@ def remove(
 def _encoder_entry(
     name: str | None, weights: str | None, existing: DatasetParams | None, features: Path | None
 ) -> dict[str, Any]:
-    """The encoder of the options, or else of the existing entry; the default is the paper's."""
     from duplex.encoders.base import is_random
     from duplex.features.file import IMPORTED
 

@@ -489,7 +489,6 @@ def serve(
 
 
 def _load_same(where: str, fingerprint: str, added: tuple[Pair, ...], options: dict[str, Any]) -> Recognizer:
-    """Load the model in a worker process; an error if it has changed since the server started."""
     recognizer = load_model(where, **options)
     changed = "has changed since the server started; restart the server"
     if recognizer.trained.fingerprint != fingerprint:

@@ -244,7 +244,6 @@ def local_source(source: str | Path, cache: Path) -> Path:
 
 
 def _hub_table(name: str, cache: Path) -> Path:
-    """Download the Parquet files of `name`; returns a table of their rows, with splits if all three of them occur."""
     from huggingface_hub import snapshot_download
 
     root = cache / "hf-datasets" / name

@@ -213,8 +213,6 @@ def _open_or_create(job: ExtractionJob) -> PartialCache:
     if not job.fresh and partial.exists():
         try:
             cache = PartialCache(job.path)
-        except OSError as error:
-            raise DuplexError(f"{partial} cannot be opened ({error}); correct its permissions, or delete it") from error
         except DamagedCache as error:
             print(f"{partial} cannot be continued ({error}); extracting again", file=sys.stderr)
         else:

@@ -137,7 +137,6 @@ def find_cached_features(folder: Path, digests: Sequence[str]) -> Features | Non
 
 
 def _remove_superfluous(cache: Path, others: Sequence[Path]) -> None:
-    """Remove each cache in `others`, finished or not, whose images and outputs are all in `cache`, too."""
     with open_cache(cache) as file:
         identity = read_identity(file)
     kept = rows_by_content(cache, identity)

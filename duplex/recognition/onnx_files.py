@@ -110,7 +110,6 @@ def write_tower(folder: Path, model: TrainedModel) -> None:
 
 
 def _portable_tower(model: TrainedModel) -> tuple[OnnxImageTower, Tensor]:
-    """The image tower in float32, and blank pixels to trace it with."""
     encoder: Encoder = model.backbone.tower("image")
     record = model.backbone.record
     preprocess = json.loads(record["preprocessing"])

@@ -84,7 +84,6 @@ def headline_numbers(table: Aggregate) -> Aggregate:
 def _means(
     records: Sequence[Mapping[str, Any]], names: Iterable[str], end: str = "", *, errors: bool = True
 ) -> dict[str, float]:
-    """Means and standard errors of the numbers that all records have; `end`: ends of names."""
     means = {}
     for name in names:
         values: list[Any] = [record.get(name) for record in records]

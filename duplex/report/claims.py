@@ -412,7 +412,6 @@ def _groups(line: Comparison, found: Mapping[str, Sequence[Measured]]) -> list[d
 
 
 def _one_per_setting(line: Comparison, runs: Sequence[Measured]) -> list[Measured]:
-    """The first run for each combination of encoder, data and fine-tuned blocks."""
     first: dict[str, Measured] = {}
     for each in runs:
         first.setdefault(each.surroundings(line.tables[0]), each)
@@ -420,7 +419,6 @@ def _one_per_setting(line: Comparison, runs: Sequence[Measured]) -> list[Measure
 
 
 def _with_numbers(line: Comparison, name: str, runs: Iterable[Measured]) -> list[Measured]:
-    """The runs that have every metric which the comparison needs for the row `name`."""
     wanted = [(table, metric) for _, other, table, metric in line.sides if other == name]
     return [each for each in runs if all(each.value(*place) is not None for place in wanted)]
 
@@ -459,7 +457,6 @@ def number_verdict(each: Measured, row: Tree, table: str, metric: str) -> tuple[
 
 
 def _with(used: Iterable[Measured], table: str) -> str:
-    """The runs, seeds and encoder of a comparison, and which runs are untrained."""
     runs = list(used)
     settings = runs[0].settings(table)
     seeds = min(each.tree.get(table, {}).get("seeds", each.seeds) for each in runs)

@@ -143,7 +143,6 @@ class TensorboardLog(NumberLog):
     """Training log in TensorBoard's event files."""
 
     def __init__(self, folder: Path) -> None:
-        """Start a log in `folder`; logs of earlier runs there are kept."""
         self._writer: Any = import_module("torch.utils.tensorboard").SummaryWriter(str(folder))
 
     def write(self, group: str, place: int, values: Mapping[str, float]) -> None:
@@ -160,7 +159,6 @@ class WandbLog(NumberLog):
     """Training log as a run of Weights & Biases, in the project WANDB_PROJECT, by default `duplex`."""
 
     def __init__(self, folder: Path) -> None:
-        """Start a run named by the last three parts of `folder`; WANDB_MODE=offline sends nothing."""
         wandb: Any = import_module("wandb")
         folder.mkdir(parents=True, exist_ok=True)
         project = os.environ.get("WANDB_PROJECT", "duplex")
@@ -181,7 +179,6 @@ class MlflowLog(NumberLog):
     """Training log as a run of MLflow, on the server or in the folder MLFLOW_TRACKING_URI."""
 
     def __init__(self, folder: Path) -> None:
-        """Start a run in the data set's experiment; `folder` ends in data set, method and seed."""
         self._mlflow: Any = import_module("mlflow")
         if not self._mlflow.tracking.is_tracking_uri_set():
             raise DuplexError(

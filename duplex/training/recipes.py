@@ -392,7 +392,6 @@ def _duration(seconds: float) -> str:
 
 
 def _depth_choices(depths: tuple[int, ...], rates: int) -> list[tuple[tuple[int, ...], int]]:
-    """Numbers of blocks, and how many rates to try at the smallest; most thorough first."""
     ends = (depths[0], depths[-1])
     choices = [(depths, rates), (depths, 1)]
     if len(depths) > 2:
