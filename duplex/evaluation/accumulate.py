@@ -162,7 +162,7 @@ def _row_slices(rows: int, width: int, scores: int) -> Iterator[slice]:
         yield slice(start, min(start + step, rows))
 
 
-def topk_per_group_torch(block: Tensor, plan: ColumnOrder, label_position: Ints, k: int) -> TopK:
+def best_scores_per_group_torch(block: Tensor, plan: ColumnOrder, label_position: Ints, k: int) -> TopK:
     """As `best_scores_per_group`, found by torch on the scores' device."""
     import torch
 
@@ -274,7 +274,7 @@ class ScoreAccumulator:
         column = self.target[images] - first_column
         inside = (column >= 0) & (column < scores.shape[1])
         label_position = np.where(inside, plan.ordered_position[np.where(inside, column, 0)], -1)
-        search = topk_per_group_torch if on_device else best_scores_per_group
+        search = best_scores_per_group_torch if on_device else best_scores_per_group
         label, best, place = search(scores, plan, label_position, self.k)
         is_nan = np.isnan(label) | np.isnan(best[:, :, 0]).any(axis=0)
         if is_nan.any():
