@@ -1,6 +1,4 @@
-"""Read score files, with arrays `scores [N, C]`, `target [N]` (label's column) and `seen [C]`.
-
-They are `.npz` or `.h5` files.
+"""Read score files, `.npz` or `.h5`: `scores [N, C]`, `target [N]` (a column) and `seen [C]`.
 
 Optional arrays: `feasible_mask [C]` (columns outside of it score -inf), `k` (one or more numbers,
 for top-k accuracy), `state [C]` and `object [C]` (each column's state and object, as numbers or
