@@ -45,7 +45,6 @@ CLAIMS_NOTE = (
     "chance on average."
 )
 UNTRAINED_TIP = "seeds whose best epoch by validation AUC is 0: an untrained model"
-NOT_RECORDED = "Validation AUC, best epochs, encoder and settings of these runs were not recorded."
 ORDER_TIP = "whether AUC is below that of the last row, as in the paper"
 
 
@@ -96,17 +95,14 @@ def published_table(results: Results, data: DatasetResults, world: str) -> Table
     """Measured against published metrics; None if no method here has published results."""
     benchmark = claims.benchmark_of(claims.counts_of(data.statistics))
     quoted = claims.read_package_yaml("quoted.yaml")
-    candidates = [
-        each
-        for each in claims.measured_methods(results, data)
-        if each.file == results.metrics_file and world in each.tree
-    ]
+    measured = claims.measured_methods(results, data)
+    here = [each for each in measured if each.file == results.metrics_file and world in each.tree]
     lines = []
     for line in claims.published_rows(world):
         if benchmark in line and line["method"] in quoted["entries"]:
             row = {**quoted["entries"][line["method"]]}
             row |= {"quoted": line["method"], "backbone": line["backbone"]}
-            found = claims.runs_of(row, candidates, world)
+            found = claims.runs_of(row, here, world)
             if line in quoted["backbones"]:
                 found = [run for run in found if not claims.obstacle(run.settings(world), line["backbone"])]
             lines += [PublishedLine(row, run, world, str(benchmark)) for run in found]
@@ -146,18 +142,13 @@ def ablation_tables(results: Results, data: DatasetResults) -> list[tuple[str, T
     for entry in claims.read_package_yaml("ablation_tables.yaml")["tables"]:
         lines = []
         for row in entry["rows"]:
-            run = _ablation(candidates, names_of(row))
+            run = _ablation(candidates, row["run"])
             if run is not None:
                 lines.append(AblationLine(row, run))
         was_run = any(line.run.file == results.ablations_file for line in lines)
         table = _ablation_table(entry, lines, data.name) if was_run and len(lines) > 1 else None
         tables.append((entry["title"], table))
     return tables
-
-
-def names_of(row: Tree) -> list[str]:
-    """The names of runs that a row of `ablation_tables.yaml` may show, the best first."""
-    return [row["run"]] if isinstance(row["run"], str) else row["run"]
 
 
 def _ablation(candidates: Sequence[claims.Measured], names: Sequence[str]) -> claims.Measured | None:
@@ -179,7 +170,7 @@ class AblationLine:
     def paper(self) -> Tree:
         """The row of the paper's tables, with its numbers."""
         known = claims.read_package_yaml("claims.yaml")["rows"]
-        return claims.paper_row(next(name for name in names_of(self.row) if name in known))
+        return claims.paper_row(next(name for name in self.row["run"] if name in known))
 
     @property
     def verdict(self) -> str:
@@ -226,7 +217,6 @@ class AblationLine:
 
 def _ablation_table(entry: Tree, lines: Sequence[AblationLine], dataset: str) -> Table:
     last = lines[-1].run
-    is_recorded = any(line.run.settings() or "validation" in line.run.tree for line in lines)
     columns: list[ColumnOf[AblationLine]] = []
     for place, title in enumerate(entry["columns"]):
         columns.append((text_column(title), partial(AblationLine.label, place=place)))
@@ -241,17 +231,15 @@ def _ablation_table(entry: Tree, lines: Sequence[AblationLine], dataset: str) ->
     for benchmark in entry["paper"]:
         heading = text_column(f"paper, {benchmark}: S / U / HM / AUC")
         columns.append((heading, partial(AblationLine.published, benchmark=benchmark)))
-    if is_recorded:
-        columns += [
-            (Column("validation AUC"), lambda line: line.cell(dataset, "validation", "auc")),
-            (text_column("untrained", UNTRAINED_TIP), lambda line: text_cell(line.untrained)),
-            (text_column("settings"), lambda line: text_cell(line.settings)),
-        ]
+    columns += [
+        (Column("validation AUC"), lambda line: line.cell(dataset, "validation", "auc")),
+        (text_column("untrained", UNTRAINED_TIP), lambda line: text_cell(line.untrained)),
+        (text_column("settings"), lambda line: text_cell(line.settings)),
+    ]
     caption = f"{entry['title']} ({entry['source']}): {dataset}, closed world"
     table = table_of(caption, columns, lines)
     rows = ranked(table.rows, range(first, first + len(METRICS)))
-    note = entry["caption"] if is_recorded else f"{entry['caption']} {NOT_RECORDED}"
-    return Table(caption, table.columns, rows, note)
+    return Table(caption, table.columns, rows, entry["caption"])
 
 
 def _metric_of(found: claims.Judgement) -> str:
