@@ -417,14 +417,21 @@ def _judge(line: Comparison, candidates: Sequence[Measured], benchmark: str | No
     rows = {name: paper_row(name) for name in line.names}
     found = {}
     for name, row in rows.items():
-        found[name] = _with_numbers(line, name, runs_of(row, candidates, *line.tables))
+        wanted = [(table, metric) for _, other, table, metric in line.sides if other == name]
+        runs = runs_of(row, candidates, *line.tables)
+        found[name] = [run for run in runs if all(run.value(*place) for place in wanted)]
     missing = [name for name, runs in found.items() if not runs]
     if missing:
         return [judgement(NOT_RUN, ", ".join(missing))]
     if "number" in claim:
         (name,) = line.names
-        runs = _one_per_setting(line, found[name])
-        return [judgement(**_number(line, rows[name], each)) for each in runs]
+        place = (line.tables[0], line.metrics[0])
+        judged = []
+        for run in _one_per_setting(line, found[name]):
+            verdict, gap, reason = number_verdict(run, rows[name], *place)
+            left = run.value(*place, sampled=True)
+            judged.append(judgement(verdict, reason, gap=gap, left=left))
+        return judged
     whole = [group for group in _groups(line, found) if len(group) == len(rows)]
     if not whole:
         return [judgement(NOT_COMPARABLE, "its rows were run with different encoders, data or fine-tuned blocks")]
@@ -459,12 +466,6 @@ def _one_per_setting(line: Comparison, runs: Sequence[Measured]) -> list[Measure
     return list(first.values())
 
 
-def _with_numbers(line: Comparison, name: str, runs: Iterable[Measured]) -> list[Measured]:
-    """The runs that have every metric which the comparison needs for the row `name`."""
-    wanted = [(table, metric) for _, other, table, metric in line.sides if other == name]
-    return [each for each in runs if all(each.value(*place) is not None for place in wanted)]
-
-
 def _order(line: Comparison, group: Mapping[str, Measured]) -> dict[str, Any]:
     settings = group[line.names[0]].settings(line.tables[0])
     wanted = line.claim.get("encoder")
@@ -479,12 +480,6 @@ def _order(line: Comparison, group: Mapping[str, Measured]) -> dict[str, Any]:
     gap = Gap.of(*terms)
     numbers = {"left": terms[0][1], "right": terms[1][1]} if len(terms) == 2 else {}
     return {"verdict": gap.order, "reason": _with(group.values(), line.tables[0]), "gap": gap, **numbers}
-
-
-def _number(line: Comparison, row: Tree, each: Measured) -> dict[str, Any]:
-    place = (line.tables[0], line.metrics[0])
-    verdict, gap, reason = number_verdict(each, row, *place)
-    return {"verdict": verdict, "reason": reason, "gap": gap, "left": each.value(*place, sampled=True)}
 
 
 def number_verdict(each: Measured, row: Tree, table: str, metric: str) -> tuple[str, Gap | None, str]:

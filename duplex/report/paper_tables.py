@@ -24,11 +24,11 @@ from duplex.report.blocks import (
 )
 from duplex.report.tables import SummaryLine
 
-COST_FORMS = {
+COST_FORMS = {  # of the costs' titles
     "parameters": ("{:,.0f}", 1.0),
-    "peak_bytes": ("{:,.0f} MB", 1e-6),
-    "seconds_per_epoch": ("{:.2f} s", 1.0),
-    "test_seconds": ("{:.2f} s", 1.0),
+    "memory": ("{:,.0f} MB", 1e-6),
+    "epoch": ("{:.2f} s", 1.0),
+    "test": ("{:.2f} s", 1.0),
 }
 NUMBER_NOTE = (
     "A number is reproduced if it differs by at most a point and the 95 % interval of the "
@@ -45,6 +45,7 @@ CLAIMS_NOTE = (
     "chance on average."
 )
 UNTRAINED_TIP = "seeds whose best epoch by validation AUC is 0: an untrained model"
+LEFT_TIP, RIGHT_TIP = "what is to be higher or small", "what it is compared with"
 ORDER_TIP = "whether AUC is below that of the last row, as in the paper"
 
 
@@ -242,14 +243,8 @@ def _ablation_table(entry: Tree, lines: Sequence[AblationLine], dataset: str) ->
     return Table(caption, table.columns, rows, entry["caption"])
 
 
-def _metric_of(found: claims.Judgement) -> str:
-    # the key of the metric whose title the judgement has; empty for a comparison of two metrics
-    titles = {**METRICS, **claims.COSTS}
-    return next((key for key, title in titles.items() if title == found.metric), "")
-
-
 def _cost_ratio(found: claims.Judgement) -> float | None:
-    if _metric_of(found) not in claims.COSTS or found.left is None or found.right is None:
+    if found.metric not in COST_FORMS or found.left is None or found.right is None:
         return None
     return found.left.mean / found.right.mean
 
@@ -259,25 +254,18 @@ def _difference_cell(found: claims.Judgement) -> TableCell:
     return _gap_cell(found.gap) if ratio is None else TableCell(f"× {ratio:.2f}", ratio)
 
 
-def _claim_interval_cell(found: claims.Judgement) -> TableCell:
-    return _interval_cell(found.gap if _cost_ratio(found) is None else None)
-
-
 CLAIM_COLUMNS: list[ColumnOf[claims.Judgement]] = [
     (text_column("source"), lambda found: text_cell(found.source)),
     (text_column("statement"), lambda found: replace(text_cell(found.text), tip=found.rows)),
     (text_column("metric"), lambda found: text_cell(found.metric)),
     (text_column("verdict"), lambda found: text_cell(found.verdict)),
-    (
-        Column("left", tip="what is to be higher or small"),
-        lambda found: _value_cell(found.left, _metric_of(found)),
-    ),
-    (
-        Column("right", tip="what it is compared with"),
-        lambda found: _value_cell(found.right, _metric_of(found)),
-    ),
+    (Column("left", tip=LEFT_TIP), lambda found: _value_cell(found.left, found.metric)),
+    (Column("right", tip=RIGHT_TIP), lambda found: _value_cell(found.right, found.metric)),
     (text_column("difference"), _difference_cell),
-    (text_column("95 %"), _claim_interval_cell),
+    (
+        text_column("95 %"),
+        lambda found: _interval_cell(found.gap if _cost_ratio(found) is None else None),
+    ),
     (text_column("paper"), lambda found: text_cell(found.paper)),
     (text_column("runs, or why not"), lambda found: text_cell(found.reason)),
 ]
