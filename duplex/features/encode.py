@@ -23,10 +23,12 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from duplex.data.images import BadImageFile, MachineFault, decode_image, machine_fault, read_image_bytes
+from duplex.encoders.base import family_module
 from duplex.encoders.image_blocks import capture_block_input
 from duplex.errors import DuplexError
 from duplex.features import file as cache_file
 from duplex.features.file import ALL_ZERO, CONTENTS, ENCODED, FIRST_BAD, NOT_FINITE, PIXELS, SHA256, Statuses
+from duplex.system.code import code_hash
 
 if TYPE_CHECKING:
     from duplex.encoders.base import Encoder
@@ -36,6 +38,11 @@ PixelBatch = tuple[int, Tensor, Tensor, Tensor]  # first row, pixels [B, 3, R, R
 BATCH_MULTIPLE = 16  # batches are padded to a multiple: the last rows of a smaller matrix product are summed in another
 # order, and a feature between two float16 would be rounded otherwise than in the cache
 MEMORY_MESSAGES = ("out of memory", "can't allocate memory", "not enough memory")  # of devices and of the CPU
+
+
+def encoding_code(encoder: str) -> str:
+    """Hash of the code that reads, prepares and encodes images for an encoder; features of other code may differ."""
+    return code_hash(modules=[__name__, family_module(encoder)])
 
 
 @dataclass(frozen=True)

@@ -21,12 +21,20 @@ import numpy as np
 from duplex.data.contents import file_digests
 from duplex.errors import DuplexError, UsageError, require
 from duplex.features import encode
-from duplex.features.encode import ImageRows, WantedOutputs, decode_batches, decoding_workers, encode_batches
+from duplex.features.encode import (
+    ImageRows,
+    WantedOutputs,
+    decode_batches,
+    decoding_workers,
+    encode_batches,
+    encoding_code,
+)
 from duplex.features.file import (
     BLOCK,
     CONTENTS,
     COPIED,
     ENCODED,
+    ENCODING,
     FIRST_BAD,
     PENDING,
     PIXELS,
@@ -97,9 +105,9 @@ class ExtractionSettings:
         return WantedOutputs(self.tokens == "patch", self.block_inputs, self.pixels)
 
     def identity(self, encoder: Encoder) -> Identity:
-        """The identity of a cache of these images, encoded by `encoder`."""
+        """The identity of a cache of these images, encoded by `encoder` with the code as it is."""
         return cache_identity(
-            encoder.identity.to_dict(),
+            {**encoder.identity.to_dict(), ENCODING: encoding_code(encoder.identity.encoder)},
             self.manifest_sha256,
             self.tokens,
             self.block_inputs,

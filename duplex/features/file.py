@@ -182,12 +182,14 @@ Identity = dict[str, str]
 LIBRARIES = ("torch", "open_clip_torch", "pillow")  # recorded; they affect the last bits, not the meaning
 SHARD = re.compile(r"(?P<stem>.+)\.shard-(?P<k>\d+)-of-(?P<n>\d+)(?P<suffix>\.\w+)?")  # a shard's file name
 ROOT = "root"  # the folder of the images, as params.yaml gives it; absent in older caches
+ENCODING = "encoding"  # hash of the code that made the rows (`features.encode.encoding_code`); compared between caches
 IMPORTED = "imported"  # the encoder's name in a cache of imported features
 DISPLAY_NAMES = {  # in messages, compared in this order: what others follow from comes before them
     "encoder": "encoder",
     "architecture": "encoder architecture",
     "weights": "weights file",
     "code": "code of its encoder family",
+    ENCODING: "version of the code that encodes images",
     "preprocessing": "preprocessing",
     "precision": "precision",
     "manifest": "manifest",

@@ -1,10 +1,11 @@
 """The user's shared cache: features of images by their files' content, for all data sets outside of a project.
 
-    FOLDER/features-KEY/LIST.h5    KEY is a hash of the encoder, LIST one of the images and the stored outputs
+    FOLDER/features-KEY/LIST.h5    KEY: hash of the encoder and its code, LIST: of the images and the stored outputs
 
-A cache there that has all wanted images is used as it is. Otherwise a new one is written, into which rows of the others
-are copied, and caches that are then superfluous are removed. As a cache may disappear in this way, code that needs
-features later keeps a `SharedFeatures`, which searches for the images again, instead of a path.
+A cache there that has all wanted images is used as it is. Otherwise a new one is written, into which rows of the
+others are copied. Caches that are then superfluous, and those of older code, are removed. As a cache may disappear in
+this way, code that needs features later keeps a `SharedFeatures`, which searches for the images again, instead of a
+path.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import numpy as np
 
 from duplex.data.contents import change_error
 from duplex.errors import DuplexError
+from duplex.features.encode import encoding_code
 from duplex.features.extract import (
     BadImage,
     ExtractionSettings,
@@ -31,6 +33,7 @@ from duplex.features.extract import (
     rows_by_content,
 )
 from duplex.features.file import (
+    ENCODING,
     FIRST_BAD,
     Features,
     Identity,
@@ -97,12 +100,13 @@ def encode_shared(
     `digests`: sha256 of files, "" if missing; `tokens`: "patch" stores patch tokens, too; `block_inputs`: so many last
     blocks' inputs. Raises `DuplexError` if more than the share `max_bad` is unreadable, or if a file changes meanwhile.
     """
-    place = folder / f"features-{json_digest(encoder.identity.to_dict())[:16]}"
     paths = {digest: image for digest, image in zip(digests, images, strict=True) if digest}
     listed = sorted(paths)
     key = hashlib.sha256("\n".join([*listed, ""]).encode()).hexdigest()
     settings = ExtractionSettings(root, key, tokens=tokens, block_inputs=block_inputs, max_bad=max_bad)
     identity = settings.identity(encoder)
+    tower = {**encoder.identity.to_dict(), ENCODING: identity[ENCODING]}
+    place = folder / f"features-{json_digest(tower)[:16]}"
     features = SharedFeatures(place, identity, tuple(digests))
     if listed and features.find() is None:
         others = [*place.glob("*.h5"), *place.glob("*.h5.partial")]
@@ -112,7 +116,7 @@ def encode_shared(
         rows = rows_by_content(out, identity, bad=True)
         if changed := [digest for digest in listed if bytes.fromhex(digest) not in rows]:
             raise change_error(root / paths[changed[0]])
-        _remove_superfluous(out, others)
+        _remove_superfluous(out, [*folder.glob("features-*/*.h5"), *folder.glob("features-*/*.h5.partial")])
     reasons = ["missing"] * len(images)
     if listed:
         path, places = features.require()
@@ -132,7 +136,10 @@ def find_cached_features(folder: Path, digests: Sequence[str]) -> Features | Non
     for path in sorted(folder.glob("features-*/*.h5"), key=lambda path: -path.stat().st_mtime):
         with suppress(DuplexError):  # of an older version, say
             with open_cache(path) as file:
-                places = rows_by_content(path, read_identity(file))
+                identity = read_identity(file)
+            if identity.get(ENCODING) != encoding_code(identity["encoder"]):
+                continue
+            places = rows_by_content(path, identity)
             found = np.array([places.get(bytes.fromhex(digest), -1) for digest in digests])
             if (found >= 0).sum() > (rows >= 0).sum():
                 best, rows = path, found
@@ -144,18 +151,22 @@ def find_cached_features(folder: Path, digests: Sequence[str]) -> Features | Non
 
 
 def _remove_superfluous(cache: Path, others: Sequence[Path]) -> None:
-    """Remove each cache in `others`, finished or not, whose images and outputs are all in `cache`, too."""
+    """Remove each cache in `others`, finished or not, whose images and outputs are all in `cache`, too.
+
+    Caches that the same encoder's older code made are of no use, so they count as equal.
+    """
     with open_cache(cache) as file:
         identity = read_identity(file)
     kept = rows_by_content(cache, identity)
     for other in others:
         final = other.with_name(other.name.removesuffix(".partial"))
-        with suppress(DuplexError), claim_cache(final):
+        with suppress(DuplexError):
             with open_cache(other) as file:
                 stored = read_identity(file)
-            if (
-                final != cache
-                and has_outputs_of(identity, stored)
-                and rows_by_content(other, stored).keys() <= kept.keys()
-            ):
-                other.unlink()
+            if final == cache or not has_outputs_of(identity, {**stored, ENCODING: identity[ENCODING]}):
+                continue
+            with claim_cache(final):
+                if rows_by_content(other, stored).keys() <= kept.keys():
+                    other.unlink()
+            with suppress(OSError):  # it holds other caches
+                other.parent.rmdir()

@@ -33,7 +33,7 @@ STAGES: dict[str, tuple[str, ...]] = {  # stage -> modules, or folders of module
     "maps": ("project/runs", "report/figures"),
     "report": ("report", "project/report", "project/runs"),
 }
-FOLLOWED = ("encoders", "methods")  # rooms from which the imports of a method or encoder count
+FOLLOWED = ("data", "encoders", "features", "methods")  # rooms from which the imports of a method or encoder count
 
 PACKAGE = Path(__file__).parents[1]
 UNKNOWN_CODE = "unknown"  # instead of the hash of a class without a file, as in a notebook
