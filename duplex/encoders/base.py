@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 GROUP = "duplex.encoders"
 DEFAULT = "clip"  # the family of names that no other family claims
 PACKAGED = "tiny"  # the encoder that ships with the package
+FAMILIES = Path(__file__).parent  # folder of the families of this package
 RANDOM = "random"
 TOWERS = ("both", "image", "text")
 TIMEOUT = (5, 10)  # seconds to connect, seconds for a response
@@ -93,6 +94,15 @@ class EncoderFamily(ABC):
 def family_module(encoder: str) -> str:
     """Name of the module that defines an encoder's family, found without importing it."""
     return module_of(_entry_point(encoder))
+
+
+def packaged_files(encoder: str) -> list[Path]:
+    """The files, such as weights, that lie beside the code of an encoder's family in this package."""
+    package, _, family = family_module(encoder).rpartition(".")
+    folder = FAMILIES / family
+    if package != __package__ or not folder.is_dir():
+        return []
+    return [path for path in sorted(folder.iterdir()) if path.is_file() and path.suffix != ".py"]
 
 
 def family_code_hash(encoder: str) -> str | None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from duplex.artifacts import ArtifactPaths
 from duplex.config.params import EncoderParams, Params, load_params
-from duplex.encoders.base import family_module
+from duplex.encoders.base import family_module, packaged_files
 from duplex.errors import DuplexError, UsageError
 from duplex.features.file import IMPORTED, read_cache_digest
 from duplex.methods.base import find_stream_adapter
@@ -119,6 +119,7 @@ def _encoder_settings(encoder: EncoderParams) -> Stamp:
     files = [Path(encoder.weights).expanduser()] if encoder.weights is not None else []
     if folder := encoder.name.partition(":")[2]:
         files += sorted(Path(folder).expanduser().glob("*"))
+    files += packaged_files(encoder.name)
     digests = {path.name: sha256_once(path) for path in files if path.is_file()}
     return {"encoder": encoder.model_dump(mode="json"), **({"encoder_files": digests} if digests else {})}
 

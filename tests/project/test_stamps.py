@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from duplex.artifacts import ArtifactPaths
 from duplex.cli import app
 from duplex.config.params import MethodEntry, Params, load_params
+from duplex.encoders import base
 from duplex.errors import DuplexError, UsageError
 from duplex.features.file import read_cache_digest
 from duplex.project import report, runs, stages, stamps
@@ -136,7 +137,7 @@ def test_what_the_stages_of_a_data_set_record(project: Path) -> None:
     params, folder, out = load_params(), Path("artifacts/own"), ArtifactPaths().inventory("own")
     for name, drawn in (("own", []), ("shapes", ["shapes"])):
         assert settings(params, name, "prepare")["code"] == code_hash("prepare", *drawn)
-    encoded = {"batch_size", "block_inputs", "encoder", "images", "max_bad", "pixels", "tokens"}
+    encoded = {"batch_size", "block_inputs", "encoder", "encoder_files", "images", "max_bad", "pixels", "tokens"}
     expected = {"prepare": {"source"}, "extract": encoded, "inventory": {"featured", "shown_as"}, "maps": set()}
     assert {stage: set(settings(params, "own", stage)) - {"code"} for stage in expected} == expected
     runs.inventory_stage(params, "own")
@@ -163,6 +164,19 @@ def test_files_of_encoders_count(project: Path) -> None:
         path.write_text("after, of another size")
         after = [settings(given, "own", "extract"), settings(given, "own", "train", "csp")]
         assert before[0] != after[0] and before[1] != after[1]
+
+
+def test_packaged_weights_count(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(ROOT / "duplex/encoders/tiny", project / "tiny")
+    monkeypatch.setattr(base, "FAMILIES", project)
+    params, stages_of_run = load_params(), [("extract", None), ("train", "csp"), ("evaluate", "csp")]
+    for name in ("weights.safetensors", "model.json"):
+        before = [settings(params, "own", stage, method) for stage, method in stages_of_run]
+        file = project / "tiny" / name
+        file.write_bytes(file.read_bytes() + b" ")
+        after = [settings(params, "own", stage, method) for stage, method in stages_of_run]
+        for made, wanted in zip(before, after, strict=True):
+            assert stamps._first_difference("", made, wanted) == "its encoder's files have changed"
 
 
 def with_encoder(params: Params, **values: object) -> Params:
