@@ -10,12 +10,16 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import os
+import time
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -29,7 +33,7 @@ from duplex.data.images import BadImageFile, decode_image, machine_fault, read_i
 from duplex.errors import DuplexError
 from duplex.labels import Ints
 from duplex.options import SplitOptions
-from duplex.system.files import sha256
+from duplex.system.files import sha256, write_text
 from duplex.system.processes import track
 
 SIDE = 8  # of a look, in pixels
@@ -129,6 +133,53 @@ def file_digests(root: Path, images: Sequence[str]) -> list[str]:
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         return list(track(pool.map(digest, images), "reading images", len(images)))
+
+
+FRESH = 2 * 10**9  # nanoseconds: a file written so recently may change again without getting another time
+
+
+def remembered_digests(root: Path, images: Sequence[str], memory: Path) -> list[str]:
+    """`file_digests`, read only from image files whose size or time of change is not the one in the file `memory`.
+
+    `memory` is then brought up to date, unless it cannot be written.
+    """
+    place = os.path.realpath(root)
+    known = _read_memory(memory, place)
+    began = time.time_ns()
+    states = {image: _file_state(os.path.join(root, uncropped_path(image))) for image in images}
+    missing = [image for image, state in states.items() if not state]
+    unread = [image for image, state in states.items() if state and known.get(image, [])[:2] != state]
+    digests = {image: digest for image, (*_, digest) in known.items()} | dict.fromkeys(missing, "")
+    if unread:
+        digests |= zip(unread, file_digests(root, unread), strict=True)
+    settled = [image for image, state in states.items() if digests[image] and began - state[1] > FRESH]
+    seen = {image: [*states[image], digests[image]] for image in settled}
+    if seen != known:
+        with suppress(DuplexError):
+            write_text(memory, json.dumps({"root": place, "files": seen}))
+    return [digests[image] for image in images]
+
+
+def _file_state(path: str | Path) -> list[Any]:
+    try:
+        status = os.stat(path)
+    except (OSError, ValueError):  # there is no such file
+        return []
+    return [status.st_size, status.st_mtime_ns]
+
+
+def _read_memory(memory: Path, place: str) -> dict[str, list[Any]]:
+    record = _parse_memory(memory, *_file_state(memory))
+    return record["files"] if record.get("root") == place else {}
+
+
+@lru_cache(maxsize=2)
+def _parse_memory(memory: Path, *state: int) -> dict[str, Any]:
+    try:
+        record: dict[str, Any] = json.loads(memory.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return record
 
 
 def changed_images(root: Path, images: Mapping[str, str]) -> list[str]:

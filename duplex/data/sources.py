@@ -1,7 +1,7 @@
 """Load data sets from their sources: drawn images, a published benchmark's files, a table, or a folder tree.
 
-A source's record holds its options and a digest of its table, of the benchmark's lists, or of the file names and sizes
-in the folder; no image is read for it.
+A source's record holds its options, a digest of its table or of the benchmark's lists, and one of its image files. An
+image is read for it only if its size or time of change is not the one of the last record.
 
 MIT-States, UT-Zappos and C-GQA have the folder layout that their CZSL releases share: `ROOT/images/...`,
 `ROOT/metadata_compositional-split-natural.t7` and `ROOT/compositional-split-natural/*_pairs.txt`. The metadata has an
@@ -16,7 +16,9 @@ import io
 import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,7 @@ from typing import Any
 import pandas as pd
 from pydantic import TypeAdapter
 
-from duplex.data.contents import content_keys, join_keys
+from duplex.data.contents import content_keys, file_digests, join_keys, remembered_digests
 from duplex.data.images import LINE_END, ImageTree, describe_skipped, read_bytes, read_text
 from duplex.data.tables import (
     COLUMNS,
@@ -40,7 +42,7 @@ from duplex.data.tables import (
 from duplex.errors import DuplexError, UsageError
 from duplex.labels import SPLITS, LabelSpace
 from duplex.options import SourceOptions, SplitOptions
-from duplex.system.files import sha256
+from duplex.system.files import sha256_once
 
 METADATA = "metadata_compositional-split-natural.t7"
 ARCHIVE_FOLDERS = ("_images", "images", "ut-zap50k-images")  # folders that may hold an unpacked archive's own tree
@@ -290,35 +292,60 @@ def _pair(folder: str, root: Path) -> list[str]:
 
 
 Record = dict[str, Any]
-CONTENT = "content"  # key of the digest
-SIZES = "sizes"  # key of the digest of a folder's files and their sizes in bytes
+CONTENT = "content"  # key of the digest of a table, of a benchmark's lists, or of the names of a folder's images
+IMAGES = "images"  # key of the digest of the names and contents of image files
 
 
-def source_record(source: SourceOptions, earlier: Record | None = None) -> Record:
-    """Record of what a data set was read from: its source options, and a digest of its table, lists or file names.
+def source_record(source: SourceOptions, earlier: Record | None = None, memory: Path | None = None) -> Record:
+    """Record of what a data set was read from: its source options, and digests of its table or lists and its images.
 
     Args:
-        earlier: an earlier record. Its digests are used if the source is not on this machine, for example if only the
+        earlier: an earlier record. Its digests are used for what is not on this machine, for example if only the
             features were copied here.
+        memory: a file that remembers the digests of images, so that unchanged images are not read again.
     """
     record: Record = TypeAdapter(SourceOptions).dump_python(source, mode="json")
-    digests = _content_digests(source)
-    if not digests:
-        digests = {key: earlier[key] for key in (CONTENT, SIZES) if earlier and key in earlier}
-    return {**record, CONTENT: None, **digests}
+    images = _images_on_disk(source)
+    found = {CONTENT: _content_digest(source, images), IMAGES: _images_digest(source.root, images, memory)}
+    before = earlier or {}
+    return {**record, **{key: before.get(key) if digest is None else digest for key, digest in found.items()}}
 
 
-def _content_digests(source: SourceOptions) -> Record:
+def _content_digest(source: SourceOptions, images: list[str]) -> str | None:
     if source.table is not None:
-        return {CONTENT: sha256(source.table)} if source.table.is_file() else {}
+        return sha256_once(source.table) if source.table.is_file() else None
     if source.kind == "shapes" or not source.root.is_dir():
-        return {}
+        return None
     if source.kind == "standard":
         files = [source.root / METADATA, *(_folder(source.root) / f"{split}_pairs.txt" for split in SPLITS)]
-        return {CONTENT: _digest([sha256(path) for path in files if path.is_file()])}
-    names = list(ImageTree(source.root).images(refuse_links=False))
-    sizes = [f"{name} {(source.root / name).stat().st_size}" for name in names]
-    return {CONTENT: _digest(names), SIZES: _digest(sizes)}
+        return _digest([sha256_once(path) for path in files if path.is_file()])
+    return _digest(images)
+
+
+def _images_on_disk(source: SourceOptions) -> list[str]:
+    """Images of a source, if they are on this machine; of a table those that it lists, otherwise all in the folder.
+
+    Empty for the images of `shapes`: whoever needs them draws them.
+    """
+    if source.kind == "shapes" or not is_on_disk(source):
+        return []
+    if source.table is None:
+        return list(ImageTree(source.root).images(refuse_links=False))
+    with suppress(DuplexError):  # what is wrong with the table is reported where it is loaded
+        return list(_listed_images(source.table, sha256_once(source.table)))
+    return []
+
+
+@lru_cache(maxsize=8)
+def _listed_images(table: Path, content: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(read_table(table)["image"]))
+
+
+def _images_digest(root: Path, images: list[str], memory: Path | None) -> str | None:
+    digests = file_digests(root, images) if memory is None else remembered_digests(root, images, memory)
+    if not any(digests):
+        return None
+    return _digest([f"{image} {digest}" for image, digest in zip(images, digests, strict=True)])
 
 
 def _digest(lines: list[str]) -> str:

@@ -36,8 +36,8 @@ CHANGES = {  # key of a stamp -> what it means if it differs
     "code": "its code has changed",
     "encoder_files": "its encoder's files have changed",
     "features": "its file of features has changed",
-    "images.sizes": "its image files have changed",
-    "source.sizes": "its image files have changed",
+    "images.files": "its image files have changed",
+    "source.images": "its image files have changed",
     "source.content": "its table, lists or image files have changed",
     "word_vectors": "its word vectors have changed",
     "inputs.manifest.csv": "its images, labels or splits have changed",
@@ -65,7 +65,7 @@ def settings(
         from duplex.data.sources import source_record  # which training does not need
 
         earlier = read(paths.stamp(dataset, "prepare")) or {}
-        source = source_record(entry.source, earlier.get("source"))
+        source = source_record(entry.source, earlier.get("source"), paths.image_digests(dataset))
         if entry.features is not None:  # images with equal features are kept in one split
             made["features"] = _features_digest(entry.features, dataset, earlier)
     if stage == "prepare":
@@ -73,7 +73,7 @@ def settings(
     if stage == "extract":
         made |= _encoder_settings(entry.encoder)
         if entry.features is None and entry.encoder.name != IMPORTED and entry.source.recorded_root is not None:
-            made["images"] = {"root": entry.source.recorded_root, "sizes": source.get("sizes")}
+            made["images"] = {"root": entry.source.recorded_root, "files": source["images"]}
         made |= {"batch_size": extraction.batch_size, "max_bad": extraction.max_bad, "tokens": extraction.tokens}
         made["block_inputs"] = params.block_inputs(dataset)
         made["pixels"] = params.pixels(dataset)
