@@ -1,9 +1,10 @@
 """Contents of image files, and random compositional splits that keep images of equal content together.
 
-Two image files are copies if they have the same bytes or the same decoded pixels (`decode_image`). Near-copies are
-images saved or scaled again: their *looks*, the images reduced to 8 x 8 pixels, hardly differ. A split holds some pairs
-out as unseen and divides the images of all other pairs, so that validation and test contain seen and unseen pairs.
-Every state and object stays in training, except new words (`SplitOptions`), whose pairs go to validation or test.
+Two image files are copies if they have the same bytes or the same decoded pixels (`decode_image`).
+Near-copies are images saved or scaled again: their *looks*, the images reduced to 8 x 8 pixels,
+hardly differ. A split holds some pairs out as unseen and divides the images of all other pairs, so
+that validation and test contain seen and unseen pairs. Every state and object stays in training,
+except new words (`SplitOptions`), whose pairs go to validation or test.
 """
 
 from __future__ import annotations
@@ -87,9 +88,9 @@ def read_contents(
 ) -> list[tuple[str, str, str]]:
     """Read images; returns for each its file's sha256, a text about its pixels, and why it is unreadable, or "".
 
-    The text is a digest of the pixels, a space, and the look (the image reduced to 8 x 8 pixels) in base64; for an
-    unreadable image, it is the file's sha256. `known` has the texts of earlier images by sha256; images whose sha256
-    is in it are not decoded again.
+    The text is a digest of the pixels, a space, and the look (the image reduced to 8 x 8 pixels)
+    in base64; for an unreadable image, it is the file's sha256. `known` has the texts of earlier
+    images by sha256; images whose sha256 is in it are not decoded again.
     """
     # every thread changes the warning filters of the process and puts back those that it found
     with warnings.catch_warnings(), ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -201,7 +202,8 @@ def row_keys(values: NDArray[Any]) -> list[str]:
 def join_keys(keys: Sequence[str], others: Sequence[str]) -> list[str]:
     """Merge two lists of keys into one key per image: images with equal keys in either list get equal keys.
 
-    Images linked by a chain of equal keys get equal keys, too. If all keys in `others` differ, `keys` is returned.
+    Images linked by a chain of equal keys get equal keys, too. If all keys in `others` differ,
+    `keys` is returned.
     """
     first = pd.Series(range(len(keys)))  # the first image that is known to be equal to each
     while True:
@@ -256,8 +258,9 @@ def split_by_content(
 ) -> SplitResult:
     """Split rows at random, but keep copies, images with equal keys in `contents`, in the same split.
 
-    Copies with different pairs all go to the split of the unseen pair, or to training if all of their pairs are seen.
-    They stay apart if a seen pair would lose its last training image, or if two pairs are unseen in different splits.
+    Copies with different pairs all go to the split of the unseen pair, or to training if all of
+    their pairs are seen. They stay apart if a seen pair would lose its last training image, or if
+    two pairs are unseen in different splits.
     """
     columns = ["state", "object", "image"]
     rows = frame[columns].reset_index(drop=True).assign(content=list(contents)).sort_values(columns)

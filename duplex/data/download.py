@@ -1,9 +1,10 @@
 """Download MIT-States, UT-Zappos and C-GQA in the layout that `sources.py` reads; benchmarks.yaml has all links.
 
-Data sets of the Hugging Face hub are downloaded as Parquet files, whose rows are listed in one table.
+Data sets of the Hugging Face hub are downloaded as Parquet files, whose rows are listed in one
+table.
 
-An interrupted download is resumed. Archives are not trusted: only the wanted files are unpacked, only below the given
-folder, and only up to a limit of bytes.
+An interrupted download is resumed. Archives are not trusted: only the wanted files are unpacked,
+only below the given folder, and only up to a limit of bytes.
 """
 
 from __future__ import annotations
@@ -93,7 +94,8 @@ def unpack(archive: Path, take: Mapping[str, Sequence[str]], root: Path, limit: 
 
     Args:
         take: name of a file or folder below `root` -> its possible names in the archive.
-        limit: largest number of bytes to unpack; written bytes are counted, as sizes stated in archives may be false.
+        limit: largest number of bytes to unpack; written bytes are counted, as sizes stated in
+            archives may be false.
     """
     staging = root / f".{archive.name}.partial"
     shutil.rmtree(staging, ignore_errors=True)
@@ -195,7 +197,8 @@ def download(name: str, root: Path, report: Callable[[str], None]) -> None:
 def download_archive(archive: BenchmarkArchive, root: Path, report: Callable[[str], None]) -> None:
     """Download an archive to ROOT/.archives, unless it is there, and unpack the wanted files to `root`.
 
-    As no sha256 is published, that of the first archive unpacked is recorded, and later archives must match it.
+    As no sha256 is published, that of the first archive unpacked is recorded, and later archives
+    must match it.
     """
     if all((root / name).exists() for name in archive.take):
         report(f"{', '.join(archive.take)}: already in {root}")
@@ -279,8 +282,9 @@ class DeadLink(DuplexError):
 def fetch(url: str, path: Path) -> Path:
     """Download `url` to `path` unless the file exists; an interrupted download, kept in FILE.partial, is resumed.
 
-    Raises `DeadLink` if the URL does not serve a file, and `DuplexError` if the connection keeps breaking or another
-    process downloads the same file. If the file changed on the server meanwhile, unpacking the result will fail.
+    Raises `DeadLink` if the URL does not serve a file, and `DuplexError` if the connection keeps
+    breaking or another process downloads the same file. If the file changed on the server
+    meanwhile, unpacking the result will fail.
     """
     if path.exists():
         return path

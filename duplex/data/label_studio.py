@@ -1,6 +1,7 @@
 """Exchange labels with Label Studio: read its exported labels, and write a model's answers as pre-annotations.
 
-The labelling config must have controls named `state` and `object`, for the whole image or for rectangles on it.
+The labelling config must have controls named `state` and `object`, for the whole image or for
+rectangles on it.
 """
 
 from __future__ import annotations

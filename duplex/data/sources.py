@@ -1,12 +1,14 @@
 """Load data sets from their sources: drawn images, a published benchmark's files, a table, or a folder tree.
 
-A source's record holds its options, a digest of its table or of the benchmark's lists, and one of its image files. An
-image is read for it only if its size or time of change is not the one of the last record.
+A source's record holds its options, a digest of its table or of the benchmark's lists, and one of
+its image files. An image is read for it only if its size or time of change is not the one of the
+last record.
 
-MIT-States, UT-Zappos and C-GQA have the folder layout that their CZSL releases share: `ROOT/images/...`,
-`ROOT/metadata_compositional-split-natural.t7` and `ROOT/compositional-split-natural/*_pairs.txt`. The metadata has an
-entry per image; its field `set` is the split. Image folders may be named with spaces or underscores (MIT-States) or as
-in the archive of UT-Zappos (the entry's `_image`).
+MIT-States, UT-Zappos and C-GQA have the folder layout that their CZSL releases share:
+`ROOT/images/...`, `ROOT/metadata_compositional-split-natural.t7` and
+`ROOT/compositional-split-natural/*_pairs.txt`. The metadata has an entry per image; its field
+`set` is the split. Image folders may be named with spaces or underscores (MIT-States) or as in the
+archive of UT-Zappos (the entry's `_image`).
 """
 
 from __future__ import annotations
@@ -60,8 +62,9 @@ def is_on_disk(source: SourceOptions) -> bool:
 def load_source(source: SourceOptions, feature_keys: Keys | None = None) -> LabelledImages:
     """Load the manifest and labels of a data set.
 
-    If the data has no split, a random one is made; images are then opened, to keep copies and near-copies together.
-    `feature_keys` returns one key per image; images with equal keys are kept together, too.
+    If the data has no split, a random one is made; images are then opened, to keep copies and
+    near-copies together. `feature_keys` returns one key per image; images with equal keys are kept
+    together, too.
     """
 
     def keys(images: Sequence[str]) -> list[str]:
@@ -209,7 +212,8 @@ def has_pair_lists(root: Path) -> bool:
 def read_pair_lists(root: Path) -> tuple[dict[str, list[Pair]], int]:
     """Read the pair lists (train, val, test) in `root` or its folder `compositional-split-natural`.
 
-    Returns each split's pairs without repeats, and how many lines repeat an earlier line of the same list.
+    Returns each split's pairs without repeats, and how many lines repeat an earlier line of the
+    same list.
     """
     lists = {split: read_pair_list(_folder(root) / f"{split}_pairs.txt") for split in SPLITS}
     pairs = {split: list(dict.fromkeys(listed)) for split, listed in lists.items()}
@@ -250,7 +254,8 @@ SPLIT_FOLDER = re.compile(
 def read_folder(root: Path) -> tuple[pd.DataFrame, dict[str, int]]:
     """Make a table of image, state and object from the images below `root`; folder names give the labels.
 
-    Also returns a dict that maps a note on skipped files to their number; it is empty if none was skipped.
+    Also returns a dict that maps a note on skipped files to their number; it is empty if none was
+    skipped.
     """
     rows = []
     tree = ImageTree(root)
@@ -300,9 +305,10 @@ def source_record(source: SourceOptions, earlier: Record | None = None, memory: 
     """Record of what a data set was read from: its source options, and digests of its table or lists and its images.
 
     Args:
-        earlier: an earlier record. Its digests are used for what is not on this machine, for example if only the
-            features were copied here.
-        memory: a file that remembers the digests of images, so that unchanged images are not read again.
+        earlier: an earlier record. Its digests are used for what is not on this machine, for
+            example if only the features were copied here.
+        memory: a file that remembers the digests of images, so that unchanged images are not read
+            again.
     """
     record: Record = TypeAdapter(SourceOptions).dump_python(source, mode="json")
     images = _images_on_disk(source)

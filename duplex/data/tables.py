@@ -1,7 +1,8 @@
 """Read and check tables of labelled images: a user's CSV or Parquet file, and the manifest made from it.
 
-The manifest has the columns `image, state, object, split` and one row per image; caches and results keep its order. A
-data set in memory is a `LabelledImages`; it can be split again, and its counts can be compared with published ones.
+The manifest has the columns `image, state, object, split` and one row per image; caches and
+results keep its order. A data set in memory is a `LabelledImages`; it can be split again, and its
+counts can be compared with published ones.
 """
 
 from __future__ import annotations
@@ -85,9 +86,9 @@ def checked_cells(
 ) -> pd.DataFrame:
     """Check a table's cells and return it, with `.` and empty parts removed from image paths.
 
-    Raises DuplexError unless images, states and objects are text that fits into file names and prompts, further cells
-    are text or empty, and all rows or none have a split; an empty column `split` is removed. Rows with the split
-    `train` may lack a state or an object.
+    Raises DuplexError unless images, states and objects are text that fits into file names and
+    prompts, further cells are text or empty, and all rows or none have a split; an empty column
+    `split` is removed. Rows with the split `train` may lack a state or an object.
 
     Args:
         table: name of the table in messages.
@@ -336,7 +337,8 @@ def from_rows(
 ) -> LabelledImages:
     """Make a data set from a table with columns image, state, object; without a column split, a random split is drawn.
 
-    `place`: table's name in messages. `contents` returns a key per image; images with equal keys get the same split.
+    `place`: table's name in messages. `contents` returns a key per image; images with equal keys
+    get the same split.
     """
     if frame.empty:
         raise DuplexError(f"{place} lists no images")
@@ -388,7 +390,8 @@ def limit_images(frame: pd.DataFrame, options: SplitOptions) -> pd.DataFrame:
 def resplit(data: LabelledImages, number: int, options: SplitOptions = SplitOptions()) -> LabelledImages:
     """The data set with a new random split into parts of the same sizes; `number` determines the split.
 
-    options: shares of states and objects without training images, and `images_per_pair`; other options are not used.
+    options: shares of states and objects without training images, and `images_per_pair`; other
+    options are not used.
     """
     rows = data.manifest
     own = split_options_like(rows, FIRST_SEED + number)

@@ -1,7 +1,8 @@
 """Decode image files and encode them in batches.
 
-Worker processes decode image files into batches of pixels, in order, a few batches ahead of the encoder. On a GPU, the
-next batch is encoded while the current one is written. Encoder outputs are named like the cache's HDF5 data sets.
+Worker processes decode image files into batches of pixels, in order, a few batches ahead of the
+encoder. On a GPU, the next batch is encoded while the current one is written. Encoder outputs are
+named like the cache's HDF5 data sets.
 """
 
 from __future__ import annotations
@@ -87,7 +88,8 @@ class LaunchedBatch:
     ) -> LaunchedBatch:
         """Start encoding B images, the first of which has the row `start`; on a CPU, this waits for the result.
 
-        pixels: [B, 3, R, R] uint8. decoded: each file's status after decoding [B]. contents: the files' sha256 [B, 32].
+        pixels: [B, 3, R, R] uint8. decoded: each file's status after decoding [B]. contents: the
+            files' sha256 [B, 32].
         """
         device = encoder.device
         asynchronous = device.type == "cuda"
@@ -118,8 +120,8 @@ class LaunchedBatch:
 def encode_outputs(encoder: Encoder, pixels: Tensor, outputs: WantedOutputs) -> dict[str, Tensor]:
     """Encode preprocessed images, pixels [B, 3, R, R] uint8; returns the chosen `outputs` as name -> values [B, ...].
 
-    `cls` has one feature per image and `patch` one token per image patch; `block_inputs` are the activations that
-    enter the image tower's last blocks.
+    `cls` has one feature per image and `patch` one token per image patch; `block_inputs` are the
+    activations that enter the image tower's last blocks.
     """
     with capture_block_input(encoder, outputs.block_inputs) as inputs:
         if outputs.patches:
@@ -167,9 +169,10 @@ AHEAD = 2  # batches that a worker may be ahead
 class ImageRows(Dataset[tuple[Tensor, int, Tensor]]):
     """Torch data set that decodes image files; item i is the i-th image's pixels [3, R, R] uint8, status and content.
 
-    The content is the sha256 of the file (and crop), [32] uint8; zero if it cannot be read. An image that cannot be
-    decoded becomes black, with the reason as its status, so that batches keep their size. The status `RETRY` marks an
-    image whose reading failed because of the machine (memory, disk); it is to be tried again.
+    The content is the sha256 of the file (and crop), [32] uint8; zero if it cannot be read. An
+    image that cannot be decoded becomes black, with the reason as its status, so that batches keep
+    their size. The status `RETRY` marks an image whose reading failed because of the machine
+    (memory, disk); it is to be tried again.
     """
 
     images: Sequence[str]
@@ -221,7 +224,8 @@ def decode_batches(
 ) -> Iterator[PixelBatch]:
     """Decode images in `num_workers` processes (0: in this one); yields a `PixelBatch` per list of rows in `batches`.
 
-    pinned: copy batches to page-locked memory for a GPU. Without a GPU, workers share cores with the encoder. They then
+    pinned: copy batches to page-locked memory for a GPU. Without a GPU, workers share cores with
+    the encoder. They then
         have a lower priority, since a preempted encoder thread delays a whole matrix product.
     """
     loader: DataLoader[tuple[Tensor, int, Tensor]] = DataLoader(
@@ -242,8 +246,9 @@ def decode_batches(
 def explain_memory_errors(batch_size: int, kept: str = "finished rows are kept: ") -> Iterator[None]:
     """Context manager: raise `DuplexError` if memory for encoding runs out, or if a process that decodes images dies.
 
-    The `with` block must contain all code that uses the batches, because torch reports a dead process from a signal
-    handler, wherever the main process is at that moment. `kept` says in the message which work is not lost.
+    The `with` block must contain all code that uses the batches, because torch reports a dead
+    process from a signal handler, wherever the main process is at that moment. `kept` says in the
+    message which work is not lost.
     """
     again = f"{kept}run the same command again with a smaller"
     try:

@@ -1,8 +1,9 @@
 """Write the features of images to a feature cache: encode them, or find them in other caches by content.
 
-The last bits of a feature depend on its batch. Images are therefore always grouped into the same batches, and a resumed
-extraction gives the same features. An extraction can be divided into shards (`features.shards`). Images encoded before
-are found in caches of the same encoder by their files' content.
+The last bits of a feature depend on its batch. Images are therefore always grouped into the same
+batches, and a resumed extraction gives the same features. An extraction can be divided into shards
+(`features.shards`). Images encoded before are found in caches of the same encoder by their files'
+content.
 """
 
 from __future__ import annotations
@@ -79,12 +80,17 @@ class ExtractionSettings:
     Attributes:
         root: folder of the images.
         manifest_sha256: digest of the list of images.
-        recorded_root: the images' folder as the cache should record it, such as `root` in params.yaml.
-        num_workers: number of decoding processes; auto: one fewer than cores; 0: decode in this process.
+        recorded_root: the images' folder as the cache should record it, such as `root` in
+            params.yaml.
+        num_workers: number of decoding processes; auto: one fewer than cores; 0: decode in this
+            process.
         tokens: "patch" also stores patch tokens; "none" does not.
-        block_inputs: number of last blocks of the image tower whose input is stored, too, so that they can be trained.
-        pixels: also store the images as they enter the encoder, so that any number of its blocks can be trained.
-        max_bad: share of unreadable images above which `DuplexError` is raised; the unfinished cache stays.
+        block_inputs: number of last blocks of the image tower whose input is stored, too, so that
+            they can be trained.
+        pixels: also store the images as they enter the encoder, so that any number of its blocks
+            can be trained.
+        max_bad: share of unreadable images above which `DuplexError` is raised; the unfinished
+            cache stays.
     """
 
     root: Path
@@ -174,9 +180,10 @@ def extract(
 ) -> ExtractionReport:
     """Encode images into the feature cache `out`.
 
-    A finished cache with the same settings is kept, an unfinished one is resumed, except for images whose files have
-    changed. Images that are found in a cache of the same encoder, an earlier one at `out` or one in `reuse`, are copied
-    from there. Unreadable images keep their row, with the reason as its status.
+    A finished cache with the same settings is kept, an unfinished one is resumed, except for
+    images whose files have changed. Images that are found in a cache of the same encoder, an
+    earlier one at `out` or one in `reuse`, are copied from there. Unreadable images keep their
+    row, with the reason as its status.
 
     Args:
         images: paths relative to `settings.root`, in the order of the manifest.
@@ -325,7 +332,8 @@ def image_contents(root: Path, images: Sequence[str]) -> Contents:
 def has_outputs_of(identity: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
     """Whether a cache with the settings `identity` could replace one with the settings `wanted` for equal images.
 
-    The encoder must be the same, and all patch tokens, block inputs and pixels of the wanted cache must be there.
+    The encoder must be the same, and all patch tokens, block inputs and pixels of the wanted cache
+    must be there.
     """
     same_encoder = all(identity.get(key) == wanted.get(key) for key in {*identity, *wanted} - set(OWN))
     needed = [key for key in ("tokens", "block_inputs", PIXELS) if key in wanted]
@@ -335,7 +343,8 @@ def has_outputs_of(identity: Mapping[str, str], wanted: Mapping[str, str]) -> bo
 def rows_by_content(path: Path, wanted: Mapping[str, str], *, bad: bool = False) -> dict[bytes, int]:
     """Map each encoded image file's sha256 to its row in a cache; `bad` includes images without features.
 
-    Empty if the cache cannot be read, or has another encoder or fewer outputs than the settings `wanted`.
+    Empty if the cache cannot be read, or has another encoder or fewer outputs than the settings
+    `wanted`.
     """
     try:
         with open_cache(path) as file:

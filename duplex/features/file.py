@@ -10,13 +10,15 @@ checksums           [N, K] uint32: CRC-32 of each row of the K data sets of feat
 contents            [N, 32] uint8: sha256 of each image file, by which other caches find rows to copy; zero for a
                     file that was missing, and for imported features
 
-N: number of images; d: width of features; T, w: number and width of tokens; C: channels of feature maps. The attributes
-`start`, `stop` and `total` say which rows of the manifest the file holds: all, or those of one shard. The attributes of
-the group `identity` are the settings with which the file was made: encoder, manifest, options.
+N: number of images; d: width of features; T, w: number and width of tokens; C: channels of feature
+maps. The attributes `start`, `stop` and `total` say which rows of the manifest the file holds:
+all, or those of one shard. The attributes of the group `identity` are the settings with which the
+file was made: encoder, manifest, options.
 
-An unfinished cache is the file `NAME.partial` beside its final path. It has its complete layout before the first row is
-encoded, so rows are written at fixed offsets, and a process killed at any moment leaves a file that can be opened. The
-bytes of a finished file depend neither on the time nor on how often the extraction was interrupted.
+An unfinished cache is the file `NAME.partial` beside its final path. It has its complete layout
+before the first row is encoded, so rows are written at fixed offsets, and a process killed at any
+moment leaves a file that can be opened. The bytes of a finished file depend neither on the time
+nor on how often the extraction was interrupted.
 """
 
 from __future__ import annotations
@@ -204,8 +206,9 @@ DISPLAY_NAMES = {  # in messages, compared in this order: what others follow fro
 def check_identity(stored: Mapping[str, str], expect: Mapping[str, str | None], path: Path) -> None:
     """Raise `DuplexError`, which names the first difference, unless a cache was made with the expected settings.
 
-    Library versions may differ. For imported features, only manifest and width are compared, as the rest is unknown.
-    If a cache records no folder of images, folders are not compared. If None is expected, the setting must be absent.
+    Library versions may differ. For imported features, only manifest and width are compared, as
+    the rest is unknown. If a cache records no folder of images, folders are not compared. If None
+    is expected, the setting must be absent.
     """
     imported = stored.get("encoder") == IMPORTED
     others = sorted(set(expect) - set(DISPLAY_NAMES) - set(LIBRARIES))
@@ -382,7 +385,8 @@ def read_features(path: Path | str, expect: Mapping[str, str | None] | None = No
 
     Args:
         path: the HDF5 file.
-        expect: settings that the cache must have been made with, such as {"manifest": sha256}; None: any.
+        expect: settings that the cache must have been made with, such as {"manifest": sha256};
+            None: any.
     """
     path = expanded_path(path, "the feature cache")
     with open_cache(path) as file:

@@ -48,7 +48,8 @@ class FeatureFile:
     def open(cls, path: Path) -> FeatureFile:
         """Open a file of image features and check the types and shapes of its arrays.
 
-        Raises UsageError if the file does not exist or holds other arrays, DuplexError if it is damaged.
+        Raises UsageError if the file does not exist or holds other arrays, DuplexError if it is
+        damaged.
         """
         if path.exists() and not path.is_file():
             raise UsageError(f"{path} is not a file; expected a .npy or .npz file")
@@ -80,8 +81,8 @@ class FeatureFile:
     def rows_of(self, images: Sequence[str], *, ordered: bool = True) -> Ints:
         """The row of each image in the file, found by name; in a file without image names, the rows in order.
 
-        Raises UsageError if an image is missing. A file without names must have one row per image, and the images must
-        have a fixed order (`ordered`), as in a table.
+        Raises UsageError if an image is missing. A file without names must have one row per image,
+        and the images must have a fixed order (`ordered`), as in a table.
         """
         if self.names is None and not ordered:
             raise UsageError(
@@ -168,13 +169,15 @@ def import_features(
 ) -> Identity:
     """Write the feature cache `out` of `rows` images from a user's .npy or .npz file of features.
 
-    Images whose features are zero or not finite count as unreadable. Rows of a file with names are matched to `images`.
-    Returns the cache's identity, which records the file and the manifest but no encoder, as that is unknown.
+    Images whose features are zero or not finite count as unreadable. Rows of a file with names are
+    matched to `images`. Returns the cache's identity, which records the file and the manifest but
+    no encoder, as that is unknown.
 
     listed: images of the data set's table; rows of a file without names are those of this table.
 
-    Raises `UsageError` if the file lacks an image, has another number of rows, or values that float16 cannot hold, and
-    `DuplexError` if more than the share `max_bad` of images count as unreadable; an existing cache stays as it is.
+    Raises `UsageError` if the file lacks an image, has another number of rows, or values that
+    float16 cannot hold, and `DuplexError` if more than the share `max_bad` of images count as
+    unreadable; an existing cache stays as it is.
     """
     file = FeatureFile.open(source)
     if listed is not None and file.names is None:
@@ -217,9 +220,10 @@ def check_features(
 ) -> Iterator[DataIssue]:
     """Check a user's file of image features; yields issues about rows that are unusable, equal, or without an image.
 
-    Raises UsageError unless the file fits the data set and the encoder (IMPORTED: an unknown one, for which any width
-    fits). If the file has no image names, the data set must be a table (`is_table`), as its order is fixed. Unusable
-    rows are a fatal issue if their share exceeds `max_bad`.
+    Raises UsageError unless the file fits the data set and the encoder (IMPORTED: an unknown one,
+    for which any width fits). If the file has no image names, the data set must be a table
+    (`is_table`), as its order is fixed. Unusable rows are a fatal issue if their share exceeds
+    `max_bad`.
     """
     file = FeatureFile.open(path)
     images = data.manifest["image"].tolist()

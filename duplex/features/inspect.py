@@ -55,8 +55,9 @@ def verify(
 ) -> dict[str, Any]:
     """Check that a feature cache belongs to its images; raises `DuplexError` for the first row that does not.
 
-    All rows are compared with their checksums. A random `sample` of images is read and encoded again: new and stored
-    features must have nearly the same direction (cosine), and the same images must be unreadable.
+    All rows are compared with their checksums. A random `sample` of images is read and encoded
+    again: new and stored features must have nearly the same direction (cosine), and the same
+    images must be unreadable.
 
     Returns:
         A dict with the number of images `checked` and the `worst_cosine`.

@@ -32,8 +32,8 @@ from duplex.features.file import (
 def plan_shard(total: int, batch_size: int, shard: tuple[int, int] | None, out: Path) -> tuple[Span, Path]:
     """Rows and file of the shard (k, n), part k (from 0) of a cache's n parts; for None, all rows and the file `out`.
 
-    Shards begin where batches begin, so their features equal those of an extraction without shards. Raises `UsageError`
-    if k is not below n, or if there are more shards than batches.
+    Shards begin where batches begin, so their features equal those of an extraction without
+    shards. Raises `UsageError` if k is not below n, or if there are more shards than batches.
     """
     if total == 0:
         raise UsageError("the manifest lists no images, so there are none to encode; add images to the data set")

@@ -2,10 +2,10 @@
 
     FOLDER/features-KEY/LIST.h5    KEY: hash of the encoder and its code, LIST: of the images and the stored outputs
 
-A cache there that has all wanted images is used as it is. Otherwise a new one is written, into which rows of the
-others are copied. Caches that are then superfluous, and those of older code, are removed. As a cache may disappear in
-this way, code that needs features later keeps a `SharedFeatures`, which searches for the images again, instead of a
-path.
+A cache there that has all wanted images is used as it is. Otherwise a new one is written, into
+which rows of the others are copied. Caches that are then superfluous, and those of older code, are
+removed. As a cache may disappear in this way, code that needs features later keeps a
+`SharedFeatures`, which searches for the images again, instead of a path.
 """
 
 from __future__ import annotations
@@ -97,8 +97,9 @@ def encode_shared(
 ) -> tuple[SharedFeatures, list[BadImage]]:
     """Encode images that no cache in the folder has; returns a `SharedFeatures` of all, and images without features.
 
-    `digests`: sha256 of files, "" if missing; `tokens`: "patch" stores patch tokens, too; `block_inputs`: so many last
-    blocks' inputs. Raises `DuplexError` if more than the share `max_bad` is unreadable, or if a file changes meanwhile.
+    `digests`: sha256 of files, "" if missing; `tokens`: "patch" stores patch tokens, too;
+    `block_inputs`: so many last blocks' inputs. Raises `DuplexError` if more than the share
+    `max_bad` is unreadable, or if a file changes meanwhile.
     """
     paths = {digest: image for digest, image in zip(digests, images, strict=True) if digest}
     listed = sorted(paths)
