@@ -38,7 +38,7 @@ EXPECTED = "expected a float array of shape [images, width], one row per image"
 
 @dataclass(frozen=True)
 class FeatureFile:
-    """An open .npy or .npz file of a user's image features; rows of a .npy file are read from disk when needed."""
+    """An open .npy or .npz file of a user's image features; .npy rows are read when needed."""
 
     path: Path
     values: NDArray[Any]  # [rows, width], floats
@@ -79,7 +79,7 @@ class FeatureFile:
         return int(self.values.shape[1])
 
     def rows_of(self, images: Sequence[str], *, ordered: bool = True) -> Ints:
-        """The row of each image in the file, found by name; in a file without image names, the rows in order.
+        """The row of each image in the file, by name or, in a file without image names, in order.
 
         Raises UsageError if an image is missing. A file without names must have one row per image,
         and the images must have a fixed order (`ordered`), as in a table.
@@ -106,7 +106,7 @@ class FeatureFile:
         return np.array([place[image] for image in images], dtype=np.int64)
 
     def unusable(self, rows: Ints) -> NDArray[np.bool_]:
-        """Mask [n] of the `rows` [n] with NaN, infinity or only zeros; UsageError for numbers too large for float16."""
+        """Mask [n] of the `rows` [n] with NaN, infinity or only zeros; UsageError beyond float16."""
         bad = np.empty(len(rows), dtype=bool)
         for start in range(0, len(rows), CHUNK):
             block = np.asarray(self.values[rows[start : start + CHUNK]])
@@ -119,7 +119,7 @@ class FeatureFile:
         return bad
 
     def keys(self, images: Sequence[str], rows: Ints) -> list[str]:
-        """One key per image, equal for images with equal features; an image with unusable features has its own key."""
+        """One key per image, equal for equal features; unusable features have a key of their own."""
         unusable = self.unusable(rows)
         keys: list[str] = []
         for start in range(0, len(rows), CHUNK):
@@ -128,7 +128,7 @@ class FeatureFile:
 
 
 def equal_feature_keys(path: Path | None, source: SourceOptions) -> Callable[[Sequence[str]], list[str]] | None:
-    """A function from images of `source` to keys, equal for equal features in the file `path`; None without a file."""
+    """A function from images to keys, equal for equal features in the file `path`, if there is one."""
     if path is None:
         return None
 
@@ -200,7 +200,8 @@ def import_features(
         "dim": str(file.width),
         "manifest": manifest_sha256,
     }
-    with claim_cache(out), closing(PartialCache.create(out, identity, Span(0, rows, rows), file.width)) as cache:
+    span = Span(0, rows, rows)
+    with claim_cache(out), closing(PartialCache.create(out, identity, span, file.width)) as cache:
         try:
             for start in range(0, rows, CHUNK):
                 bad = unusable[start : start + CHUNK]
@@ -218,7 +219,7 @@ def import_features(
 def check_features(
     path: Path, data: LabelledImages, is_table: bool, encoder: str, weights: str | None, max_bad: float
 ) -> Iterator[DataIssue]:
-    """Check a user's file of image features; yields issues about rows that are unusable, equal, or without an image.
+    """Check a file of image features; yields issues about unusable, equal and surplus rows.
 
     Raises UsageError unless the file fits the data set and the encoder (IMPORTED: an unknown one,
     for which any width fits). If the file has no image names, the data set must be a table
@@ -240,7 +241,7 @@ def check_features(
 
 
 def refuse_other_width(file: FeatureFile, encoder: str, weights: str | None) -> None:
-    """Raise `UsageError` if the width of the features in `file` differs from that of the encoder's features."""
+    """Raise `UsageError` if the features in `file` have another width than the encoder's."""
     if encoder == IMPORTED:
         return
     width = next((entry.dim for entry in find_family(encoder).catalog() if entry.name == encoder), None)
@@ -257,7 +258,7 @@ SHORTEST = 1e-12  # length of a feature below which `torch.nn.functional.normali
 
 
 def as_numpy(value: Any) -> Any:
-    """Convert a tensor to a NumPy array, floats to float32 (NumPy has no bfloat16); return other values as given."""
+    """Convert a tensor to a NumPy array, floats to float32; return other values as given."""
     if not isinstance(value, torch.Tensor):
         return value
     values = value.detach().cpu()
@@ -265,7 +266,7 @@ def as_numpy(value: Any) -> Any:
 
 
 def checked_features(features: Any) -> NDArray[np.float32]:
-    """Features as float32 [N, d]; raises UsageError for other shapes, non-finite numbers and rows of zeros."""
+    """Features as float32 [N, d]; UsageError for other shapes, non-finite numbers, rows of zeros."""
     try:
         values = np.asarray(as_numpy(features))
     except ValueError:
