@@ -65,6 +65,10 @@ class ArtifactPaths:
     def manifest(self, dataset: str) -> Path:
         return self.root / dataset / "manifest.csv"
 
+    def image_digests(self, dataset: str) -> Path:
+        """Path of a file that remembers the images' digests by size and time; it may be deleted."""
+        return self.root / dataset / "images.partial"
+
     def labels(self, dataset: str) -> Path:
         return self.root / dataset / "labels.json"
 

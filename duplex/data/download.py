@@ -1,9 +1,10 @@
 """Download MIT-States, UT-Zappos and C-GQA in the layout that `sources.py` reads; benchmarks.yaml has all links.
 
-Data sets of the Hugging Face hub are downloaded as Parquet files, whose rows are listed in one table.
+Data sets of the Hugging Face hub are downloaded as Parquet files, whose rows are listed in one
+table.
 
-An interrupted download is resumed. Archives are not trusted: only the wanted files are unpacked, only below the given
-folder, and only up to a limit of bytes.
+An interrupted download is resumed. Archives are not trusted: only the wanted files are unpacked,
+only below the given folder, and only up to a limit of bytes.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ DAMAGED = (
 
 @dataclass(frozen=True)
 class BenchmarkArchive:
-    """An archive of a published data set: where to download it, and which of its files to unpack."""
+    """An archive of a published data set: where to download it, and which files to unpack."""
 
     file: str  # its name
     urls: Sequence[str]  # tried in this order, encrypted ones first
@@ -89,11 +90,12 @@ class ArchiveMember:
 
 
 def unpack(archive: Path, take: Mapping[str, Sequence[str]], root: Path, limit: int) -> None:
-    """Unpack some files and folders of an archive into `root`; each appears there complete or not at all.
+    """Unpack parts of an archive into `root`; each appears there complete or not at all.
 
     Args:
         take: name of a file or folder below `root` -> its possible names in the archive.
-        limit: largest number of bytes to unpack; written bytes are counted, as sizes stated in archives may be false.
+        limit: largest number of bytes to unpack; written bytes are counted, as sizes stated in
+            archives may be false.
     """
     staging = root / f".{archive.name}.partial"
     shutil.rmtree(staging, ignore_errors=True)
@@ -180,7 +182,7 @@ def _is_regular(info: zipfile.ZipInfo) -> bool:
 
 
 def download(name: str, root: Path, report: Callable[[str], None]) -> None:
-    """Download and unpack the missing parts of a published data set; `report` receives messages on the progress."""
+    """Download and unpack the missing parts of a published data set; `report` gets messages."""
     benchmark = BENCHMARKS[require(name, BENCHMARKS, "benchmark")]
     if benchmark.page:
         raise UsageError(
@@ -195,7 +197,8 @@ def download(name: str, root: Path, report: Callable[[str], None]) -> None:
 def download_archive(archive: BenchmarkArchive, root: Path, report: Callable[[str], None]) -> None:
     """Download an archive to ROOT/.archives, unless it is there, and unpack the wanted files to `root`.
 
-    As no sha256 is published, that of the first archive unpacked is recorded, and later archives must match it.
+    As no sha256 is published, that of the first archive unpacked is recorded, and later archives
+    must match it.
     """
     if all((root / name).exists() for name in archive.take):
         report(f"{', '.join(archive.take)}: already in {root}")
@@ -203,8 +206,11 @@ def download_archive(archive: BenchmarkArchive, root: Path, report: Callable[[st
     path = root / ARCHIVES / archive.file
     if not path.exists():
         _fetch_from_mirrors(archive, path, root, report)
-    digest, record = sha256(path), path.with_name(path.name + ".sha256")
-    known = record.read_text(encoding="utf-8", errors="replace").split(" ")[0] if record.is_file() else ""
+    digest = sha256(path)
+    record = path.with_name(path.name + ".sha256")
+    known = ""
+    if record.is_file():
+        known = record.read_text(encoding="utf-8", errors="replace").split(" ")[0]
     if known and digest != known:
         raise DuplexError(
             f"{path} is not the archive that was unpacked first (its sha256 is {digest:.12}… instead of {known:.12}…); "
@@ -242,13 +248,14 @@ TABLE = "table.csv"
 
 
 def local_source(source: str | Path, cache: Path) -> Path:
-    """Absolute path of `source` or, for hf-datasets:OWNER/NAME, of the table in `cache` that it is downloaded to."""
+    """Absolute path of `source` or, for hf-datasets:OWNER/NAME, of the downloaded table in `cache`."""
     path = expanded_path(source, "source")
-    return _hub_table(str(path).removeprefix(HUB), cache) if str(path).startswith(HUB) else path.resolve()
+    if str(path).startswith(HUB):
+        return _hub_table(str(path).removeprefix(HUB), cache)
+    return path.resolve()
 
 
 def _hub_table(name: str, cache: Path) -> Path:
-    """Download the Parquet files of `name`; returns a table of their rows, with splits if all three of them occur."""
     from huggingface_hub import snapshot_download
 
     root = cache / "hf-datasets" / name
@@ -277,10 +284,11 @@ class DeadLink(DuplexError):
 
 
 def fetch(url: str, path: Path) -> Path:
-    """Download `url` to `path` unless the file exists; an interrupted download, kept in FILE.partial, is resumed.
+    """Download `url` to `path` unless it exists; an interrupted download, FILE.partial, is resumed.
 
-    Raises `DeadLink` if the URL does not serve a file, and `DuplexError` if the connection keeps breaking or another
-    process downloads the same file. If the file changed on the server meanwhile, unpacking the result will fail.
+    Raises `DeadLink` if the URL does not serve a file, and `DuplexError` if the connection keeps
+    breaking or another process downloads the same file. If the file changed on the server
+    meanwhile, unpacking the result will fail.
     """
     if path.exists():
         return path

@@ -1,12 +1,13 @@
 """The embedded benchmark `shapes`: small drawn images of objects in states, with held-out compositions.
 
-Every image is a pure function of the seed and its file name: an object's outline with the look of a state, in a style
-(background, light and noise). It lets the whole pipeline run anywhere in minutes; its results say nothing about
-photographs. The training images of the packaged tiny CLIP are drawn by the same functions.
+Every image is a pure function of the seed and its file name: an object's outline with the look of
+a state, in a style (background, light and noise). It lets the whole pipeline run anywhere in
+minutes; its results say nothing about photographs. The training images of the packaged tiny CLIP
+are drawn by the same functions.
 
-Outlines are closed contours in coordinates where an object fills about the unit disc and y points down; they are
-sampled densely, so that bent ones show no corners. Several looks depend on the object: stripes on a ring differ from
-stripes on a house.
+Outlines are closed contours in coordinates where an object fills about the unit disc and y points
+down; they are sampled densely, so that bent ones show no corners. Several looks depend on the
+object: stripes on a ring differ from stripes on a house.
 """
 
 from __future__ import annotations
@@ -508,8 +509,8 @@ def draw(image: str, seed: int = SEED) -> Image.Image:
 def render_images(manifest: pd.DataFrame, root: Path, seed: int = SEED) -> int:
     """Draw those images of a `shapes` manifest that are missing below `root` or damaged; returns their number.
 
-    Images drawn with another seed or by other code are drawn again. Raises DuplexError if `root` holds images from
-    elsewhere.
+    Images drawn with another seed or by other code are drawn again. Raises DuplexError if `root`
+    holds images from elsewhere.
     """
     stamp, wanted = root / STAMP, _stamp(seed)
     current = stamp.is_file() and stamp.read_text(encoding="utf-8", errors="replace") == wanted

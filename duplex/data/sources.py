@@ -1,12 +1,14 @@
-"""Load data sets from their sources: drawn images, a published benchmark's files, a table, or a folder tree.
+"""Load data sets from their sources: drawn images, a benchmark's files, a table, or a folder tree.
 
-A source's record holds its options and a digest of its table, of the benchmark's lists, or of the file names and sizes
-in the folder; no image is read for it.
+A source's record holds its options, a digest of its table or of the benchmark's lists, and one of
+its image files. An image is read for it only if its size or time of change is not the one of the
+last record.
 
-MIT-States, UT-Zappos and C-GQA have the folder layout that their CZSL releases share: `ROOT/images/...`,
-`ROOT/metadata_compositional-split-natural.t7` and `ROOT/compositional-split-natural/*_pairs.txt`. The metadata has an
-entry per image; its field `set` is the split. Image folders may be named with spaces or underscores (MIT-States) or as
-in the archive of UT-Zappos (the entry's `_image`).
+MIT-States, UT-Zappos and C-GQA have the folder layout that their CZSL releases share:
+`ROOT/images/...`, `ROOT/metadata_compositional-split-natural.t7` and
+`ROOT/compositional-split-natural/*_pairs.txt`. The metadata has an entry per image; its field
+`set` is the split. Image folders may be named with spaces or underscores (MIT-States) or as in the
+archive of UT-Zappos (the entry's `_image`).
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ import io
 import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from functools import lru_cache, partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -24,7 +28,7 @@ from typing import Any
 import pandas as pd
 from pydantic import TypeAdapter
 
-from duplex.data.contents import content_keys, join_keys
+from duplex.data.contents import content_keys, file_digests, join_keys, remembered_digests
 from duplex.data.images import LINE_END, ImageTree, describe_skipped, read_bytes, read_text
 from duplex.data.tables import (
     COLUMNS,
@@ -40,10 +44,10 @@ from duplex.data.tables import (
 from duplex.errors import DuplexError, UsageError
 from duplex.labels import SPLITS, LabelSpace
 from duplex.options import SourceOptions, SplitOptions
-from duplex.system.files import sha256
+from duplex.system.files import sha256_once
 
 METADATA = "metadata_compositional-split-natural.t7"
-ARCHIVE_FOLDERS = ("_images", "images", "ut-zap50k-images")  # folders that may hold an unpacked archive's own tree
+ARCHIVE_FOLDERS = ("_images", "images", "ut-zap50k-images")  # of an unpacked archive's own tree
 FOLDER = "compositional-split-natural"  # of the pair lists
 ABSENT = "NA"
 Pair = tuple[str, str]
@@ -58,8 +62,9 @@ def is_on_disk(source: SourceOptions) -> bool:
 def load_source(source: SourceOptions, feature_keys: Keys | None = None) -> LabelledImages:
     """Load the manifest and labels of a data set.
 
-    If the data has no split, a random one is made; images are then opened, to keep copies and near-copies together.
-    `feature_keys` returns one key per image; images with equal keys are kept together, too.
+    If the data has no split, a random one is made; images are then opened, to keep copies and
+    near-copies together. `feature_keys` returns one key per image; images with equal keys are kept
+    together, too.
     """
 
     def keys(images: Sequence[str]) -> list[str]:
@@ -72,7 +77,7 @@ def load_source(source: SourceOptions, feature_keys: Keys | None = None) -> Labe
 
 
 def original(source: SourceOptions) -> SourceOptions:
-    """A re-split's source without the re-split: all images of the data set, and no words kept out of training."""
+    """A re-split's source without the re-split, and without words kept out of training."""
     split = replace(source.split, unseen_states=0.0, unseen_objects=0.0, images_per_pair=None)
     return replace(source, resplit=None, split=split)
 
@@ -96,14 +101,15 @@ def _load_unchanged(source: SourceOptions, contents: Keys) -> LabelledImages:
         return replace(data, notes={**notes, **data.notes})
     if source.table is None:
         raise UsageError(f"source {source.root} has `kind: table` but no `table`; add `table: FILE.csv` (or .parquet)")
-    frame, tree = read_table(source.table), ImageTree(source.root)
+    frame = read_table(source.table)
+    tree = ImageTree(source.root)
     for image in frame["image"]:
-        tree.has(image)  # raises for a link that leaves the root; `data check` reports missing images
+        tree.has(image)  # raises for a link that leaves the root
     return from_rows(frame, source.split, source.table, contents)
 
 
 def draw_missing_images(source: SourceOptions, manifest: pd.DataFrame) -> None:
-    """Draw the missing images of the built-in data set `shapes`; for other data sets do nothing."""
+    """Draw the missing images of the built-in data set `shapes`; do nothing for other data sets."""
     if source.kind == "shapes":
         from duplex.data.shapes import render_images
 
@@ -163,7 +169,7 @@ def load_czsl(root: Path) -> LabelledImages:
 
 
 def read_metadata(path: Path) -> list[dict[str, Any]]:
-    """Read a published data set's metadata, one dict per image; a pickle that would run code is refused."""
+    """Read a published data set's metadata, a dict per image; a pickle that would run code is refused."""
     import torch
 
     data = read_bytes(path)
@@ -205,9 +211,10 @@ def has_pair_lists(root: Path) -> bool:
 
 
 def read_pair_lists(root: Path) -> tuple[dict[str, list[Pair]], int]:
-    """Read the pair lists (train, val, test) in `root` or its folder `compositional-split-natural`.
+    """Read the pair lists in `root` or its folder `compositional-split-natural`.
 
-    Returns each split's pairs without repeats, and how many lines repeat an earlier line of the same list.
+    Returns each split's pairs without repeats, and how many lines repeat an earlier line of the
+    same list.
     """
     lists = {split: read_pair_list(_folder(root) / f"{split}_pairs.txt") for split in SPLITS}
     pairs = {split: list(dict.fromkeys(listed)) for split, listed in lists.items()}
@@ -215,7 +222,7 @@ def read_pair_lists(root: Path) -> tuple[dict[str, list[Pair]], int]:
 
 
 def read_pair_list(path: Path) -> list[Pair]:
-    """Read a (state, object) pair from each non-blank line; raises DuplexError for a line that is not two words."""
+    """The (state, object) pair in each non-blank line; DuplexError for a line that is not two words."""
     pairs: list[Pair] = []
     for number, line in enumerate(LINE_END.split(read_text(path)), 1):
         joined = line.count("+") == 1  # as in VAW-CZSL, whose words may have spaces
@@ -246,9 +253,10 @@ SPLIT_FOLDER = re.compile(
 
 
 def read_folder(root: Path) -> tuple[pd.DataFrame, dict[str, int]]:
-    """Make a table of image, state and object from the images below `root`; folder names give the labels.
+    """A table of image, state and object of the images below `root`, labelled by folder names.
 
-    Also returns a dict that maps a note on skipped files to their number; it is empty if none was skipped.
+    Also returns a dict that maps a note on skipped files to their number; it is empty if none was
+    skipped.
     """
     rows = []
     tree = ImageTree(root)
@@ -290,35 +298,63 @@ def _pair(folder: str, root: Path) -> list[str]:
 
 
 Record = dict[str, Any]
-CONTENT = "content"  # key of the digest
-SIZES = "sizes"  # key of the digest of a folder's files and their sizes in bytes
+CONTENT = "content"  # key of the digest of a table, a benchmark's lists, or a folder's file names
+IMAGES = "images"  # key of the digest of the names and contents of image files
 
 
-def source_record(source: SourceOptions, earlier: Record | None = None) -> Record:
-    """Record of what a data set was read from: its source options, and a digest of its table, lists or file names.
+def source_record(source: SourceOptions, earlier: Record | None = None, memory: Path | None = None) -> Record:
+    """Record of what a data set was read from: source options, digests of table or lists and images.
 
     Args:
-        earlier: an earlier record. Its digests are used if the source is not on this machine, for example if only the
-            features were copied here.
+        earlier: an earlier record. Its digests are used for what is not on this machine, for
+            example if only the features were copied here.
+        memory: a file that remembers the digests of images, so that unchanged images are not read
+            again.
     """
     record: Record = TypeAdapter(SourceOptions).dump_python(source, mode="json")
-    digests = _content_digests(source)
-    if not digests:
-        digests = {key: earlier[key] for key in (CONTENT, SIZES) if earlier and key in earlier}
-    return {**record, CONTENT: None, **digests}
+    images = _images_on_disk(source)
+    record[CONTENT] = _content_digest(source, images)
+    record[IMAGES] = _images_digest(source.root, images, memory)
+    for key in (CONTENT, IMAGES):
+        if record[key] is None:
+            record[key] = (earlier or {}).get(key)
+    return record
 
 
-def _content_digests(source: SourceOptions) -> Record:
+def _content_digest(source: SourceOptions, images: list[str]) -> str | None:
     if source.table is not None:
-        return {CONTENT: sha256(source.table)} if source.table.is_file() else {}
+        return sha256_once(source.table) if source.table.is_file() else None
     if source.kind == "shapes" or not source.root.is_dir():
-        return {}
+        return None
     if source.kind == "standard":
-        files = [source.root / METADATA, *(_folder(source.root) / f"{split}_pairs.txt" for split in SPLITS)]
-        return {CONTENT: _digest([sha256(path) for path in files if path.is_file()])}
-    names = list(ImageTree(source.root).images(refuse_links=False))
-    sizes = [f"{name} {(source.root / name).stat().st_size}" for name in names]
-    return {CONTENT: _digest(names), SIZES: _digest(sizes)}
+        lists = [_folder(source.root) / f"{split}_pairs.txt" for split in SPLITS]
+        files = [source.root / METADATA, *lists]
+        return _digest([sha256_once(path) for path in files if path.is_file()])
+    return _digest(images)
+
+
+def _images_on_disk(source: SourceOptions) -> list[str]:
+    # of a table the images that it lists, otherwise all in the folder; none of `shapes`, which are drawn when needed
+    if source.kind == "shapes" or not is_on_disk(source):
+        return []
+    if source.table is None:
+        return list(ImageTree(source.root).images(refuse_links=False))
+    with suppress(DuplexError):  # what is wrong with the table is reported where it is loaded
+        return list(_listed_images(source.table, sha256_once(source.table)))
+    return []
+
+
+@lru_cache(maxsize=8)
+def _listed_images(table: Path, content: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(read_table(table)["image"]))
+
+
+def _images_digest(root: Path, images: list[str], memory: Path | None) -> str | None:
+    read = file_digests if memory is None else partial(remembered_digests, memory=memory)
+    digests = read(root, images)
+    if not any(digests):
+        return None
+    return _digest([f"{image} {digest}" for image, digest in zip(images, digests, strict=True)])
 
 
 def _digest(lines: list[str]) -> str:

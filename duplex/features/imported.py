@@ -38,7 +38,7 @@ EXPECTED = "expected a float array of shape [images, width], one row per image"
 
 @dataclass(frozen=True)
 class FeatureFile:
-    """An open .npy or .npz file of a user's image features; rows of a .npy file are read from disk when needed."""
+    """An open .npy or .npz file of a user's image features; .npy rows are read when needed."""
 
     path: Path
     values: NDArray[Any]  # [rows, width], floats
@@ -48,7 +48,8 @@ class FeatureFile:
     def open(cls, path: Path) -> FeatureFile:
         """Open a file of image features and check the types and shapes of its arrays.
 
-        Raises UsageError if the file does not exist or holds other arrays, DuplexError if it is damaged.
+        Raises UsageError if the file does not exist or holds other arrays, DuplexError if it is
+        damaged.
         """
         if path.exists() and not path.is_file():
             raise UsageError(f"{path} is not a file; expected a .npy or .npz file")
@@ -78,10 +79,10 @@ class FeatureFile:
         return int(self.values.shape[1])
 
     def rows_of(self, images: Sequence[str], *, ordered: bool = True) -> Ints:
-        """The row of each image in the file, found by name; in a file without image names, the rows in order.
+        """The row of each image in the file, by name or, in a file without image names, in order.
 
-        Raises UsageError if an image is missing. A file without names must have one row per image, and the images must
-        have a fixed order (`ordered`), as in a table.
+        Raises UsageError if an image is missing. A file without names must have one row per image,
+        and the images must have a fixed order (`ordered`), as in a table.
         """
         if self.names is None and not ordered:
             raise UsageError(
@@ -105,7 +106,7 @@ class FeatureFile:
         return np.array([place[image] for image in images], dtype=np.int64)
 
     def unusable(self, rows: Ints) -> NDArray[np.bool_]:
-        """Mask [n] of the `rows` [n] with NaN, infinity or only zeros; UsageError for numbers too large for float16."""
+        """Mask [n] of the `rows` [n] with NaN, infinity or only zeros; UsageError beyond float16."""
         bad = np.empty(len(rows), dtype=bool)
         for start in range(0, len(rows), CHUNK):
             block = np.asarray(self.values[rows[start : start + CHUNK]])
@@ -118,7 +119,7 @@ class FeatureFile:
         return bad
 
     def keys(self, images: Sequence[str], rows: Ints) -> list[str]:
-        """One key per image, equal for images with equal features; an image with unusable features has its own key."""
+        """One key per image, equal for equal features; unusable features have a key of their own."""
         unusable = self.unusable(rows)
         keys: list[str] = []
         for start in range(0, len(rows), CHUNK):
@@ -127,7 +128,7 @@ class FeatureFile:
 
 
 def equal_feature_keys(path: Path | None, source: SourceOptions) -> Callable[[Sequence[str]], list[str]] | None:
-    """A function from images of `source` to keys, equal for equal features in the file `path`; None without a file."""
+    """A function from images to keys, equal for equal features in the file `path`, if there is one."""
     if path is None:
         return None
 
@@ -168,13 +169,15 @@ def import_features(
 ) -> Identity:
     """Write the feature cache `out` of `rows` images from a user's .npy or .npz file of features.
 
-    Images whose features are zero or not finite count as unreadable. Rows of a file with names are matched to `images`.
-    Returns the cache's identity, which records the file and the manifest but no encoder, as that is unknown.
+    Images whose features are zero or not finite count as unreadable. Rows of a file with names are
+    matched to `images`. Returns the cache's identity, which records the file and the manifest but
+    no encoder, as that is unknown.
 
     listed: images of the data set's table; rows of a file without names are those of this table.
 
-    Raises `UsageError` if the file lacks an image, has another number of rows, or values that float16 cannot hold, and
-    `DuplexError` if more than the share `max_bad` of images count as unreadable; an existing cache stays as it is.
+    Raises `UsageError` if the file lacks an image, has another number of rows, or values that
+    float16 cannot hold, and `DuplexError` if more than the share `max_bad` of images count as
+    unreadable; an existing cache stays as it is.
     """
     file = FeatureFile.open(source)
     if listed is not None and file.names is None:
@@ -197,7 +200,8 @@ def import_features(
         "dim": str(file.width),
         "manifest": manifest_sha256,
     }
-    with claim_cache(out), closing(PartialCache.create(out, identity, Span(0, rows, rows), file.width)) as cache:
+    span = Span(0, rows, rows)
+    with claim_cache(out), closing(PartialCache.create(out, identity, span, file.width)) as cache:
         try:
             for start in range(0, rows, CHUNK):
                 bad = unusable[start : start + CHUNK]
@@ -215,11 +219,12 @@ def import_features(
 def check_features(
     path: Path, data: LabelledImages, is_table: bool, encoder: str, weights: str | None, max_bad: float
 ) -> Iterator[DataIssue]:
-    """Check a user's file of image features; yields issues about rows that are unusable, equal, or without an image.
+    """Check a file of image features; yields issues about unusable, equal and surplus rows.
 
-    Raises UsageError unless the file fits the data set and the encoder (IMPORTED: an unknown one, for which any width
-    fits). If the file has no image names, the data set must be a table (`is_table`), as its order is fixed. Unusable
-    rows are a fatal issue if their share exceeds `max_bad`.
+    Raises UsageError unless the file fits the data set and the encoder (IMPORTED: an unknown one,
+    for which any width fits). If the file has no image names, the data set must be a table
+    (`is_table`), as its order is fixed. Unusable rows are a fatal issue if their share exceeds
+    `max_bad`.
     """
     file = FeatureFile.open(path)
     images = data.manifest["image"].tolist()
@@ -236,7 +241,7 @@ def check_features(
 
 
 def refuse_other_width(file: FeatureFile, encoder: str, weights: str | None) -> None:
-    """Raise `UsageError` if the width of the features in `file` differs from that of the encoder's features."""
+    """Raise `UsageError` if the features in `file` have another width than the encoder's."""
     if encoder == IMPORTED:
         return
     width = next((entry.dim for entry in find_family(encoder).catalog() if entry.name == encoder), None)
@@ -253,7 +258,7 @@ SHORTEST = 1e-12  # length of a feature below which `torch.nn.functional.normali
 
 
 def as_numpy(value: Any) -> Any:
-    """Convert a tensor to a NumPy array, floats to float32 (NumPy has no bfloat16); return other values as given."""
+    """Convert a tensor to a NumPy array, floats to float32; return other values as given."""
     if not isinstance(value, torch.Tensor):
         return value
     values = value.detach().cpu()
@@ -261,7 +266,7 @@ def as_numpy(value: Any) -> Any:
 
 
 def checked_features(features: Any) -> NDArray[np.float32]:
-    """Features as float32 [N, d]; raises UsageError for other shapes, non-finite numbers and rows of zeros."""
+    """Features as float32 [N, d]; UsageError for other shapes, non-finite numbers, rows of zeros."""
     try:
         values = np.asarray(as_numpy(features))
     except ValueError:

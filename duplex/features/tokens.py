@@ -1,8 +1,9 @@
 """Read tokens from a feature cache, and join features and labels into examples for training and evaluation.
 
-*Tokens* here are patch tokens, block inputs or pixels; fine-tuned blocks are computed from the last two. Tokens that do
-not fit into memory stay on disk: MIT-States at ViT-L/14 has 53,753 x 256 x 1,024 x 2 B = 28 GB. A method then gets
-`DiskTokens` instead of a tensor; training reads images in shuffled groups and announces the next ones to the system.
+*Tokens* here are patch tokens, block inputs or pixels; fine-tuned blocks are computed from the
+last two. Tokens that do not fit into memory stay on disk: MIT-States at ViT-L/14 has 53,753 x 256
+x 1,024 x 2 B = 28 GB. A method then gets `DiskTokens` instead of a tensor; training reads images
+in shuffled groups and announces the next ones to the system.
 """
 
 from __future__ import annotations
@@ -38,8 +39,9 @@ def read_tokens(
 ) -> NDArray[Any] | DiskTokens | None:
     """The tokens of a cache's images [N, ...], of the kind `name`; None if the cache does not store this kind.
 
-    Kinds are "patch" and "block_inputs" (float16), and "pixels" (uint8). Images that could not be read have zeros. Up
-    to `limit` bytes are read into memory; more stay on disk. `rows` selects images; None: all.
+    Kinds are "patch" and "block_inputs" (float16), and "pixels" (uint8). Images that could not be
+    read have zeros. Up to `limit` bytes are read into memory; more stay on disk. `rows` selects
+    images; None: all.
     """
     with open_cache(path) as file:
         if name not in file:
@@ -95,7 +97,8 @@ class MappedRows:
 class DiskTokens:
     """Patch tokens that stay in the cache file: `tokens[rows]` reads the tokens of the images numbered `rows`.
 
-    The file stays open until the last object made from it is deleted; it stays readable even if it is replaced.
+    The file stays open until the last object made from it is deleted; it stays readable even if it
+    is replaced.
     """
 
     path: Path
@@ -141,7 +144,8 @@ class DiskTokens:
     def shuffled_rows(self, generator: torch.Generator) -> Tensor:
         """The positions of all images in an order that is nearly random and yet lets a disk read their tokens fast.
 
-        Blocks of adjacent images are put into a random order, and images are shuffled within every `WINDOW` blocks.
+        Blocks of adjacent images are put into a random order, and images are shuffled within every
+        `WINDOW` blocks.
         """
         blocks = torch.arange(len(self)).split(max(1, BLOCK // (int(np.prod(self.shape[1:])) * 2)))
         drawn = torch.randperm(len(blocks), generator=generator).tolist()

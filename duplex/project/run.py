@@ -76,7 +76,7 @@ class ProjectData:
         from duplex.data.sources import source_record  # which training does not need
 
         earlier = stamps.read(self.paths.stamp(self.dataset, "prepare")) or {}
-        source = source_record(self.entry.source, earlier.get("source"))
+        source = source_record(self.entry.source, earlier.get("source"), self.paths.image_digests(self.dataset))
         made: Stamp = {}
         if self.entry.features is not None:  # images with equal features are kept in one split
             made["features"] = _features_digest(self.entry.features, self.dataset, earlier)
@@ -84,7 +84,7 @@ class ProjectData:
             return {**made, "source": source}
         is_encoded = self.entry.features is None and self.entry.encoder.name != IMPORTED
         if is_encoded and self.entry.source.recorded_root is not None:
-            made["images"] = {"root": self.entry.source.recorded_root, "sizes": source.get("sizes")}
+            made["images"] = {"root": self.entry.source.recorded_root, "files": source["images"]}
         return made
 
     def _extraction_settings(self) -> Stamp:

@@ -39,6 +39,7 @@ from duplex.project.runs import best_run
 from duplex.project.sweep import SweptRun
 from duplex.project.train import train_stage
 from duplex.recognition.export import model_card_facts
+from duplex.system import code
 from duplex.system.code import code_files, code_hash
 from duplex.system.files import sha256
 from duplex.training.inputs import InputRequest
@@ -154,7 +155,8 @@ def test_what_the_stages_of_a_data_set_record(project: Path) -> None:
     expected = {"prepare": {"source"}, "extract": encoded, "inventory": {"featured", "shown_as"}, "maps": set()}
     assert {stage: set(ProjectData(params, "own").settings(stage)) - {"code"} for stage in expected} == expected
     inventory_stage(ProjectData(params, "own"))
-    listed = [path for path in folder.rglob("*") if path.is_file() and not path.name.endswith(".stamp.json")]
+    left_out = (".stamp.json", ".partial")
+    listed = [path for path in folder.rglob("*") if path.is_file() and not path.name.endswith(left_out)]
     files = {path.relative_to(folder).as_posix(): sha256(path) for path in listed}
     assert json.loads((out / "files.json").read_text()) == files
     assert (out / "featured.json").read_text() == "{}\n", "no run has visual prototypes"
@@ -183,6 +185,14 @@ def test_files_of_encoders_count(project: Path) -> None:
             ProjectData(given, "own").run("csp", 0).settings("train"),
         ]
         assert before[0] != after[0] and before[1] != after[1]
+
+
+def test_weights_that_ship_with_the_package_count(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = shutil.copytree(ROOT / "duplex", project / "duplex", ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(code, "PACKAGE", package)
+    weights = package / "encoders" / "tiny" / "weights.safetensors"
+    weights.write_bytes(weights.read_bytes() + b" ")
+    assert stale() == {"extract", *TRAIN, *EVALUATE}
 
 
 def with_encoder(params: Params, **values: object) -> Params:
@@ -259,6 +269,7 @@ def test_a_run_is_not_evaluated_on_other_features_than_those_of_training(project
     pictures = sorted(project.glob("pictures/**/*.png"))
     for first, second in zip(pictures[:40], pictures[-40:], strict=True):
         shutil.copyfile(second, first)
+    prepare(ProjectData(params, "own"))
     extract(ProjectData(params, "own"), fresh=True)
     assert read_cache_digest(features) != contents
     with pytest.raises(DuplexError, match=r"not match the method 'csp' in params\.yaml: its features have changed"):
