@@ -162,19 +162,13 @@ class Curve:
 
 
 def share_right_until(until: Ints, breakpoints: int) -> Floats:
-    """Share of images right at points 0 to P (`breakpoints`).
-
-    until: the last point where each image is right, -1: never.
-    """
+    """Share right at points 0 to P (`breakpoints`); `until`: each image's last one, -1: never."""
     counts = np.bincount(until + 1, minlength=breakpoints + 2)[1:]
     return _share(np.cumsum(counts[::-1])[::-1], until.size)
 
 
 def share_right_from(since: Ints, breakpoints: int) -> Floats:
-    """Share of images right at points 0 to P (`breakpoints`).
-
-    since: the first point where each image is right, P + 1: never.
-    """
+    """Share right at points 0 to P (`breakpoints`); `since`: each's first one, P + 1: never."""
     return _share(np.cumsum(np.bincount(since, minlength=breakpoints + 2)[:-1]), since.size)
 
 

@@ -162,10 +162,7 @@ class Reliability:
 
 
 def image_weights(is_seen: Bools, new_share: float) -> Floats:
-    """Weights [N] with sum 1; images of unseen pairs add up to `new_share`.
-
-    All are equal if one kind is missing.
-    """
+    """Weights [N] with sum 1, `new_share` for unseen pairs; all equal if a kind is missing."""
     unseen = int((~is_seen).sum())
     if unseen in (0, len(is_seen)):
         return np.full(len(is_seen), 1 / max(1, len(is_seen)))

@@ -27,10 +27,8 @@ from duplex.evaluation.metrics import METRICS
 from duplex.labels import GROUPS, WORLDS
 
 Tree = dict[str, Any]
-GROUPINGS = {  # in summaries -> the averaged field of a run
-    "groups": "accuracy",
-    "groups_at_ends": "accuracy_at_ends",
-}
+# in summaries -> the averaged field of a run
+GROUPINGS = {"groups": "accuracy", "groups_at_ends": "accuracy_at_ends"}
 VALIDATION = {"auc": "val_auc", "auc_all": "val_auc_all"}  # in `validation` -> of a run
 STREAM = "+stream"  # after the name of a method: as it adapted to the test images
 TERMS = "terms_"  # prefix of tables with some summands of the score only
@@ -241,10 +239,7 @@ def read_run(files: RunPaths) -> RunRecord:
 
 
 def read_table(path: Path, advice: str = "`dvc repro -f` runs the pipeline again and writes it") -> pd.DataFrame | None:
-    """Read a CSV file; None if it does not exist.
-
-    Names stay text, even a state `NA`. `advice` ends error messages.
-    """
+    """Read a CSV file, names as text, even a state `NA`; None if it does not exist."""
     text = ("image", "label", "object", "map", "kind", "world", "top1", "top2", "top3")
     missing = {"margin": ["", "nan"], "val_auc": [""]}  # not every epoch is validated
     try:

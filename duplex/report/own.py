@@ -107,8 +107,8 @@ def curve_part(curve: SampleSizeCurve) -> ReportPart:
     twice = 2 * images[-1]
     tip = f"{twice:,} training images: {curve.doubled:.1f} %, extrapolated"
     ahead = [Mark(twice, curve.doubled, tip)]
-    x, y = [images[-1], twice], [means[-1], curve.doubled]
-    guess = Series("extrapolated", x, y, marks=ahead, tone=1)
+    y = [means[-1], curve.doubled]
+    guess = Series("extrapolated", [images[-1], twice], y, marks=ahead, tone=1)
     alt = f"accuracy by number of training images, from {means[0]:.1f} % with {images[0]} to {means[-1]:.1f} %"
     chart = Chart(alt, "training images", "accuracy, %", [measured, guess], from_zero=False)
     caption = (

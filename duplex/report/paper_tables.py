@@ -45,7 +45,8 @@ CLAIMS_NOTE = (
     "chance on average."
 )
 UNTRAINED_TIP = "seeds whose best epoch by validation AUC is 0: an untrained model"
-LEFT_TIP, RIGHT_TIP = "what is to be higher or small", "what it is compared with"
+LEFT_TIP = "what is to be higher or small"
+RIGHT_TIP = "what it is compared with"
 ORDER_TIP = "whether AUC is below that of the last row, as in the paper"
 
 

@@ -103,10 +103,7 @@ def metrics_as_text(table: Aggregate) -> list[list[str]]:
 
 
 def run_table(results: Results, options: Mapping[tuple[str, str], Mapping[str, Any]]) -> pd.DataFrame:
-    """Table with one line of metrics per run and world.
-
-    options: (data set, method) -> what the column `options` shows.
-    """
+    """A line per run and world; `options`: (data set, method) -> the column `options`."""
     lines = []
     for data in results.datasets:
         for method, runs in data.runs.items():
