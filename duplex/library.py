@@ -548,9 +548,8 @@ def evaluate(run: Run, data: Dataset, *, world: World = "closed", split: str = "
     require(split, ("val", "test"), "split")
     record, training = run.record, run.training
     calibration = calibration_for(record, world, f"run {run.name!r}")
-    needs = find_method(record.kind).needs(record.options)
     with reproducible(training.threads):
-        inputs = data.inputs(InputRequest(needs, training.precision, record.finetune, training.memory))
+        inputs = data.inputs(InputRequest.of(record, training))
         try:
             check_inputs(f"run {run.name!r}", record, inputs.labels, inputs.encoder)
         except DuplexError as error:

@@ -18,7 +18,6 @@ from duplex.features.extract import extract as encode
 from duplex.features.file import DATASETS, IMPORTED, open_cache, read_features
 from duplex.features.imported import import_features
 from duplex.features.inspect import verify
-from duplex.project import stamps
 from duplex.project.prepare import require_images
 from duplex.project.run import ProjectData
 from duplex.system.files import sha256, write_text
@@ -47,7 +46,7 @@ def extract(
         report = encode(images, place, _image_encoder(data), settings, shard=shard, reuse=reuse, fresh=fresh)
     write_extraction_summary(report.path)
     if stamp is not None:
-        stamps.write(data.paths.stamp(data.dataset, "extract"), stamp)
+        data.write_stamp("extract", stamp)
     return report
 
 

@@ -13,7 +13,6 @@ from duplex.data.tables import count_dataset, write_manifest
 from duplex.errors import UsageError
 from duplex.features.imported import equal_feature_keys
 from duplex.options import SplitOptions
-from duplex.project import stamps
 from duplex.project.run import ProjectData
 from duplex.system.files import write_json
 
@@ -31,7 +30,7 @@ def prepare(data: ProjectData) -> None:
     write_manifest(loaded.manifest, data.paths.manifest(data.dataset))
     loaded.labels.save(data.paths.labels(data.dataset))
     write_json(data.paths.statistics(data.dataset), count_dataset(loaded.labels, loaded.manifest).to_dict())
-    stamps.write(data.paths.stamp(data.dataset, "prepare"), stamp)
+    data.write_stamp("prepare", stamp)
 
 
 def ensure_prepared(data: ProjectData) -> None:

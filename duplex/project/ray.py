@@ -21,7 +21,6 @@ from duplex.errors import DuplexError, UsageError, install_command
 from duplex.features.extract import ExtractionReport, ExtractionSettings, extract
 from duplex.features.file import partial_path
 from duplex.features.shards import join_shards, shard_path
-from duplex.project import stamps
 from duplex.project.extract import extraction_inputs, write_extraction_summary
 from duplex.project.run import ProjectData
 from duplex.system.processes import ProgressBar
@@ -42,7 +41,7 @@ def extract_dataset_on_ray(
     join_shards(cache)
     write_extraction_summary(cache)
     if out is None:
-        stamps.write(data.paths.stamp(data.dataset, "extract"), stamp)
+        data.write_stamp("extract", stamp)
     return reports
 
 

@@ -8,7 +8,7 @@ run.difference("train", "evaluate")     # "" or why its files are outdated
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from duplex.project.stamps import UNSTAMPED, Stamp
 from duplex.system.code import code_hash
 from duplex.system.files import sha256_once
 from duplex.system.plugins import installed_plugins, module_of
+from duplex.training.checkpoint import ModelHeader, read_checkpoint_header
 from duplex.training.inputs import Data, InputRequest, RunInputs, open_data
 from duplex.training.run import MethodSpec
 
@@ -124,6 +125,9 @@ class ProjectData:
         """Raise `DuplexError` if the data set must be prepared or extracted again."""
         if found := self.difference(*stages):
             raise DuplexError(found)
+
+    def write_stamp(self, stage: str, made: Stamp) -> None:
+        stamps.write(self.paths.stamp(self.dataset, stage), made)
 
     def require_features(self) -> None:
         """Raise `DuplexError`, with the command to run, if the data set is not prepared or not extracted."""
@@ -238,6 +242,18 @@ class ProjectRun:
             if found := stamps.difference(self.files.stamp(stage), self.stamp(stage)):
                 return found
         return ""
+
+    def checkpoint(self, *, current: bool = True) -> ModelHeader:
+        """Header of the checkpoint; `DuplexError` if the data set or (`current`) the run is outdated."""
+        header = read_checkpoint_header(self.files.checkpoint)
+        self.data.require()
+        if current:
+            self.require_current()
+        return header
+
+    def write_stamp(self, stage: str, made: Stamp, outputs: Sequence[Path]) -> None:
+        """Write a stage's stamp `made` beside its `outputs`, whose folder need not be the run's own."""
+        stamps.write(RunPaths(outputs[0].parent).stamp(stage), made, outputs)
 
     def require_current(self) -> None:
         """Raise `DuplexError` if the run is outdated; the message says how to train it again."""

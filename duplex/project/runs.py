@@ -18,12 +18,11 @@ from duplex.errors import DuplexError, UsageError
 from duplex.features.file import Features, read_features, require_cache_file
 from duplex.labels import LabelSpace, prompt_name
 from duplex.methods.base import Method
-from duplex.methods.registry import find_method
 from duplex.project.run import ProjectData, ProjectRun, load_inputs
 from duplex.recognition.answers import NeighbourIndex
 from duplex.report.images import RetrievalContext, thumbnails_under
 from duplex.system.files import sha256
-from duplex.training.checkpoint import check_inputs, load_checkpoint, read_checkpoint_header, read_record
+from duplex.training.checkpoint import check_inputs, load_checkpoint, read_record
 from duplex.training.inputs import InputRequest, RunInputs
 
 
@@ -151,14 +150,9 @@ class LoadedRun:
 
 def load_run(run: ProjectRun, *, current: bool = False) -> LoadedRun:
     """Load a run's trained method and test images, on the CPU; with `current`, an outdated run raises an error."""
-    checkpoint = read_checkpoint_header(run.files.checkpoint)
-    run.data.require()
-    if current:
-        run.require_current()
+    checkpoint = run.checkpoint(current=current)
     record = checkpoint.record
-    needs = find_method(record.kind).needs(record.options)
-    training = run.params.training(run.dataset, run.method)
-    request = InputRequest(needs, training.precision, record.finetune, training.memory)
+    request = InputRequest.of(record, run.params.training(run.dataset, run.method))
     on_cpu = replace(run.data, params=run.params.model_copy(update={"device": "cpu"}))
     inputs = load_inputs(on_cpu, request)
     try:

@@ -17,7 +17,6 @@ from duplex.encoders.base import resolve_device
 from duplex.errors import DuplexError, UsageError
 from duplex.methods.registry import find_method
 from duplex.options import AutoFinetune, CombinedRunsOptions
-from duplex.project import stamps
 from duplex.project.run import LoadInputs, ProjectRun, load_inputs
 from duplex.system.files import json_digest, sole_writer, write_json
 from duplex.training.checkpoint import load_members, read_checkpoint_header
@@ -56,7 +55,7 @@ def train_stage(run: ProjectRun, out: RunPaths | None = None, load: LoadInputs =
                 hooks = TrainingHooks(log=log)
                 trained = train_run(spec, inputs, run.seed, device, run.params.evaluation, resume, hooks)
             trained.write(out)
-            stamps.write(out.stamp("train"), stamp, [out.checkpoint, out.history])
+            run.write_stamp("train", stamp, [out.checkpoint, out.history])
             out.unfinished_training.unlink(missing_ok=True)
             shutil.rmtree(work, ignore_errors=True)
             if out.root == run.files.root and not inputs.members:

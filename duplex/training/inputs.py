@@ -45,7 +45,7 @@ from duplex.methods.registry import find_method
 from duplex.options import FinetuneOptions, TrainingOptions
 from duplex.system.files import sha256, sha256_once
 from duplex.system.threads import float32_arithmetic
-from duplex.training.checkpoint import WORD_VECTORS
+from duplex.training.checkpoint import WORD_VECTORS, TrainingRecord
 
 if TYPE_CHECKING:
     from duplex.features.shared import SharedFeatures  # which loads all that encodes images
@@ -61,6 +61,12 @@ class InputRequest:
     precision: str = "fp32"  # of the text tower, in training and evaluation alike
     finetune: FinetuneOptions | None = None  # None: no block inputs are read
     memory: float = TrainingOptions.memory  # GiB of patch tokens and block inputs to hold; larger ones stay on disk
+
+    @classmethod
+    def of(cls, record: TrainingRecord, training: TrainingOptions) -> InputRequest:
+        """What a trained run needs, of its checkpoint's `record` and its `training` options."""
+        needs = find_method(record.kind).needs(record.options)
+        return cls(needs, training.precision, record.finetune, training.memory)
 
 
 @dataclass(frozen=True)
