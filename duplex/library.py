@@ -1,4 +1,4 @@
-"""The library's functions: load a data set, train a method (`fit`), `evaluate` it and `compare` results.
+"""The library's functions: load a data set, `fit` a method, `evaluate` it, `compare` results.
 
 A data set comes from params.yaml, from a folder or table of images, or from arrays of features.
 """
@@ -53,16 +53,17 @@ from duplex.worlds import calibration_for, evaluate_world
 
 
 class Dataset:
-    """Data set for training and evaluation: images as encoder features, with labels and a train, val and test split.
+    """Data set: images as encoder features, with labels and a train, val and test split.
 
     `load_dataset` and `Dataset.from_arrays` make one.
     """
 
     def __init__(self, name: str, data: Data, *, project: Params | None = None) -> None:
-        """Make a data set of the labels and features `data`; users call `load_dataset` or `from_arrays` instead.
+        """Make a data set of `data`; users call `load_dataset` or `from_arrays` instead.
 
         name: its name in messages and, in a project, in params.yaml.
-        project: the project's params.yaml, where `fit` finds methods by name; None: the one that the package ships.
+        project: the project's params.yaml, where `fit` finds methods by name; None: the one that
+            the package ships.
         """
         self.name = name
         self.labels = data.labels
@@ -77,12 +78,12 @@ class Dataset:
 
     @property
     def manifest(self) -> pd.DataFrame:
-        """A copy of the data set's table (columns image, state, object, split); `from_arrays` accepts a changed one."""
+        """A copy of the table (image, state, object, split); `from_arrays` accepts a changed one."""
         return self._data.manifest.copy()
 
     @property
     def features(self) -> NDArray[np.float32]:
-        """CLS features [images, width], one row per line of `manifest`, not normalised; zero for unreadable images."""
+        """CLS features [images, width], not normalised; zero for unreadable images."""
         opened = self._data.open()
         return np.where(opened.bad[:, None], np.float32(0), opened.cls)
 
@@ -102,15 +103,16 @@ class Dataset:
         """Make a data set from features that are already computed.
 
         features: numbers [images, width], as an array or a tensor, not normalised.
-        table: one row per image with the columns state, object and split (train, val or test), and optionally image,
-            the names of the images. Without a split column, images are split at random as by `duplex data add`, which
-            holds out some pairs as unseen and keeps images with equal features together. Rows match features by
-            position; if both are pandas objects, their indexes must be equal.
-        encoder: name of the encoder that computed the features (`duplex encoders`). Without it there is no text tower,
-            and only methods without prompts can be trained.
+        table: one row per image with the columns state, object and split (train, val or test), and
+            optionally image, the names of the images. Without a split column, images are split at
+            random as by `duplex data add`, which holds out some pairs as unseen and keeps images
+            with equal features together. Rows match features by position; if both are pandas
+            objects, their indexes must be equal.
+        encoder: name of the encoder that computed the features (`duplex encoders`). Without it
+            there is no text tower, and only methods without prompts can be trained.
         weights: the encoder's weights, a published tag or a file.
-        word_vectors: file in GloVe format, for methods that use word vectors, and to exclude implausible unseen pairs
-            in the open world.
+        word_vectors: file in GloVe format, for methods that use word vectors, and to exclude
+            implausible unseen pairs in the open world.
         device: device for training and evaluation: auto, cpu or cuda.
         name: name of the data set, for messages.
         """
@@ -131,8 +133,8 @@ class Dataset:
         entry = EncoderParams(name=IMPORTED) if encoder is None else _known_encoder(encoder, weights, data.labels)
         if encoder is not None and (width := encoder_identity(encoder, weights).dim) != values.shape[1]:
             raise UsageError(
-                f"the features have the width {values.shape[1]}, but those of {encoder} have the width {width}; "
-                "give the encoder that made them, or leave out `encoder=`"
+                f"the features have the width {values.shape[1]}, but those of {encoder} have the "
+                f"width {width}; give the encoder that made them, or leave out `encoder=`"
             )
         words = word_vectors_file(word_vectors)
         return cls(name, Data(data.manifest, data.labels, values, entry, _checked_device(device), words))
@@ -141,8 +143,8 @@ class Dataset:
         images = {split: int((self.manifest["split"] == split).sum()) for split in SPLITS}
         counts = ", ".join(f"{count:,} {split}" for split, count in images.items())
         return (
-            f"Dataset({self.name}: {counts} images; {len(self.labels.states)} states, {len(self.labels.objects)} "
-            f"objects, {len(self.labels.pairs['train'])} seen pairs)"
+            f"Dataset({self.name}: {counts} images; {len(self.labels.states)} states, "
+            f"{len(self.labels.objects)} objects, {len(self.labels.pairs['train'])} seen pairs)"
         )
 
 
@@ -160,24 +162,28 @@ def load_dataset(
     cache: str | Path | None = None,
     device: str | None = None,
 ) -> Dataset:
-    """Load a data set: one of params.yaml in the current folder or, if `encoder` is given, one of image files.
+    """Load a data set of params.yaml in the current folder or, given `encoder`, one of image files.
 
-    Features of image files are computed once: the cache, which `duplex fit` shares, recognises the files by content.
-    All arguments but `source` and `device` are for image files; params.yaml describes its own data sets.
+    Features of image files are computed once: the cache, which `duplex fit` shares, recognises the
+    files by content.
+    All arguments but `source` and `device` are for image files; params.yaml describes its own data
+    sets.
 
-    source: name of a data set of params.yaml; or a folder `state/object/*.jpg`, the folder of a published benchmark, or
-        a table (CSV or Parquet) with the columns image, state, object and optionally split; or, on the Hugging Face
-        hub, `hf-datasets:OWNER/NAME`.
+    source: name of a data set of params.yaml; or a folder `state/object/*.jpg`, the folder of a
+        published benchmark, or a table (CSV or Parquet) with the columns image, state, object and
+        optionally split; or, on the Hugging Face hub, `hf-datasets:OWNER/NAME`.
     encoder: name of the frozen encoder (`duplex encoders` lists those on disk).
     weights: the encoder's weights, a published tag or a file.
     images: folder that a table's image paths start from; by default the table's folder.
     split_seed: seed of the random split, for data without a split. None: 0.
     tokens: "patch" also keeps patch tokens, for the methods that need them.
-    block_inputs: number of the image tower's last blocks that may be fine-tuned (`finetune=` of `fit`).
-    word_vectors: file in GloVe format, for methods that use word vectors, and to exclude implausible unseen pairs in
-        the open world.
+    block_inputs: number of the image tower's last blocks that may be fine-tuned (`finetune=` of
+        `fit`).
+    word_vectors: file in GloVe format, for methods that use word vectors, and to exclude
+        implausible unseen pairs in the open world.
     cache: folder of the feature caches; by default `duplex` in the user's cache folder.
-    device: device for encoder, training and evaluation: auto, cpu or cuda. None: as in params.yaml, else auto.
+    device: device for encoder, training and evaluation: auto, cpu or cuda. None: as in
+        params.yaml, else auto.
     """
     if encoder is None:
         given: dict[str, object] = {"weights": weights, "images": images, "word_vectors": word_vectors, "cache": cache}
@@ -213,8 +219,8 @@ def load_dataset(
     features, bad = encode_shared(folder, tower, root, names, digests, tokens=tokens, block_inputs=block_inputs)
     if bad:
         print(
-            f"{len(bad)} of {len(names)} images cannot be encoded and are left out; the first is {bad[0].image} "
-            f"({bad[0].reason})",
+            f"{len(bad)} of {len(names)} images cannot be encoded and are left out; the first is "
+            f"{bad[0].image} ({bad[0].reason})",
             file=sys.stderr,
         )
     loaded = Data(data.manifest, data.labels, features, entry, device, words, skip_frozen_blocks=True)
@@ -264,13 +270,14 @@ class Run(TrainedMethod):
 
     @property
     def selected_by(self) -> str:
-        """The metric that chose the epoch: a value of the option `select`, or the name of the caller's function."""
+        """The metric that chose the epoch: a value of `select`, or the caller's function."""
         return self.result.selected_by
 
     def save(self, folder: str | Path, *, force: bool = False) -> Path:
-        """Write checkpoint, history and timing into a folder that `Recognizer.load` can read; returns the folder.
+        """Write checkpoint, history and timing into a folder that `Recognizer.load` reads; returns it.
 
-        Raises `UsageError` if the folder holds an exported model, which would be loaded instead, or one of these files.
+        Raises `UsageError` if the folder holds an exported model, which would be loaded instead,
+        or one of these files.
 
         folder: made if it does not exist.
         force: replace an earlier run. Its metrics are removed if the checkpoint changes.
@@ -284,7 +291,7 @@ class Run(TrainedMethod):
         return files.root
 
     def export(self, out: str | Path, *, word_vectors: str | Path | None = None, **settings: Any) -> Path:
-        """Write the model to a folder that works without this package, as `duplex export` does; return the folder.
+        """Write the model to a folder that works without this package, as `duplex export` does.
 
         out: made if it does not exist.
         word_vectors: the GloVe-format file that training read, if it read one.
@@ -316,27 +323,34 @@ def fit(
 ) -> Run:
     """Train a method on the training images and return it as a `Run`.
 
-    The epoch, the bias on unseen pairs and the open world's feasibility threshold are chosen on validation images.
+    The epoch, the bias on unseen pairs and the open world's feasibility threshold are chosen on
+    validation images.
 
     data: data set from `load_dataset` or `Dataset.from_arrays`.
-    method: name of a method in params.yaml (outside of a project, in the params.yaml that ships with the package); or,
-        with default options, an installed kind (`duplex methods`), `module:Class` or a subclass of `Method`.
+    method: name of a method in params.yaml (outside of a project, in the params.yaml that ships
+        with the package); or, with default options, an installed kind (`duplex methods`),
+        `module:Class` or a subclass of `Method`.
     seed: seed of the initial parameters and of the order of images.
-    world: closed or open: the world whose candidates are used in training, and for which bias and threshold are chosen.
-        None: as the method's entry in params.yaml says; a kind or a class is trained for the closed world, and its bias
-        is chosen for both worlds.
-    select: validation metric that chooses the epoch: auc, hm, unseen, loss; `last` for the last epoch; or a function of
-        a dict with seen, unseen, hm and auc (fractions, closed world) that returns the number to maximise.
-    optimiser: adam, adamw, sgd, or a function of parameter groups that returns an optimiser, such as
-        `torch.optim.NAdam`. Groups without a learning rate are trained with the option `learning_rate`.
-    schedule: step, cosine, constant, or a function of the epoch (from 0) that returns the factor of the learning rates.
+    world: closed or open: the world whose candidates are used in training, and for which bias and
+        threshold are chosen. None: as the method's entry in params.yaml says; a kind or a class is
+        trained for the closed world, and its bias is chosen for both worlds.
+    select: validation metric that chooses the epoch: auc, hm, unseen, loss; `last` for the last
+        epoch; or a function of a dict with seen, unseen, hm and auc (fractions, closed world) that
+        returns the number to maximise.
+    optimiser: adam, adamw, sgd, or a function of parameter groups that returns an optimiser, such
+        as `torch.optim.NAdam`. Groups without a learning rate are trained with the option
+        `learning_rate`.
+    schedule: step, cosine, constant, or a function of the epoch (from 0) that returns the factor
+        of the learning rates.
     on_step: function that is called with a `StepReport` after each optimiser step.
-    on_epoch: function that is called with an `EpochReport` after each epoch, first before training (epoch 0).
-    log: dvclive, tensorboard, wandb or mlflow, whose files go to a subfolder of that name; a plug-in's log; or an
-        object with the methods of `TrainingLog`.
-    settings: training options, such as `epochs`, `clip` and `precision`, options of the method's kind, and `finetune`:
-        the number of the image tower's last blocks to fine-tune, or a dict of the options that `finetune:` has in
-        params.yaml, such as `{"blocks": 2, "adapter": "full", "learning_rate": 1e-3}`.
+    on_epoch: function that is called with an `EpochReport` after each epoch, first before training
+        (epoch 0).
+    log: dvclive, tensorboard, wandb or mlflow, whose files go to a subfolder of that name; a
+        plug-in's log; or an object with the methods of `TrainingLog`.
+    settings: training options, such as `epochs`, `clip` and `precision`, options of the method's
+        kind, and `finetune`: the number of the image tower's last blocks to fine-tune, or a dict
+        of the options that `finetune:` has in params.yaml, such as `{"blocks": 2, "adapter":
+        "full", "learning_rate": 1e-3}`.
     """
     if not isinstance(data, Dataset):
         raise UsageError(f"data is {shown(data)}; expected what load_dataset or Dataset.from_arrays returns")
@@ -370,7 +384,7 @@ def fit(
 
 
 def require_both_groups(inputs: RunInputs, split: str, name: str) -> None:
-    """Raise UsageError unless a split of the data set `name` has images of seen and of unseen pairs: AUC needs both."""
+    """Raise UsageError unless a split has images of seen and of unseen pairs: AUC needs both."""
     is_seen = inputs.labels.is_seen(inputs.examples[split].compositions.cpu().numpy())
     if is_seen.all() or not is_seen.any():
         group = "unseen" if is_seen.all() else "seen"
@@ -390,7 +404,7 @@ def _entry(data: Dataset, method: str | type[Method[Any]]) -> tuple[str, MethodE
 
 
 def _kind_of(method: type[Method[Any]]) -> str:
-    """The text that names a method's class in checkpoints: the name of a registered kind, else `module:Class`."""
+    """A class's name in checkpoints: that of a registered kind, else `module:Class`."""
     target = f"{method.__module__}:{method.__qualname__}"
     if "<locals>" in target:
         raise UsageError(f"{method.__name__} is defined in a function, so saved runs cannot load it; move it outside")
@@ -441,12 +455,12 @@ class Result:
 
     @property
     def unseen(self) -> float:
-        """U: accuracy in percent on images of unseen pairs, with only unseen pairs as candidates."""
+        """U: accuracy in percent on images of unseen pairs, with only unseen candidates."""
         return float(self.metrics["unseen"])
 
     @property
     def hm(self) -> float:
-        """HM: the best harmonic mean of seen and unseen accuracy over all biases on unseen pairs, in percent."""
+        """HM: the best harmonic mean of seen and unseen accuracy over all biases, in percent."""
         return float(self.metrics["hm"])
 
     @property
@@ -461,12 +475,12 @@ class Result:
 
     @cached_property
     def curve(self) -> pd.DataFrame:
-        """Points of the seen–unseen curve: columns bias (on unseen pairs), and seen, unseen and hm in percent."""
+        """The seen–unseen curve: columns bias (on unseen pairs), and seen, unseen, hm in percent."""
         table = Curve.of(self.margins).table()
         return table.assign(**{name: 100 * table[name] for name in ("seen", "unseen", "hm")})
 
     def table(self) -> pd.DataFrame:
-        """A table of S, U, HM and AUC in percent, one row each: value, and low and high end of the 95 % interval.
+        """S, U, HM and AUC in percent, one row each: value, low and high end of the 95 % interval.
 
         In the open world, another row has the AUC with all pairs as candidates.
         """
@@ -500,10 +514,10 @@ class Result:
 
 
 def compare(first: Result | Sequence[Result], second: Result | Sequence[Result]) -> pd.DataFrame:
-    """Table of `second` minus `first` in S, U, HM and AUC: percentage points, 95 % interval, p-value.
+    """`second` minus `first` in S, U, HM and AUC: percentage points, 95 % interval, p-value.
 
-    For single results, the interval of AUC is by DeLong's method and the others come from a bootstrap over images; for
-    lists, all come from a bootstrap over runs and images.
+    For single results, the interval of AUC is by DeLong's method and the others come from a
+    bootstrap over images; for lists, all come from a bootstrap over runs and images.
 
     first: a result, or a list with one per seed.
     second: a result on the same images, or a list for the same seeds in the same order.
@@ -538,8 +552,8 @@ def evaluate(run: Run, data: Dataset, *, world: World = "closed", split: str = "
 
     run: the trained method, as `fit` returns it.
     data: the data set of training, or another with the same labels and encoder.
-    world: closed (the candidates are the seen pairs and those of the split) or open (all pairs, except unseen ones
-        below the feasibility threshold that validation chose).
+    world: closed (the candidates are the seen pairs and those of the split) or open (all pairs,
+        except unseen ones below the feasibility threshold that validation chose).
     split: test or val.
     """
     require_type(run, Run, "run")
@@ -557,8 +571,9 @@ def evaluate(run: Run, data: Dataset, *, world: World = "closed", split: str = "
         trained_on, here = record.training.get("manifest"), inputs.identity.get("manifest")
         if trained_on is not None and here != trained_on:
             print(
-                f"the image table of {data.name!r} differs from the one that run {run.name!r} was trained on; "
-                f"results are too high if training used any of the {split} images: remove such images from {split}",
+                f"the image table of {data.name!r} differs from the one that run {run.name!r} was "
+                f"trained on; results are too high if training used any of the {split} images: "
+                f"remove such images from {split}",
                 file=sys.stderr,
             )
         require_both_groups(inputs, split, data.name)

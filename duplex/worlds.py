@@ -1,4 +1,4 @@
-"""Evaluate a trained method on one split, in the closed or the open world: metrics, curve and predictions."""
+"""Evaluate a trained method on one split in the closed or the open world."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ FEASIBILITY_METRICS = ("unseen", "hm", "auc", "auc_low", "auc_high")  # seen acc
 
 @dataclass(frozen=True)
 class WorldResult:
-    """Result of evaluating a method in one world (closed or open): metrics, seen–unseen curve and predictions."""
+    """A method's metrics, seen–unseen curve and predictions in one world, closed or open."""
 
     metrics: dict[str, Any]
     margins: Margins
@@ -50,7 +50,7 @@ class WorldResult:
 
 
 def calibration_for(record: TrainingRecord, world: World, place: object) -> Calibration:
-    """The calibration that the run `place` chose for a world; raises `UsageError` if it has none for that world."""
+    """The calibration of the run `place` for a world; raises `UsageError` if it has none."""
     calibration = (record.calibration or {}).get(world)
     if calibration is None:
         raise UsageError(f'{place} was not trained for the {world} world; train it again with `world="{world}"`')
@@ -68,8 +68,8 @@ def evaluate_world(
 ) -> WorldResult:
     """Evaluate a method on one split in one world (closed or open).
 
-    In the open world, compositions below the feasibility threshold score -inf; `auc_all` is the AUC with every
-    composition a candidate.
+    In the open world, compositions below the feasibility threshold score -inf; `auc_all` is the
+    AUC with every composition a candidate.
 
     inputs: data set with the split's features on the method's device.
     task: scores the images for all candidates, such as a `StreamScorer`; None: the method itself.
@@ -129,7 +129,7 @@ def _feasibility(calibration: Calibration, feasible: int) -> dict[str, Any]:
 
 
 def _with_alternatives(result: ScoringResult, excluded: list[Bools], calibration: Calibration) -> dict[str, Any]:
-    """Open-world metrics, under the key `words`, at the threshold by words that `auto` did not adopt, if any."""
+    """Open-world metrics at the threshold by words that `auto` did not adopt, if any."""
     records: dict[str, Any] = {}
     for other, mask, accumulator in zip(calibration.alternatives, excluded[1:], result.further[1:], strict=True):
         competitors = accumulator.competitors(1)
@@ -143,7 +143,7 @@ def _with_alternatives(result: ScoringResult, excluded: list[Bools], calibration
 
 
 def metrics_at_bias(margins: Margins, bias: float) -> dict[str, float]:
-    """Seen accuracy, unseen accuracy and their harmonic mean in percent, at the bias that validation chose."""
+    """Seen and unseen accuracy and their harmonic mean in percent, at validation's bias."""
     ends = [float(np.mean(right)) for right in (bias < margins.seen, bias > margins.unseen) if right.size]
     record = {"val_bias": bias}
     if len(ends) == 2:
@@ -159,7 +159,7 @@ def _sampled_headline(margins: Margins) -> dict[str, float]:
 
 
 def flatten(metrics: Metrics) -> dict[str, Any]:
-    """Metrics as a flat dict; each 95 % interval becomes two numbers, such as `auc_low`, because DVC ignores lists."""
+    """Metrics as a flat dict; an interval becomes two numbers, as DVC ignores lists."""
     record: dict[str, Any] = {}
     for key, value in metrics.to_dict().items():
         if value is not None and key.endswith("_interval"):
@@ -171,9 +171,10 @@ def flatten(metrics: Metrics) -> dict[str, Any]:
 
 
 def frequency_accuracies(result: WorldResult, inputs: RunInputs) -> dict[str, dict[str, float]]:
-    """Closed-world accuracies in percent by group: head, medium and tail (by training frequency), unseen.
+    """Closed-world accuracies in percent by group: head, medium, tail (by training images), unseen.
 
-    `accuracy`: at bias 0 with all candidates; `accuracy_at_ends`: only seen candidates (for unseen pairs, only unseen).
+    `accuracy`: at bias 0 with all candidates; `accuracy_at_ends`: only seen candidates (for unseen
+    pairs, only unseen).
     """
     train = inputs.examples["train"].compositions.cpu().numpy()
     train = train[train >= 0]
@@ -188,7 +189,7 @@ def frequency_accuracies(result: WorldResult, inputs: RunInputs) -> dict[str, di
 
 
 def term_metrics(method: Method[Any], inputs: RunInputs) -> dict[str, dict[str, Any]]:
-    """Closed-world test metrics of each score term and of sums of some terms; keys such as `terms_visual+semantic`."""
+    """Closed-world metrics of each score term and sums of some: keys `terms_visual+semantic`."""
     labels, test = inputs.labels, inputs.examples["test"]
     sums = term_sum_statistics(method, labels.candidates("closed", "test"), test, labels)
     records = {}

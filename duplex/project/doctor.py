@@ -41,7 +41,7 @@ class DoctorFinding:
 
 
 def examine(params_file: Path = Path("params.yaml")) -> list[DoctorFinding]:
-    """Check the machine and the project without changing or downloading anything; returns the results of all checks."""
+    """Check machine and project without changing or downloading anything; returns all results."""
     free = free_bytes(Path.cwd())
     remedy = "free some space before extracting features" if free < LOW_DISK else ""
     disk = DoctorFinding("disk", f"{free / 1e9:.1f} GB free in {Path.cwd()}", remedy)
@@ -71,14 +71,14 @@ def outputs_to_cache(params: Params, dataset: str) -> WantedOutputs:
 
 
 def weights_for_timing(entry: EncoderParams) -> EncoderParams:
-    """Settings with which to time an encoder: `entry`, but with random weights if its own are not on disk."""
+    """Settings with which to time an encoder: `entry`, or random weights if its own are missing."""
     if missing_weights(entry.name, entry.weights) is None:
         return entry
     return entry.model_copy(update={"weights": "random"})
 
 
 def cache_row_bytes(params: Params, dataset: str) -> int:
-    """Bytes per image in a data set's feature cache, found by encoding a blank image if tokens are stored."""
+    """Bytes per image in a data set's feature cache; if tokens are stored, of a blank image."""
     entry, outputs = weights_for_timing(params.dataset(dataset).encoder), outputs_to_cache(params, dataset)
     stored: dict[str, tuple[int, ...]] = {}
     if outputs.patches or outputs.block_inputs or outputs.pixels:
@@ -210,7 +210,7 @@ After an upgrade of duplex, `dvc repro` repeats the stages whose code has change
 
 
 def init(folder: Path) -> list[str]:
-    """Write a new project to `folder` without overwriting files; returns one line of text per step done."""
+    """Write a new project to `folder` without overwriting files; returns a line per step done."""
     stages = sorted(path.name for path in (shipped_project() / "pipeline").glob("*.py"))
     files = {"README.md": README.format(name=folder.resolve().name, version=__version__), ".gitignore": GITIGNORE}
     files |= {name: _text(name) for name in (*COPIED, *(f"pipeline/{stage}" for stage in stages))}

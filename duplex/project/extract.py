@@ -1,4 +1,4 @@
-"""The pipeline's stage `extract`: images -> features of the frozen encoder; and `duplex cache verify`."""
+"""The stage `extract`: images -> features of the frozen encoder; and `duplex cache verify`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from duplex.system.files import sha256, write_text
 def extract(
     data: ProjectData, *, out: Path | None = None, shard: tuple[int, int] | None = None, fresh: bool = False
 ) -> ExtractionReport:
-    """Encode images, or import features, into `out` or the data set's cache, with the settings of params.yaml."""
+    """Encode images, or import features, into `out` or the data set's own cache."""
     features = data.entry.features
     place = out or data.paths.features(data.dataset)
     stamp = data.stamp("extract") if out is None and shard is None else None
@@ -39,8 +39,9 @@ def extract(
         images, settings = extraction_inputs(data)
         if data.entry.encoder.name == IMPORTED:
             raise UsageError(
-                f"the data set {data.dataset!r} has no known encoder, so its images cannot be encoded; set `features` "
-                f"in params.yaml or datasets/{data.dataset}.yaml to the file of imported features"
+                f"the data set {data.dataset!r} has no known encoder, so its images cannot be "
+                f"encoded; set `features` in params.yaml or datasets/{data.dataset}.yaml to the "
+                "file of imported features"
             )
         reuse = [data.paths.features(name) for name in data.params.datasets] if shard is None else []
         report = encode(images, place, _image_encoder(data), settings, shard=shard, reuse=reuse, fresh=fresh)
@@ -63,14 +64,14 @@ def _import_features(data: ProjectData, features: Path, out: Path) -> Extraction
 
 
 def verify_cache(data: ProjectData, path: Path, *, sample: int, seed: int) -> dict[str, Any]:
-    """Encode a sample of a cache's images again; returns their number and the lowest cosine with cached features."""
+    """Encode a sample of a cache's images again; returns their number and the lowest cosine."""
     images, settings = extraction_inputs(data)
     encoder = _image_encoder(data)
     return verify(path, encoder, images, settings.root, settings.manifest_sha256, sample=sample, seed=seed)
 
 
 def extraction_inputs(data: ProjectData) -> tuple[list[str], ExtractionSettings]:
-    """A data set's image paths, and settings for encoding them; missing images of the set `shapes` are drawn first."""
+    """Image paths, and settings for encoding them; missing images of `shapes` are drawn first."""
     source = data.entry.source
     settings = data.params.extraction
     manifest_path = data.paths.manifest(data.dataset)
@@ -93,7 +94,7 @@ def extraction_inputs(data: ProjectData) -> tuple[list[str], ExtractionSettings]
 
 
 def write_extraction_summary(cache: Path) -> None:
-    """Write extraction.json (size, unreadable images) beside a data set's own cache, and delete its outdated stamp."""
+    """Write extraction.json beside a data set's own cache, and delete its outdated stamp."""
     paths, dataset = ArtifactPaths(cache.parent.parent), cache.parent.name
     if cache != paths.features(dataset) or not paths.manifest(dataset).exists():
         return

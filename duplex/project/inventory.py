@@ -1,4 +1,4 @@
-"""The pipeline's stage `inventory`: hashes of the files of a data set and its runs, for the report and its maps."""
+"""The stage `inventory`: hashes of the files of a data set and its runs, for report and maps."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ IGNORED = (".gitignore", ".partial", ".stamp.json")  # ends of names of files th
 
 
 def inventory_stage(data: ProjectData) -> None:
-    """Write `files.json` (sha256 of the files of a data set and its runs) and `featured.json` (the run in the maps).
+    """Write `files.json` (sha256 of each file) and `featured.json` (the run in the maps).
 
-    The stages `report` and `maps` depend on these files, because a DVC stage cannot depend on all runs of a matrix.
+    The stages `report` and `maps` depend on these files, because a DVC stage cannot depend on all
+    runs of a matrix.
     """
     paths, dataset = data.paths, data.dataset
     folder = paths.manifest(dataset).parent

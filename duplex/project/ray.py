@@ -1,7 +1,8 @@
-"""Encode images on a Ray cluster in shards (parts of a feature cache), or execute the runs of a sweep there.
+"""Encode images on a Ray cluster in shards (parts of a feature cache), or execute runs there.
 
-Each GPU has one actor (worker process); without GPUs, actors use CPU slots. If an actor dies, Ray restarts it: a shard
-is then resumed, but a run of a sweep is reported as failed. All nodes must see the same files at the same paths.
+Each GPU has one actor (worker process); without GPUs, actors use CPU slots. If an actor dies, Ray
+restarts it: a shard is then resumed, but a run of a sweep is reported as failed. All nodes must
+see the same files at the same paths.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def extract_on_ray(
     device: str = "auto",
     fresh: bool = False,
 ) -> list[ExtractionReport]:
-    """Encode images (paths below `settings.root`) into shards of the cache `out`; returns a report per shard."""
+    """Encode images (paths below `settings.root`) into shards of `out`; a report per shard."""
     encoder_identity(entry.name, entry.weights, precision=entry.precision)  # reports a bad encoder before Ray starts
     ray = connect()
     out = out.resolve()
@@ -81,7 +82,6 @@ def extract_on_ray(
 def _shard_extractor(
     entry: EncoderParams, device: str, images: Sequence[str], out: Path, settings: ExtractionSettings
 ) -> Callable[[tuple[int, int]], ExtractionReport]:
-    """Load an encoder; returns a function that encodes the shard `(index, number of shards)` of `images`."""
     device = resolve_device(device)
     encoder = load_encoder(entry.name, entry.weights, towers="image", device=device, precision=entry.precision)
     return lambda shard: extract(images, out, encoder, settings, shard=shard)
@@ -100,13 +100,13 @@ def _shard_report(ray: Any, future: Any) -> ExtractionReport:
         if getattr(error, "actor_init_failed", False):
             raise DuplexError(f"a worker could not start ({last_line(error)}); fix the cause and try again") from error
         raise DuplexError(
-            f"worker processes died more than {RETRIES} times on one shard, perhaps for lack of memory; free memory "
-            "and run the same command again (encoded images are kept)"
+            f"worker processes died more than {RETRIES} times on one shard, perhaps for lack of "
+            "memory; free memory and run the same command again (encoded images are kept)"
         ) from error
 
 
 def connect() -> Any:
-    """Return the `ray` module, connected to the cluster of RAY_ADDRESS or to one started on this machine."""
+    """The module `ray`, connected to the cluster of RAY_ADDRESS or to one on this machine."""
     try:
         import ray
     except ImportError as error:
@@ -117,7 +117,7 @@ def connect() -> Any:
 
 
 class RemoteWorker:
-    """Ray actor that calls `create` once, for example to load an encoder, and calls the result for each task."""
+    """Ray actor that calls `create` once, and calls the result for each task."""
 
     def __init__(self, create: Callable[[], Callable[[Any], Any]], folder: str) -> None:
         keep_freed_memory()
@@ -131,9 +131,10 @@ class RemoteWorker:
 def run_on_actors(
     ray: Any, create: Any, tasks: Sequence[Any], *, on_gpu: bool, jobs: int | None = None, cpus: int = 1, **options: Any
 ) -> Iterator[tuple[Any, Any]]:
-    """Call a function for each task on `jobs` actors (None: as many as fit); yields (task, finished future).
+    """Call a function for each task on `jobs` actors (None: as many as fit); yields (task, future).
 
-    create: makes the function, once per actor. cpus: CPU slots of an actor. options: more options for the actors.
+    create: makes the function, once per actor. cpus: CPU slots of an actor. options: more options
+        for the actors.
     """
     resources = ray.cluster_resources()
     if on_gpu and resources.get("GPU", 0) > 0:

@@ -1,4 +1,4 @@
-"""Write the pages of a project: the report of all runs, the t-SNE maps that it shows, and the page of one data set."""
+"""The pages of a project: the report of all runs with its maps, and the page of one data set."""
 
 from __future__ import annotations
 
@@ -36,9 +36,10 @@ VALIDATION_OF = {"closed": "val_auc", "open": "val_auc_all"}  # world -> validat
 
 
 def report_stage(params: Params, paths: ArtifactPaths = ArtifactPaths(), *, write_metrics: bool = True) -> Path:
-    """Write the report and the averaged metrics of all runs under `run:`; returns the path of the report's HTML page.
+    """Write the report and averaged metrics of all runs under `run:`; returns the HTML page's path.
 
-    Data sets without evaluated runs are left out. `write_metrics` also writes `metrics.json`, which git tracks.
+    Data sets without evaluated runs are left out. `write_metrics` also writes `metrics.json`,
+    which git tracks.
     """
     runs, not_evaluated = read_all_metrics(params, paths)
     warn_of_outdated(params, paths)
@@ -67,7 +68,7 @@ def report_stage(params: Params, paths: ArtifactPaths = ArtifactPaths(), *, writ
 def read_all_metrics(
     params: Params, paths: ArtifactPaths
 ) -> tuple[dict[tuple[str, str], list[Tree]], dict[str, list[str]]]:
-    """Read the metrics of all runs; returns metrics by (data set, method), and runs without metrics by data set."""
+    """Metrics by (data set, method), and the runs without metrics by data set."""
     runs: dict[tuple[str, str], list[Tree]] = {}
     not_evaluated: dict[str, list[str]] = {}
     for dataset in params.run.datasets:
@@ -78,9 +79,10 @@ def read_all_metrics(
 
 
 def average_runs(params: Params, runs: Mapping[tuple[str, str], Sequence[Tree]], paths: ArtifactPaths) -> Tree:
-    """Average the metrics over seeds; adds each method's `settings`: kind, options, encoder, counts of its data set.
+    """Average metrics over seeds; adds `settings`: kind, options, encoder, counts of the data set.
 
-    A method with `shown_as: NAME` is entered under NAME; with `world: open`, its settings are named `settings_open`.
+    A method with `shown_as: NAME` is entered under NAME; with `world: open`, its settings are
+    named `settings_open`.
     """
     summary: Tree = aggregate.aggregate(runs)
     changed = configured_options(params)
@@ -97,7 +99,7 @@ def average_runs(params: Params, runs: Mapping[tuple[str, str], Sequence[Tree]],
 
 
 def warn_of_outdated(params: Params, paths: ArtifactPaths) -> None:
-    """Print a line on stderr for each data set and method whose files do not match params.yaml or the code."""
+    """Print a line for each data set and method whose files do not match params.yaml or code."""
     for dataset in params.run.datasets:
         if found := ProjectData(params, dataset, paths).difference():
             print(f"duplex: the report shows earlier runs, as {found}", file=sys.stderr)
@@ -107,18 +109,19 @@ def warn_of_outdated(params: Params, paths: ArtifactPaths) -> None:
             metrics = run.files.metrics
             if metrics.is_file() and (found := run.difference(*RUN_STAGES)):
                 print(
-                    f"duplex: {metrics} does not match the method {method} in params.yaml: {found}; the report shows "
-                    "the old numbers, and `dvc repro` computes new ones",
+                    f"duplex: {metrics} does not match the method {method} in params.yaml: "
+                    f"{found}; the report shows the old numbers, and `dvc repro` computes new ones",
                     file=sys.stderr,
                 )
                 break
 
 
 def read_metrics_of(data: ProjectData) -> tuple[dict[str, list[Tree]], list[str]]:
-    """Read a data set's metrics; returns each method's metrics, one per seed, and names of runs without metrics.
+    """Each method's metrics of a data set, one per seed, and names of runs without metrics.
 
-    With `shown_as: NAME`, a method's metrics are listed under NAME; with `world: open`, only those of this world. If
-    METHOD was also evaluated while it adapted to the test images, the metrics are listed as METHOD+stream.
+    With `shown_as: NAME`, a method's metrics are listed under NAME; with `world: open`, only those
+    of this world. If METHOD was also evaluated while it adapted to the test images, the metrics
+    are listed as METHOD+stream.
     """
     by_method: dict[str, dict[int, Tree]] = {}
     missing = []
@@ -138,7 +141,7 @@ def read_metrics_of(data: ProjectData) -> tuple[dict[str, list[Tree]], list[str]
 
 
 def read_results(params: Params, summary: Tree, paths: ArtifactPaths) -> Results:
-    """Read all results that the report shows; `summary` has the runs' means over seeds (from `average_runs`)."""
+    """Read what the report shows; `summary` has means over seeds (from `average_runs`)."""
     ablations = aggregate.stored_numbers(paths.ablations) or {}
     datasets = [
         DatasetResults(
@@ -162,7 +165,7 @@ def read_results(params: Params, summary: Tree, paths: ArtifactPaths) -> Results
 
 
 def configured_options(params: Params) -> dict[tuple[str, str], dict[str, Any]]:
-    """Kind, world and options that the YAML files set, with `training` and `finetune`, by (data set, method)."""
+    """Kind, world and options that YAML files set, with training and fine-tuning, of each method."""
     table = {}
     for dataset, method in product(params.run.datasets, params.run.methods):
         entry = params.entry(method)
@@ -180,7 +183,7 @@ def _identity(path: Path) -> dict[str, str]:
 
 
 def curve_table(results: Results) -> pd.DataFrame:
-    """Table of the mean seen–unseen curves, in percent; `dvc plots` draws one curve per value of `series`."""
+    """Mean seen–unseen curves in percent; `dvc plots` draws one curve per value of `series`."""
     rows = [
         (f"{data.name} {method} {world}", *values)
         for data in results.datasets
@@ -206,7 +209,7 @@ def auc_by_epoch_table(results: Results) -> pd.DataFrame:
 
 
 def image_parts(data: ProjectData) -> tuple[list[ReportPart], dict[str, object]]:
-    """Report parts with a run's examples, errors, nearest images and maps; and the JSON files they cite, by name."""
+    """A run's examples, errors, nearest images and maps; and the JSON files they cite, by name."""
     run = featured_run(data)
     root = data.entry.source.root
     manifest = data.paths.manifest(data.dataset)
@@ -256,7 +259,7 @@ def _maps(dataset: str, path: Path) -> ReportPart:
 
 
 def write_own_page(data: ProjectData) -> Path:
-    """Write a data set's page on its run with the best closed-world validation AUC; returns the page's path."""
+    """Write a data set's page on its run with the best closed-world validation AUC; its path."""
     hint = f"train one with `duplex train --dataset {data.dataset} --method METHOD`"
     chosen = best_run("closed", data.paths, data=data, hint=hint, params=data.params)
     run = data.run(chosen.root.parent.name, int(chosen.root.name))

@@ -1,8 +1,9 @@
-"""`duplex reproduce`: train and evaluate the methods in the paper's tables on a data set, and write the page of claims.
+"""`duplex reproduce`: train and evaluate the paper's methods on a data set, and write the claims.
 
-They are methods of the project in the folder `ablations`; report/claims.yaml lists those that a data set needs. With
-`--methods`, methods of other publications are trained with their published options in the main project. The pipeline's
-stages do the work and record what is done, so the same command continues after an interruption.
+They are methods of the project in the folder `ablations`; report/claims.yaml lists those that a
+data set needs. With `--methods`, methods of other publications are trained with their published
+options in the main project. The pipeline's stages do the work and record what is done, so the same
+command continues after an interruption.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ LONG = 20.0  # seconds; what takes longer is timed once
 
 @dataclass(frozen=True)
 class Plan:
-    """What `duplex reproduce` will run for a data set, and the disk space and hours that it needs."""
+    """What `duplex reproduce` will run for a data set, and the disk space and hours it needs."""
 
     data: ProjectData  # its params have patch tokens if a row needs them
     rows: tuple[str, ...]  # names of methods
@@ -76,7 +77,7 @@ class Plan:
 
 
 def published_params(dataset: str, methods: Sequence[str], seeds: Sequence[int]) -> Params:
-    """params.yaml for a data set with the published options of `methods`; pixels are cached if one fine-tunes."""
+    """params.yaml with published options of `methods`; pixels are cached if one fine-tunes."""
     record = read_yaml(PARAMS_FILE)
     run = {"datasets": [dataset], "methods": list(methods), "seeds": list(seeds), "recipes": "published"}
     params = parse_params({**record, "run": run, "report": {}}, dataset_files(PARAMS_FILE), PARAMS_FILE)
@@ -86,7 +87,7 @@ def published_params(dataset: str, methods: Sequence[str], seeds: Sequence[int])
 
 
 def published_settings(params: Params, dataset: str) -> list[str]:
-    """A line of text per method: its name, and those of its published settings that differ from the defaults."""
+    """A line per method: its name, and its published settings that differ from defaults."""
     lines = []
     for name in params.run.methods:
         spec = MethodSpec.of(params, dataset, name)
@@ -101,7 +102,7 @@ def published_settings(params: Params, dataset: str) -> list[str]:
 
 
 def plan_reproduction(project: ProjectData, seeds: Sequence[int] | None, jobs: int | None) -> Plan:
-    """Find out what is left to do for a data set, without writing anything; `DuplexError` if its images are missing."""
+    """What is left to do for a data set; writes nothing; `DuplexError` if images are missing."""
     params = project.params
     dataset = project.dataset
     entry = project.entry
@@ -163,10 +164,10 @@ def _stale(data: ProjectData, stage: str) -> str:
 
 
 def methods_in_paper(params: Params, dataset: str, data: LabelledImages) -> tuple[list[str], list[str]]:
-    """Methods of params.yaml that are in the paper's tables for a data set, and names of rows without a method.
+    """Methods of params.yaml in the paper's tables for a data set, and rows without a method.
 
-    For a data set that is not in the paper, the rows of all tables count. If the paper has results with the data set's
-    encoder, only rows with this encoder count.
+    For a data set that is not in the paper, the rows of all tables count. If the paper has results
+    with the data set's encoder, only rows with this encoder count.
     """
     encoder = params.dataset(dataset).encoder
     backbone = backbone_of(f"{encoder.name} {encoder.weights}")
@@ -190,7 +191,7 @@ def _benchmark(data: LabelledImages) -> str | None:
 
 
 def _claimed_runs(benchmark: str | None, backbone: str | None) -> Iterator[list[str]]:
-    """For each row that a claim on a benchmark compares: names of methods, of which the first known one counts."""
+    """For each row that a claim compares: names of methods, of which the first known one counts."""
     table = read_package_yaml("claims.yaml")
     for claim in table["claims"]:
         if benchmark in claim["of"] or (benchmark is None and not claim.get("only")):
@@ -217,7 +218,7 @@ def reproduce(plan: Plan, jobs: int | None) -> tuple[SweepResult, Path]:
 
 
 def _hours(plan: Plan, data: LabelledImages, jobs: int | None, extracts: bool) -> str:
-    """Estimated hours of what is left, as text; rows of the paper take as long as the first one."""
+    """Estimated hours of what is left; rows of the paper take as long as the first one."""
     params = plan.data.params
     dataset = plan.data.dataset
     device = resolve_device(params.device)
@@ -266,7 +267,7 @@ def _image_seconds(params: Params, dataset: str, tower: Encoder) -> float:
 
 
 def _step_seconds(spec: MethodSpec, data: Data, tower: Encoder) -> tuple[float, float]:
-    """Seconds of a training step and of a validation, measured on random features and without fine-tuned blocks."""
+    """Seconds of a step and of a validation, on random features, without fine-tuned blocks."""
     request = InputRequest(spec.request.needs, spec.training.precision, None, spec.training.memory)
     inputs = data.read(request)
     examples = {split: each.to(tower.device) for split, each in inputs.examples.items()}
@@ -293,7 +294,7 @@ def _block_cost(spec: MethodSpec, tower: Encoder) -> BlockCost:
 
 
 def _seconds(work: Callable[[], torch.Tensor]) -> float:
-    """Median seconds of three calls after a first, which allocates memory; waits for the device to finish each."""
+    """Median seconds of three calls after a first one, which allocates memory."""
     taken = []
     for _ in range(4):
         start = time.perf_counter()

@@ -1,8 +1,9 @@
-"""Stamps record what an artifact was made from, in a file beside it, to tell whether the artifact is outdated.
+"""Stamps record what an artifact was made from, in a file beside it, to tell if it is outdated.
 
-A stamp is one JSON dict: the values of params.yaml that a stage uses, with checksums of files that they name; a hash of
-the stage's code (`duplex.system.code`); and checksums of the files that the stage reads and writes. `ProjectData` and
-`ProjectRun` (`duplex.project.run`) make them.
+A stamp is one JSON dict: the values of params.yaml that a stage uses, with checksums of files that
+they name; a hash of
+the stage's code (`duplex.system.code`); and checksums of the files that the stage reads and
+writes. `ProjectData` and `ProjectRun` (`duplex.project.run`) make them.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ CHANGES = {  # key of a stamp -> what it means if it differs
 
 
 def write(path: Path, made: Stamp, outputs: Iterable[Path] = ()) -> None:
-    """Write the stamp `made` to `path`, with checksums of the stage's `outputs`, which lie in the same folder."""
+    """Write a stamp, with checksums of the stage's `outputs`, which lie in the same folder."""
     write_json(path, {**made, "outputs": {file.name: sha256(file) for file in outputs}})
 
 
@@ -49,7 +50,7 @@ def read(path: Path) -> Stamp | None:
 
 
 def difference(path: Path, wanted: Stamp) -> str:
-    """How the stamp at `path` differs from `wanted`, in words, or "". Inputs missing on this machine are ignored."""
+    """How a stamp differs from `wanted`, in words, or "". Inputs missing here are ignored."""
     made = read(path)
     if made is None:
         return UNSTAMPED

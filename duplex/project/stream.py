@@ -1,8 +1,9 @@
-"""Evaluate a run while an adapter adapts it to the unlabelled test images, in random orders (`evaluation.stream`).
+"""Evaluate a run while an adapter adapts it to test images in random orders (`evaluation.stream`).
 
-For each order, one pass over the images collects their scores; the curve is then computed as for any method, so the
-bias on unseen pairs does not affect adapting. The adapter's options are chosen on a stream of the validation images in
-the closed world; the bias and the feasibility threshold are those of the run.
+For each order, one pass over the images collects their scores; the curve is then computed as for
+any method, so the bias on unseen pairs does not affect adapting. The adapter's options are chosen
+on a stream of the validation images in the closed world; the bias and the feasibility threshold
+are those of the run.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from duplex.worlds import WorldResult, evaluate_world
 
 @dataclass(frozen=True)
 class StreamScorer(scoring.SplitScorer):
-    """Scores images with an adapter, which gets them in `order`; `scorer` is the adapter's method `scores`."""
+    """Scores images with an adapter, which gets them in `order`, by its method `scores`."""
 
     order: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))  # [N] image indices, first image first
     batch: int = 1  # images per batch
@@ -55,7 +56,7 @@ class StreamScorer(scoring.SplitScorer):
 
 @dataclass(frozen=True)
 class AdaptableRun:
-    """A trained method to be adapted to images in random orders; `inputs` are on the method's device."""
+    """A trained method to be adapted to images in random orders; `inputs` are on its device."""
 
     method: Method[Any]
     inputs: RunInputs
@@ -65,7 +66,7 @@ class AdaptableRun:
     def evaluated(
         self, options: Options, calibration: scoring.Calibration, world: World, split: str, order: int = 0
     ) -> WorldResult:
-        """Evaluate while an adapter with `options` adapts to `split` in random order `order`; feasible pairs only."""
+        """Evaluate while an adapter adapts to `split` in random order `order`; feasible pairs only."""
         plain = scoring.SplitScorer.of(self.method, self.inputs.labels.candidates(world, split))
         candidates, train = plain.candidates.compositions, self.inputs.examples["train"]
         mask = scoring.feasible_compositions(self.method, self.inputs.words, calibration)
@@ -78,7 +79,7 @@ class AdaptableRun:
         return evaluate_world(self.method, self.inputs, self.settings, world, calibration, split, task)
 
     def chosen_options(self) -> tuple[Options, float]:
-        """The adapter's options with the best validation AUC, and this AUC; options are varied one at a time."""
+        """The adapter's options with the best validation AUC, one varied at a time, and this AUC."""
         kind = find_stream_adapter(self.params.adapter)
         given = {name: value if isinstance(value, list) else [value] for name, value in self.params.options.items()}
         values = {**kind.grid, **given}
@@ -96,7 +97,7 @@ class AdaptableRun:
 def evaluate_stream(
     stream: AdaptableRun, plain: Mapping[World, WorldResult], calibrations: Mapping[str, scoring.Calibration]
 ) -> tuple[dict[str, Any], list[pd.DataFrame]]:
-    """Evaluate an adapting run on test images; returns metrics, and for each world the predictions in the first order.
+    """Evaluate an adapting run; returns metrics, and each world's predictions in the first order.
 
     plain: the results without adapting, by world.
     """

@@ -1,11 +1,12 @@
-"""Rank labelled images by how likely their labels are wrong, apply corrected labels, rank images to label next.
+"""Rank images by how likely their labels are wrong, apply corrections, rank images to label next.
 
-Labels are judged by margins: the score of an image's label minus that of the best other label. The score of a label is
-the image's cosine with the mean whitened feature of the label's images in the other folds (random parts of the data).
-Near-copies and outliers (images far from all others) are listed as well.
+Labels are judged by margins: the score of an image's label minus that of the best other label. The
+score of a label is
+the image's cosine with the mean whitened feature of the label's images in the other folds (random
+parts of the data). Near-copies and outliers (images far from all others) are listed as well.
 
-Unlabelled images are ranked in rounds, each with one image of every pair that a trained model predicts; in a round, the
-model's least certain answers come first.
+Unlabelled images are ranked in rounds, each with one image of every pair that a trained model
+predicts; in a round, the model's least certain answers come first.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ OLD = {"state": "old_state", "object": "old_object"}  # columns with the labels 
 
 @dataclass(frozen=True)
 class LabelledSource:
-    """Labelled images: a data set of params.yaml, a folder, a table, or the images that a model was fitted to."""
+    """Labelled images: a data set of params.yaml, a folder, a table, or a model's images."""
 
     name: str
     root: Path  # folder that image paths start from
@@ -63,7 +64,7 @@ class LabelledSource:
     encoder: str = ""  # that of a model or data set, as options of `duplex fit` or `duplex data add`
 
     def features(self, files: Sequence[str]) -> Features:
-        """The cached features in the table's order; `files`: sha256 of the images. `UsageError` if none is encoded."""
+        """Cached features in the table's order; `files`: sha256 of the images."""
         if self.params is not None:
             manifest = ArtifactPaths().manifest(self.name)
             expected = {"manifest": sha256(manifest), ROOT: self.params.dataset(self.name).source.recorded_root}
@@ -83,7 +84,7 @@ class LabelledSource:
 def open_labelled(
     name: str, images: Path | None = None, params: Params | None = None, stages: Iterable[str] = DATA_STAGES
 ) -> LabelledSource:
-    """Open the images of `name`: data set (`stages` must be up to date), folder, table (files in `images`) or model."""
+    """Open a data set (`stages` must be up to date), folder, table (of `images`) or model."""
     place, encoder = Path(name), ""
     if params is not None and (name in params.datasets or not place.exists()):
         entry = params.dataset(name)
@@ -116,14 +117,14 @@ def _options(**values: Any) -> str:
 
 @dataclass(frozen=True)
 class LabelMargins:
-    """For each image, the score of its label minus that of the best other label, and this other label."""
+    """For each image, its label's score minus that of the best other label, and this label."""
 
     margin: Floats  # [n]
     better: Ints  # [n] the best other class
 
 
 def margins(features: NDArray[Any], labels: Ints, *, folds: int = FOLDS, seed: int = 0) -> LabelMargins:
-    """Cross-validated margins: an image's cosine with its label's mean minus its largest with another label's mean."""
+    """Cross-validated margins: cosine with the label's mean minus the largest with another's."""
     if len(features) < 2 * folds:
         raise UsageError(f"{len(features)} images are too few to check labels; expected at least {2 * folds}")
     classes, label = np.unique(labels, return_inverse=True)
@@ -149,7 +150,7 @@ def margins(features: NDArray[Any], labels: Ints, *, folds: int = FOLDS, seed: i
 
 
 def rank_suspects(source: LabelledSource) -> pd.DataFrame:
-    """A table of the encoded images, most suspicious labels first, with near-copies and distances to other images."""
+    """Table of the images, most suspicious labels first, with near-copies and distances."""
     files, pixels = read_digests(source.root, source.table["image"].tolist(), {})
     cache = source.features(files)
     complete = source.table.index.isin(complete_rows(source.table).index)
@@ -173,22 +174,23 @@ def rank_suspects(source: LabelledSource) -> pd.DataFrame:
 def label_margins(
     features: NDArray[Any], compositions: Ints, labels: LabelSpace, seed: int = 0
 ) -> dict[str, LabelMargins]:
-    """Margins of images with unit features [n, d], by kind of label: `composition`, `state` and `object`."""
+    """Margins of images with unit features [n, d], for `composition`, `state` and `object`."""
     kinds = {"state": labels.state_of(compositions), "object": labels.object_of(compositions)}
     return {name: margins(features, kind, seed=seed) for name, kind in {"composition": compositions, **kinds}.items()}
 
 
 def whitened(plain: Tensor, compositions: Ints, labels: LabelSpace) -> Tensor:
-    """Centre unit features [n, d], whiten them by their covariance within pairs plus a ridge, scale to unit length."""
+    """Centre features [n, d], whiten by covariance within pairs plus a ridge, scale to unit."""
     label = torch.from_numpy(compositions)
     groups = ClassStatistics.of(plain, label, len(labels.states), len(labels.objects)).by_pair()
     return unit((plain - plain.mean(0)) @ shared_whitening(groups, ADDED).to(plain))
 
 
 def rank_by_margins(table: pd.DataFrame, labels: LabelSpace, margins_by_kind: dict[str, LabelMargins]) -> pd.DataFrame:
-    """Sort by the sum of margins, each kind divided by its standard deviation; adds ranks, margins and better labels.
+    """Sort by the sum of standardised margins; adds ranks, margins and better labels.
 
-    Labels are listed twice: the user edits one copy; `old_state` and `old_object` show which labels changed.
+    Labels are listed twice: the user edits one copy; `old_state` and `old_object` show which
+    labels changed.
     """
     out = table.copy()
     for name, kind in margins_by_kind.items():
@@ -204,7 +206,7 @@ def rank_by_margins(table: pd.DataFrame, labels: LabelSpace, margins_by_kind: di
 
 
 def write_suspects_page(path: Path, title: str, ranked: pd.DataFrame, root: Path, images: int) -> None:
-    """Write an HTML page with the first `images` rows of a table of suspects, its near-copies and its outliers."""
+    """Write an HTML page with the first `images` suspects, near-copies and outliers."""
     rows = {row["image"]: row for row in ranked.to_dict("records")}
 
     def thumb(image: str, *lines: str) -> Thumb:
@@ -232,7 +234,7 @@ def write_suspects_page(path: Path, title: str, ranked: pd.DataFrame, root: Path
 
 
 def copied_pairs(ranked: pd.DataFrame) -> list[tuple[str, ...]]:
-    """Names of each two images that are near-copies: first those with different labels, then those in two splits."""
+    """Names of near-copies, two by two: first those with different labels, then in two splits."""
     rows = ranked.set_index("image")
     pairs = {tuple(sorted(pair)) for pair in rows["copy_of"][rows["copy_of"] != ""].items()}
     names = [name for name in (*OLD.values(), "split") if name in rows]
@@ -241,7 +243,7 @@ def copied_pairs(ranked: pd.DataFrame) -> list[tuple[str, ...]]:
 
 @dataclass(frozen=True)
 class RelabelledTable:
-    """A source's table with corrected labels, and what the corrections changed, added and left out."""
+    """A table with corrected labels, and what the corrections changed, added and left out."""
 
     manifest: pd.DataFrame
     changed: int  # number of images whose label changed
@@ -250,10 +252,11 @@ class RelabelledTable:
 
 
 def relabelled(source: LabelledSource, edited: Path) -> RelabelledTable:
-    """Replace a source's labels with those in the table `edited`, which `duplex suspects` wrote and the user corrected.
+    """Replace labels with those in `edited`, a list of `duplex suspects` that the user corrected.
 
-    Rows whose columns `old_state` and `old_object` differ from the source are left out, as they may undo a correction.
-    Raises UsageError if no label changes, a column is misspelt, or a text cannot be a label.
+    Rows whose columns `old_state` and `old_object` differ from the source are left out, as they
+    may undo a correction. Raises UsageError if no label changes, a column is misspelt, or a text
+    cannot be a label.
     """
     manifest, dataset = source.table, source.name
     table = read_table(edited, tuple(OLD.values()))
@@ -266,8 +269,9 @@ def relabelled(source: LabelledSource, edited: Path) -> RelabelledTable:
         moved = corrected["split"] != manifest.set_index("image")["split"].loc[corrected.index]
         if moved.any():
             raise UsageError(
-                f"{edited} and {dataset!r} give {corrected.index[moved][0]!r} different splits; restore the value in "
-                "the column 'split', since `duplex relabel` changes only labels"
+                f"{edited} and {dataset!r} give {corrected.index[moved][0]!r} different splits; "
+                "restore the value in the column 'split', since `duplex relabel` changes only "
+                "labels"
             )
     outdated = _outdated(corrected, manifest.set_index("image").loc[corrected.index])
     corrected = corrected.drop(index=outdated)
@@ -277,8 +281,8 @@ def relabelled(source: LabelledSource, edited: Path) -> RelabelledTable:
     changed = int((out[["state", "object"]] != manifest[["state", "object"]]).any(axis=1).sum())
     if not changed and outdated:
         raise UsageError(
-            f"the labels of {dataset} have changed since {edited} was made, for example that of {outdated[0]!r}; "
-            f"`duplex suspects {dataset}` makes a new list"
+            f"the labels of {dataset} have changed since {edited} was made, for example that of "
+            f"{outdated[0]!r}; `duplex suspects {dataset}` makes a new list"
         )
     if not changed:
         raise UsageError(f"{edited} changes no label of {dataset!r}; enter correct labels in 'state' and 'object'")
@@ -296,10 +300,10 @@ def _outdated(corrected: pd.DataFrame, present: pd.DataFrame) -> list[str]:
 
 
 def rank_unlabelled(recognizer: Recognizer, folder: Path, excluded: Container[str] = ()) -> pd.DataFrame:
-    """A table of the unlabelled images below a folder, in the order to label them, with the model's answers.
+    """Table of unlabelled images in the order to label them, with the model's answers.
 
-    Its columns state and object are empty, for the labels. Copies are listed once; images whose features are not in the
-    user's cache are encoded.
+    Its columns state and object are empty, for the labels. Copies are listed once; images whose
+    features are not in the user's cache are encoded.
 
     excluded: sha256 of image files to leave out, such as those that the model was fitted to.
     """
@@ -339,7 +343,7 @@ def rank_unlabelled(recognizer: Recognizer, folder: Path, excluded: Container[st
 
 
 def in_labelling_order(answers: pd.DataFrame) -> pd.DataFrame:
-    """Rank images for labelling, in rounds: each round has one image of every predicted pair, least certain first.
+    """Rank images in rounds: each has one image of every predicted pair, least certain first.
 
     Images that resemble no training image come first in their round.
     """

@@ -1,7 +1,7 @@
-"""Train and evaluate many runs in parallel, in processes that load inputs once; writes the files of `dvc repro`.
+"""Train and evaluate many runs in processes that load inputs once; writes what `dvc repro` writes.
 
-Only runs that are missing or outdated are executed. Complete runs are committed to DVC, so that `dvc repro` does not
-repeat them. An interrupted sweep resumes after the last whole epoch.
+Only runs that are missing or outdated are executed. Complete runs are committed to DVC, so that
+`dvc repro` does not repeat them. An interrupted sweep resumes after the last whole epoch.
 """
 
 from __future__ import annotations
@@ -49,18 +49,18 @@ class DvcRepo:
 
     @classmethod
     def at(cls, folder: Path) -> DvcRepo | None:
-        """The pipeline in a folder; None if the folder has no dvc.yaml or DVC repository, or DVC is not installed."""
+        """The pipeline in a folder; None without a dvc.yaml, a DVC repository or DVC itself."""
         place = folder.resolve()
         in_repository = any((parent / ".dvc").is_dir() for parent in (place, *place.parents))
         return cls(folder) if in_repository and (folder / "dvc.yaml").is_file() and find_spec("dvc") else None
 
     def changed(self, targets: Collection[str]) -> dict[str, Any]:
-        """The stages among `targets` that DVC would run again, each with what has changed in it (DVC's JSON)."""
+        """The stages among `targets` that DVC would run again, each with what changed (DVC's JSON)."""
         status: dict[str, Any] = json.loads(self._dvc("status", "--json", *targets) or "{}")
         return {name.rpartition(":")[2]: changes for name, changes in status.items()}
 
     def repro(self, targets: Iterable[str]) -> None:
-        """Run `dvc repro` for stages and all stages before them; DVC skips stages that are up to date."""
+        """Run stages and all stages before them; DVC skips those that are up to date."""
         self._dvc("repro", *targets, quiet=False)
 
     def commit(self, targets: Iterable[str]) -> None:
@@ -114,7 +114,7 @@ def is_product(run: ProjectRun) -> bool:
 
 
 def stage_name(run: ProjectRun, stage: str) -> str:
-    """A run's stage in dvc.yaml, `STAGE@DATASET-METHOD-SEED`; a product has one stage, `product`."""
+    """A run's stage in dvc.yaml, `STAGE@DATASET-METHOD-SEED`; a product's stage is `product`."""
     return f"{'product' if is_product(run) else stage}@{run.dataset}-{run.method}-{run.seed}"
 
 
@@ -159,7 +159,7 @@ Execute = Callable[[Sequence[Task]], Iterator[Outcome]]
 
 @dataclass
 class SweepResult:
-    """Result of a sweep: how many runs were complete, executed or committed to DVC, and which ones failed."""
+    """How many runs were complete, executed or committed to DVC, and which ones failed."""
 
     runs: int
     complete: int = 0  # runs that were up to date
@@ -178,7 +178,7 @@ def grid(
     seeds: Sequence[int] | None,
     paths: ArtifactPaths = ArtifactPaths(),
 ) -> list[ProjectRun]:
-    """Runs for all combinations of data sets, methods and seeds; None means all under `run:` in params.yaml."""
+    """Runs of all combinations of data sets, methods and seeds; None: all under `run:`."""
     datasets = datasets or params.run.datasets
     methods = methods or params.run.methods
     seeds = seeds or params.run.seeds
@@ -192,7 +192,7 @@ def grid(
 
 
 def refuse_duplicates(thing: str, values: Sequence[object]) -> None:
-    """Raise UsageError if `values` has a value twice; `thing` says in the message what a value is, such as "seed"."""
+    """Raise UsageError if a value occurs twice; `thing` names a value, such as "seed"."""
     for value in values:
         if list(values).count(value) > 1:
             raise UsageError(f"the {thing} {value} is listed twice; remove one")
@@ -206,7 +206,7 @@ def sweep(
     paths: ArtifactPaths = ArtifactPaths(),
     commit: bool = True,
 ) -> SweepResult:
-    """Train and evaluate all missing or outdated runs and commit them to DVC; returns numbers of runs, and failures."""
+    """Train and evaluate all missing or outdated runs and commit them to DVC."""
     start = time.perf_counter()
     report = SweepResult(len(runs))
     repo = DvcRepo.at(paths.root.parent) if commit else None
@@ -290,7 +290,7 @@ def with_progress(label: str, engine: Execute, tasks: Sequence[Task]) -> Iterato
 
 
 def commit_targets(runs: Sequence[ProjectRun], changed: Collection[str]) -> list[str]:
-    """Targets of `dvc commit` for `runs`: groups such as `train`, or single stages if stages of other runs changed too.
+    """Targets of `dvc commit`: groups such as `train`, or stages if those of other runs changed too.
 
     changed: names of the changed stages, those of `runs` included.
     """
@@ -325,7 +325,7 @@ def _run_on_ray(
 
 
 def workers_and_gpus(device: str, jobs: int | None, threads: int) -> tuple[int, list[str]]:
-    """Number of processes (default: one per GPU, or one per `threads` CPU cores), and the GPUs that they share."""
+    """Number of processes (one per GPU, or per `threads` CPU cores), and the GPUs they share."""
     gpus: list[str] = []
     if resolve_device(device) == "cuda":
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -335,7 +335,7 @@ def workers_and_gpus(device: str, jobs: int | None, threads: int) -> tuple[int, 
 
 
 def run_in_processes(trials: Sequence[Task], executor: TaskRunner, jobs: int, gpus: Sequence[str]) -> Iterator[Outcome]:
-    """Execute tasks in `jobs` processes and yield outcomes as they finish; if a process dies, only its task fails."""
+    """Yield outcomes as `jobs` processes finish tasks; if a process dies, only its task fails."""
     create = partial(getattr, executor, "execute")
     workers = []
     for n in range(min(jobs, len(trials))):

@@ -1,4 +1,4 @@
-"""The pipeline's stage `train`: one method on one data set with one seed, from params.yaml to a checkpoint."""
+"""The stage `train`: one method on one data set with one seed, from params.yaml to a checkpoint."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from duplex.training.run import MethodSpec, TrainedMethod, reproducible, train_r
 
 
 def train_stage(run: ProjectRun, out: RunPaths | None = None, load: LoadInputs = load_inputs) -> TrainingResult:
-    """Train a run of params.yaml and write its best epoch to `out`, by default the run's own folder.
+    """Train a run and write its best epoch to `out`, by default the run's own folder.
 
     Interrupted training continues after its last whole epoch.
     """
@@ -73,7 +73,7 @@ def _search(
     work: Path,
     device: torch.device,
 ) -> TrainedMethod:
-    """Train with several numbers of fine-tuned blocks (`finetune: auto`); `read`: checksums that the stamp has."""
+    """Train with several numbers of fine-tuned blocks; `read`: checksums that the stamp has."""
     from duplex.training.recipes import search_block_counts
     from duplex.training.trials import Trial, Trials
 
@@ -98,7 +98,7 @@ def _log_folder(run: ProjectRun) -> Path:
 
 
 def with_members(run: ProjectRun, folder: Path) -> MethodSpec:
-    """The run's spec; for a product, with the finished runs to combine, by paths relative to `folder`."""
+    """The run's spec; for a product, with finished runs, by paths relative to `folder`."""
     spec = run.spec
     options = spec.options
     if not isinstance(options, CombinedRunsOptions):
@@ -116,8 +116,9 @@ def with_members(run: ProjectRun, folder: Path) -> MethodSpec:
             raise UsageError(f"{checkpoint.path} is for one world only; set `world` of {spec.name} to {record.world}")
         if record.world != spec.trained_for:
             raise UsageError(
-                f"{checkpoint.path} is for the {record.world} world, but {spec.name} for the {spec.trained_for} world; "
-                f"set `world` of {spec.name} to {record.world}, or combine only runs for the {spec.trained_for} world"
+                f"{checkpoint.path} is for the {record.world} world, but {spec.name} for the "
+                f"{spec.trained_for} world; set `world` of {spec.name} to {record.world}, or "
+                f"combine only runs for the {spec.trained_for} world"
             )
         if record.finetune is not None:
             finetunes.append(record.finetune)

@@ -1,7 +1,7 @@
 """Search for settings of methods by validation AUC; test images are never scored.
 
-Each combination of settings and seed is a trial, kept in `artifacts/trials.partial`, so a repeated or larger search
-trains only what is missing.
+Each combination of settings and seed is a trial, kept in `artifacts/trials.partial`, so a repeated
+or larger search trains only what is missing.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class TuningTrial:
 
 @dataclass(frozen=True)
 class TuningRow:
-    """Validation results of a method with one combination of settings, with one outcome per seed."""
+    """Validation results of a method with one combination of settings, one outcome per seed."""
 
     method: str
     settings: Mapping[str, Any]
@@ -75,7 +75,7 @@ class TuningRow:
         return nan if self.errors else fmean([result.auc for result in self.results])
 
     def to_dict(self) -> dict[str, Any]:
-        """Method, settings and means of AUC, epoch and seconds, for JSON; if a trial failed, its error instead."""
+        """Method, settings and means of AUC, epoch and seconds; an error if a trial failed."""
         record = {"method": self.method, "settings": dict(self.settings), "seeds": len(self.results)}
         if self.errors:
             return {**record, "error": self.errors[0]}
@@ -100,7 +100,7 @@ def tune(
     paths: ArtifactPaths = ArtifactPaths(),
     engine: Engine = "local",
 ) -> list[TuningRow]:
-    """Train methods with all combinations of `choices` (setting -> values) per seed; returns a row per combination."""
+    """Train methods with all combinations of `choices` (setting -> values); a row for each."""
     for thing, values in (("method", methods), ("seed", seeds), *choices.items()):
         if not values:
             raise UsageError(f"there is no {thing} to try; give at least one")
@@ -149,7 +149,7 @@ def _trials_folder(run: ProjectRun, parent: Path) -> Path:
 
 
 def best_rows(rows: Sequence[TuningRow]) -> dict[str, TuningRow]:
-    """Each method's row with the best mean validation AUC; methods whose rows all have errors are left out."""
+    """Each method's row with the best mean validation AUC; rows with errors do not count."""
     best: dict[str, TuningRow] = {}
     for row in rows:
         if not row.errors and (row.method not in best or row.val_auc > best[row.method].val_auc):

@@ -1,7 +1,8 @@
 """Read what a run needs from a data set: labels, features, the encoder's text tower, word vectors.
 
-`open_data` opens a data set of params.yaml as `Data`; `Data` can also be made from arrays, or from images with features
-in a folder of caches. `Data.read` takes an `InputRequest`, which says what a method needs beyond CLS features.
+`open_data` opens a data set of params.yaml as `Data`; `Data` can also be made from arrays, or from
+images with features in a folder of caches. `Data.read` takes an `InputRequest`, which says what a
+method needs beyond CLS features.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ ADVANCED = 256  # images whose block inputs are computed at once
 
 @dataclass(frozen=True)
 class InputRequest:
-    """What a run reads from a data set besides labels and CLS features: text tower, patch tokens, block inputs."""
+    """What a run reads from a data set besides labels and CLS features."""
 
     needs: frozenset[str] = frozenset({"cls", "text"})  # from `Method.needs`; with "patch", patch tokens are read
     precision: str = "fp32"  # of the text tower, in training and evaluation alike
@@ -71,7 +72,7 @@ class InputRequest:
 
 @dataclass(frozen=True)
 class RunInputs:
-    """The data that a method is trained and evaluated on; runs with equal requests share one object."""
+    """The data that a method is trained and evaluated on; equal requests share one object."""
 
     manifest: pd.DataFrame
     labels: LabelSpace
@@ -87,7 +88,7 @@ class RunInputs:
     members: tuple[Method[Any], ...] = ()  # finished runs that the method combines
 
     def context(self, world: World = "closed") -> MethodContext:
-        """What a method's constructor receives besides options; `world` decides the candidates in training."""
+        """What a method's constructor receives; `world` decides the candidates in training."""
         shapes = {name: tuple(values.shape[1:]) for name, values in self.examples["train"].inputs.items()}
         labels = replace(self.labels, pairs={split: pairs.copy() for split, pairs in self.labels.pairs.items()})
         return MethodContext(
@@ -103,7 +104,7 @@ class RunInputs:
 
     @cached_property
     def words(self) -> PrimitiveVectors | None:
-        """Word vectors of all states and objects, from the GloVe file, else the text tower; None without either."""
+        """Word vectors of states and objects, from the GloVe file, else the text tower, else None."""
         if self.glove is not None:
             from duplex.evaluation.vectors import read_word_vectors
 
@@ -126,7 +127,7 @@ class CachedFeatures:
     root: str | None = None  # folder of the images as params.yaml gives it; None: any
 
     def require(self) -> tuple[Path, None]:
-        """The cache's path and rows (None: all); raises `UsageError` if the manifest changed after loading."""
+        """The cache's path and rows (None: all); `UsageError` if the manifest has changed."""
         if sha256(self.manifest) != self.manifest_sha256:
             raise UsageError("the data set was prepared again after it was loaded; load it again")
         return self.path, None
@@ -134,7 +135,7 @@ class CachedFeatures:
 
 @dataclass(frozen=True)
 class OpenedFeatures:
-    """The CLS features of a data set's images, and the file from which patch tokens and block inputs are read."""
+    """The CLS features of a data set's images, and the file with its tokens and block inputs."""
 
     cls: NDArray[np.float32]  # [N, d]
     bad: Bools  # [N] images without features
@@ -172,14 +173,14 @@ class Data:
         return all(inputs.read[self.features.path.name] == stored for inputs in self.kept.values())
 
     def inputs(self, request: InputRequest = InputRequest()) -> RunInputs:
-        """Read the requested data once: equal requests return the same object, which stays in memory."""
+        """Read the requested data once: equal requests return the same object, kept in memory."""
         key = replace(request, needs=request.needs & {"patch"})
         if key not in self.kept:
             self.kept[key] = self.read(request)
         return self.kept[key]
 
     def read(self, request: InputRequest = InputRequest()) -> RunInputs:
-        """Read the requested data; raises `DuplexError` if the feature cache is outdated or lacks requested data."""
+        """Read the requested data; `DuplexError` if the feature cache is outdated or lacks some."""
         entry = self.encoder
         tower: TextTower | None = None
         identity = {"encoder": IMPORTED}
@@ -229,7 +230,7 @@ class Data:
         )
 
     def open(self, encoder: Mapping[str, str] = MappingProxyType({})) -> OpenedFeatures:
-        """Read the CLS features; raises `DuplexError` if an encoder other than `encoder` (empty: any) computed them."""
+        """Read the CLS features; `DuplexError` if another encoder than `encoder` computed them."""
         if isinstance(self.features, np.ndarray):
             identity = {"weights": f"arrays of width {self.features.shape[1]}", "manifest": self._table_digest()}
             return OpenedFeatures(self.features, np.zeros(len(self.manifest), dtype=bool), identity)
@@ -254,10 +255,11 @@ class Data:
     def _block_inputs(
         self, opened: OpenedFeatures, request: InputRequest, finetune: FinetuneOptions
     ) -> tuple[Any, dict[str, str]]:
-        """The activations [N, ...] that enter the last image-tower blocks, and what a checkpoint records of them.
+        """The activations [N, ...] that enter the last blocks, and what a checkpoint records of them.
 
-        They are read from the cache. If it starts at an earlier block, `skip_frozen_blocks` runs the frozen blocks once
-        (memory permitting). Pixels replace them for augmentation, or if the cache starts at too late a block.
+        They are read from the cache. If it starts at an earlier block, `skip_frozen_blocks` runs
+        the frozen blocks once (memory permitting). Pixels replace them for augmentation, or if the
+        cache starts at too late a block.
         """
         path = opened.path
         assert path is not None
@@ -277,13 +279,14 @@ class Data:
         remedy = f"in params.yaml and run `duplex extract --dataset {dataset}`"
         if finetune.augment:
             raise UsageError(
-                f"finetune.augment changes pixels, but {path} has none; set datasets.{dataset}.encoder.pixels to true "
-                f"{remedy}"
+                f"finetune.augment changes pixels, but {path} has none; set "
+                f"datasets.{dataset}.encoder.pixels to true {remedy}"
             )
         if blocks > stored:
             raise UsageError(
-                f"finetune.blocks is {finetune.blocks}, but {path} holds the inputs of {stored} blocks; set "
-                f"datasets.{dataset}.encoder.block_inputs to {blocks} (or encoder.pixels to true) {remedy}"
+                f"finetune.blocks is {finetune.blocks}, but {path} holds the inputs of {stored} "
+                f"blocks; set datasets.{dataset}.encoder.block_inputs to {blocks} (or "
+                f"encoder.pixels to true) {remedy}"
             )
         record = {"block_inputs": str(stored)}
         if not self.skip_frozen_blocks or opened.rows is None or blocks == stored:
@@ -298,7 +301,7 @@ class Data:
         return self.advanced[path, blocks][back], {**record, "block_inputs": str(blocks)}
 
     def _advance(self, values: NDArray[Any], stored: int, blocks: int) -> NDArray[Any]:
-        """Run the first `blocks` of the last `stored` image-tower blocks on their inputs; the outputs are float16."""
+        """Run the first `blocks` of the last `stored` image-tower blocks; the outputs are float16."""
         device = resolve_device(self.device)
         tower = load_encoder(self.encoder.name, self.encoder.weights, towers="image", device=device)
         first = last_blocks(tower, stored).blocks[:blocks]
@@ -313,7 +316,7 @@ class Data:
 
 
 def open_data(params: Params, dataset: str, paths: ArtifactPaths) -> Data:
-    """Open a data set of params.yaml: read its manifest and labels; features are read and checked by `Data.read`."""
+    """Open a data set of params.yaml; features are read and checked by `Data.read`."""
     entry = params.dataset(dataset)
     place = paths.manifest(dataset)
     names = paths.labels(dataset)
@@ -333,16 +336,18 @@ NEEDED = ("state", "object")  # columns of a table of labels
 def label_table(
     table: pd.DataFrame | Mapping[str, Sequence[str]], rows: int, index: pd.Index | None = None
 ) -> pd.DataFrame:
-    """Check and return a table of labels of `rows` images; a missing column `image` is filled with row numbers.
+    """Check a table of labels of `rows` images; a missing column `image` becomes row numbers.
 
-    index: the features' pandas index. Rows are matched by position, so different indexes raise `UsageError`.
+    index: the features' pandas index. Rows are matched by position, so different indexes raise
+        `UsageError`.
     """
     columns = table.values() if isinstance(table, Mapping) else [table]
     indexes = [each for each in (index, *map(pandas_index, columns)) if each is not None]
     if not all(each.equals(indexes[0]) for each in indexes):
         raise UsageError(
-            "rows are matched by position, but the pandas indexes of `features` and the table's columns differ; put "
-            "their rows into the same order, then call `reset_index(drop=True)` on each"
+            "rows are matched by position, but the pandas indexes of `features` and the table's "
+            "columns differ; put their rows into the same order, then call "
+            "`reset_index(drop=True)` on each"
         )
     try:
         frame = pd.DataFrame(table).reset_index(drop=True)
@@ -363,13 +368,13 @@ def label_table(
 
 
 def pandas_index(value: object) -> pd.Index | None:
-    """A pandas object's index, or a mapping's keys, which pandas treats as an index; None for other values."""
+    """A pandas object's index, or a mapping's keys, which pandas treats as an index, or None."""
     index = pd.Index(list(value)) if isinstance(value, Mapping) else getattr(value, "index", None)
     return index if isinstance(index, pd.Index) else None
 
 
 def missing_needs(params: Params, dataset: str, method: str) -> list[str]:
-    """The inputs that a method needs and a data set lacks: `text` (tower), `words` (word vectors), `patch` (tokens).
+    """What a method needs and a data set lacks: `text` (tower), `words` (vectors), `patch` (tokens).
 
     Does not load the encoder: its family tells whether it has a text tower.
     """
@@ -388,7 +393,7 @@ def missing_needs(params: Params, dataset: str, method: str) -> list[str]:
 
 
 def require_configured_inputs(params: Params, dataset: str, method: str) -> None:
-    """Raise `UsageError` if params.yaml gives a data set no source for an input that a method needs."""
+    """Raise `UsageError` if params.yaml gives a data set no source for what a method needs."""
     missing = missing_needs(params, dataset, method)
     if not missing:
         return
@@ -416,7 +421,7 @@ SHORT = 32  # bytes of state and object that every text tower but the packaged o
 
 
 def long_prompts(encoder: str, weights: str | None, labels: LabelSpace) -> list[str]:
-    """The pairs whose prompt `a photo of STATE OBJECT` has more tokens than the encoder's text tower accepts."""
+    """Pairs whose prompt `a photo of STATE OBJECT` is too long for the encoder's text tower."""
     compositions = labels.candidates("closed", "train")
     names = labels.names(compositions)
     if encoder != PACKAGED and all(len(name.encode()) <= SHORT for name in names):

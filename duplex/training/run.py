@@ -5,7 +5,8 @@
         run = train_run(spec, inputs, seed, device, params.evaluation)
         run.write(RunPaths(folder))
 
-After training, the validation images are scored once per world: bias, feasibility threshold, confidence and the
+After training, the validation images are scored once per world: bias, feasibility threshold,
+confidence and the
 validation AUC come from that pass (`tune_and_score`).
 """
 
@@ -60,7 +61,7 @@ _one_thread = threading.RLock()  # PyTorch's settings and its random generators 
 
 @dataclass(frozen=True)
 class MethodSpec:
-    """A method to train: name, kind, options, training options, and worlds (closed, open or both)."""
+    """A method to train: name, kind, options, training options, and worlds."""
 
     name: str  # for messages
     kind: str
@@ -72,7 +73,7 @@ class MethodSpec:
 
     @classmethod
     def of(cls, params: Params, dataset: str, method: str) -> MethodSpec:
-        """Read a method of params.yaml with its options on a data set; `finetune: auto` is left to the caller."""
+        """A method of params.yaml with its options on a data set; `finetune: auto` becomes None."""
         entry: MethodEntry = params.entry(method)
         finetune = params.finetune(method, dataset)
         return cls(
@@ -86,7 +87,7 @@ class MethodSpec:
         )
 
     def with_settings(self, settings: Mapping[str, Any]) -> MethodSpec:
-        """A copy with changed training options or options of the kind; `UsageError` for an unknown option."""
+        """A copy with changed options, of training or of the kind; else `UsageError`."""
         training = {field.name for field in fields(TrainingOptions)}
         known = dict.fromkeys([*sorted(training), *(field.name for field in fields(self.options))])
         for key in settings:
@@ -101,7 +102,7 @@ class MethodSpec:
 
     @property
     def request(self) -> InputRequest:
-        """What the method needs from a data set: kinds of features, precision of the text tower, memory limit."""
+        """What the method needs from a data set."""
         needs = find_method(self.kind).needs(self.options)
         return InputRequest(needs, self.training.precision, self.finetune, self.training.memory)
 
@@ -119,16 +120,16 @@ class TrainedMethod:
 
     @property
     def val_auc_all(self) -> float | None:
-        """Validation AUC with every pair a candidate, in percent; None if the run is not for the open world."""
+        """Validation AUC with every pair a candidate, in percent; None if not for the open world."""
         return None if self.record.val_auc_all is None else 100 * self.record.val_auc_all
 
     @property
     def history(self) -> pd.DataFrame:
-        """One row per epoch: mean losses, validation AUC (a fraction), and any other metric that chose the epoch."""
+        """One row per epoch: mean losses, validation AUC (a fraction), the metric that chose."""
         return pd.DataFrame(self.result.history)
 
     def write(self, files: RunPaths) -> None:
-        """Write the run's `files`, replacing earlier ones, and remove results that belong to another checkpoint."""
+        """Write the run's `files`, and remove results that belong to another checkpoint."""
         before = sha256(files.checkpoint) if files.checkpoint.is_file() else None
         save_checkpoint(files.checkpoint, self.method, self.record)
         write_text(files.history, self.history.to_csv(index=False, lineterminator="\n"))
@@ -140,11 +141,11 @@ class TrainedMethod:
 
 @contextmanager
 def reproducible(wanted: Threads = "auto") -> Iterator[None]:
-    """Context manager for training and evaluation: inside it, the seed determines every bit of the result.
+    """Context of training and evaluation: inside it, the seed determines every bit of the result.
 
-    PyTorch uses deterministic algorithms, its initial modes (gradients on, autocast off, new tensors float32 on the
-    CPU) and `wanted` CPU threads. At the end, the caller's settings and the states of PyTorch's random generators are
-    restored. Other threads wait for their turn.
+    PyTorch uses deterministic algorithms, its initial modes (gradients on, autocast off, new
+    tensors float32 on the CPU) and `wanted` CPU threads. At the end, the caller's settings and the
+    states of PyTorch's random generators are restored. Other threads wait for their turn.
     """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     gpus = range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)
@@ -170,11 +171,12 @@ def train_run(
     hooks: TrainingHooks = TrainingHooks(),
     choose_by: ChooseBy | None = None,
 ) -> TrainedMethod:
-    """Train a method and keep the epoch that validation chooses; also choose bias and feasibility threshold.
+    """Train a method and keep the epoch that validation chooses, with bias and threshold.
 
     Call this inside `reproducible`, so that the result can be compared with other runs.
 
-    choose_by: the caller's own validation metric, which chooses the epoch instead of the option `select`.
+    choose_by: the caller's own validation metric, which chooses the epoch instead of the option
+        `select`.
     """
     code = plugin_code_hash(spec.kind)  # before training: the file may be edited while it runs
     images = inputs.examples["train"].to(device)
@@ -218,10 +220,12 @@ def train_on_all_images(
     device: torch.device,
     resume: ResumePoint = ResumePoint(),
 ) -> TrainedMethod:
-    """Train a method on all labelled images, without validation, for the number of epochs that an earlier run chose.
+    """Train on all labelled images, without validation, for as many epochs as an earlier run chose.
 
-    chosen: metadata of the earlier run, which gives the number of epochs, bias and novelty threshold.
-    tuned: values of options that the earlier run chose on validation images (`Method.chosen_options`).
+    chosen: metadata of the earlier run, which gives the number of epochs, bias and novelty
+        threshold.
+    tuned: values of options that the earlier run chose on validation images
+        (`Method.chosen_options`).
     inputs: data set with every image in the training split.
     """
     options = replace(spec.options, **tuned)
@@ -253,8 +257,8 @@ def initialised_method(
 ) -> Method[Any]:
     """Build an untrained method and initialise it from the training images (`Method.start`).
 
-    Raises `UsageError` for states or objects without training images, and for training images without a state or an
-    object, unless the method can use them.
+    Raises `UsageError` for states or objects without training images, and for training images
+    without a state or an object, unless the method can use them.
     """
     labels, images = context.labels, inputs.examples["train"].to(device)
     known, alone = np.concatenate(labels.trained_words), images.compositions[images.compositions < 0]
@@ -262,13 +266,15 @@ def initialised_method(
     new = list(compress((*labels.states, *labels.objects), ~known))
     if new and not find_method(kind).scores_new_words(options):
         raise UsageError(
-            f"{kind} with these options learns words from images alone, but there are no training images of "
-            f"{', '.join(map(repr, new))}; choose a method with prompts or word vectors, or add such images to train"
+            f"{kind} with these options learns words from images alone, but there are no training "
+            f"images of {', '.join(map(repr, new))}; choose a method with prompts or word "
+            "vectors, or add such images to train"
         )
     if (partial := len(alone)) and not find_method(kind).accepts_partial_labels(options):
         raise UsageError(
-            f"{kind} with these options needs pairs, but some training images ({partial}) have only a state or "
-            "object; complete their labels, leave these images out, or choose a method such as kg_sp or linear"
+            f"{kind} with these options needs pairs, but some training images ({partial}) have "
+            "only a state or object; complete their labels, leave these images out, or choose a "
+            "method such as kg_sp or linear"
         )
     torch.manual_seed(seed)
     method = make_method(kind, options, context).to(device)
@@ -281,7 +287,8 @@ def tune_and_score(
 ) -> tuple[Margins, dict[str, Any]]:
     """Let a trained method choose its settings, then score the validation images once per world.
 
-    Returns the images' closed-world margins, and the fields of `TrainingRecord` that follow from the scores.
+    Returns the images' closed-world margins, and the fields of `TrainingRecord` that follow from
+    the scores.
     """
     labels, rule = inputs.labels, settings.feasibility
     choose_options(method, val, labels)
