@@ -86,7 +86,7 @@ class ArtifactPaths:
         return RunPaths(self.root / dataset / method / str(seed))
 
     def trained(self, dataset: str, method: str, seed: int) -> Path:
-        """File with the digest of a run's checkpoint, on which DVC stages that combine runs depend."""
+        """Digest of a run's checkpoint, on which DVC stages that combine runs depend."""
         return self.root / "trained" / dataset / f"{method}-{seed}.json"
 
     def inventory(self, dataset: str) -> Path:

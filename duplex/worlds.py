@@ -171,7 +171,7 @@ def flatten(metrics: Metrics) -> dict[str, Any]:
 
 
 def frequency_accuracies(result: WorldResult, inputs: RunInputs) -> dict[str, dict[str, float]]:
-    """Closed-world accuracies in percent by group: head, medium, tail (by training images), unseen.
+    """Closed-world accuracies (%) by group: head, medium, tail (by training images), unseen.
 
     `accuracy`: at bias 0 with all candidates; `accuracy_at_ends`: only seen candidates (for unseen
     pairs, only unseen).

@@ -71,7 +71,7 @@ def outputs_to_cache(params: Params, dataset: str) -> WantedOutputs:
 
 
 def weights_for_timing(entry: EncoderParams) -> EncoderParams:
-    """Settings with which to time an encoder: `entry`, or random weights if its own are missing."""
+    """Settings to time an encoder with: `entry`, or random weights if its own are missing."""
     if missing_weights(entry.name, entry.weights) is None:
         return entry
     return entry.model_copy(update={"weights": "random"})

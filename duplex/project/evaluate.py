@@ -1,4 +1,4 @@
-"""The pipeline's stage `evaluate`: a checkpoint -> exact metrics, curve, predictions of test images."""
+"""The stage `evaluate`: a checkpoint -> exact metrics, curve, predictions of test images."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from duplex.worlds import calibration_for, evaluate_world, frequency_accuracies,
 
 
 def evaluate_stage(run: ProjectRun, load: LoadInputs = load_inputs) -> dict[str, Any]:
-    """Evaluate a trained run on the test split in each of its worlds; writes and returns metrics."""
+    """Evaluate a run on the test split in each of its worlds; writes and returns metrics."""
     out = run.files
     training = run.params.training(run.dataset, run.method)
     settings = run.params.evaluation

@@ -20,7 +20,7 @@ from duplex.training.run import initialised_method
 
 
 def maps_stage(data: ProjectData) -> None:
-    """Write a table of t-SNE coordinates of `run_shown_in_maps`; no rows if there is no such run."""
+    """Write a table of t-SNE coordinates of `run_shown_in_maps`; no rows without one."""
     run = run_shown_in_maps(data)
     table = pd.DataFrame(columns=COLUMNS)
     if run is not None:

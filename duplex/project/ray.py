@@ -131,7 +131,7 @@ class RemoteWorker:
 def run_on_actors(
     ray: Any, create: Any, tasks: Sequence[Any], *, on_gpu: bool, jobs: int | None = None, cpus: int = 1, **options: Any
 ) -> Iterator[tuple[Any, Any]]:
-    """Call a function for each task on `jobs` actors (None: as many as fit); yields (task, future).
+    """Call a function for tasks on `jobs` actors (None: as many as fit); yields (task, future).
 
     create: makes the function, once per actor. cpus: CPU slots of an actor. options: more options
         for the actors.

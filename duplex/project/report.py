@@ -36,7 +36,7 @@ VALIDATION_OF = {"closed": "val_auc", "open": "val_auc_all"}  # world -> validat
 
 
 def report_stage(params: Params, paths: ArtifactPaths = ArtifactPaths(), *, write_metrics: bool = True) -> Path:
-    """Write the report and averaged metrics of all runs under `run:`; returns the HTML page's path.
+    """Write the report and mean metrics of all runs under `run:`; returns the HTML page's path.
 
     Data sets without evaluated runs are left out. `write_metrics` also writes `metrics.json`,
     which git tracks.
@@ -165,7 +165,7 @@ def read_results(params: Params, summary: Tree, paths: ArtifactPaths) -> Results
 
 
 def configured_options(params: Params) -> dict[tuple[str, str], dict[str, Any]]:
-    """Kind, world and options that YAML files set, with training and fine-tuning, of each method."""
+    """Kind, world and options that YAML files set, training and fine-tuning of each method."""
     table = {}
     for dataset, method in product(params.run.datasets, params.run.methods):
         entry = params.entry(method)

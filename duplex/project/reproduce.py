@@ -191,7 +191,7 @@ def _benchmark(data: LabelledImages) -> str | None:
 
 
 def _claimed_runs(benchmark: str | None, backbone: str | None) -> Iterator[list[str]]:
-    """For each row that a claim compares: names of methods, of which the first known one counts."""
+    """For each row that a claim compares: names of methods, of which the first known counts."""
     table = read_package_yaml("claims.yaml")
     for claim in table["claims"]:
         if benchmark in claim["of"] or (benchmark is None and not claim.get("only")):

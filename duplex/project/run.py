@@ -55,7 +55,7 @@ class ProjectData:
         return ProjectRun(self.dataset, method, seed, self.params, self.paths)
 
     def settings(self, stage: str) -> Stamp:
-        """What `plan` writes of a stamp: values of params.yaml that a stage uses, and its code's hash.
+        """What `plan` writes of a stamp: the parameters that a stage uses, and its code's hash.
 
         Only options set in params.yaml are included; the hash of the code covers all defaults.
         """
@@ -99,12 +99,12 @@ class ProjectData:
         }
 
     def stamp(self, stage: str) -> Stamp:
-        """The stamp of files made now: the stage's settings, and checksums of the files it reads."""
+        """The stamp of files made now: the stage's settings, checksums of the files it reads."""
         manifest = {"manifest.csv": _checksum(self.paths.manifest(self.dataset))}
         return {**self.settings(stage), "inputs": {} if stage == "prepare" else manifest}
 
     def outdated(self, stage: str) -> str:
-        """Why a stage's files are outdated, in words; "" if they are not, or if no stage wrote them."""
+        """Why a stage's files are outdated; "" if they are not, or if no stage wrote them."""
         found = stamps.difference(self.paths.stamp(self.dataset, stage), self.stamp(stage))
         return "" if found == UNSTAMPED else found
 
@@ -236,14 +236,14 @@ class ProjectRun:
         }
 
     def difference(self, *stages: str) -> str:
-        """Why the run is outdated (params.yaml, data or code changed), in words; "" if it is not."""
+        """Why the run is outdated (params.yaml, data or code changed); "" if it is not."""
         for stage in stages or ("train",):
             if found := stamps.difference(self.files.stamp(stage), self.stamp(stage)):
                 return found
         return ""
 
     def checkpoint(self, *, current: bool = True) -> ModelHeader:
-        """Header of the checkpoint; `DuplexError` if the data or (`current`) the run is outdated."""
+        """Header of the checkpoint; `DuplexError` if the data or (`current`) run is outdated."""
         header = read_checkpoint_header(self.files.checkpoint)
         self.data.require()
         if current:
@@ -251,7 +251,7 @@ class ProjectRun:
         return header
 
     def write_stamp(self, stage: str, made: Stamp, outputs: Sequence[Path]) -> None:
-        """Write the stamp `made` beside a stage's `outputs`, in the run's own folder or another."""
+        """Write the stamp `made` beside a stage's `outputs`, in the run's folder or another."""
         stamps.write(RunPaths(outputs[0].parent).stamp(stage), made, outputs)
 
     def require_current(self) -> None:

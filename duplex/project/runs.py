@@ -151,7 +151,7 @@ class LoadedRun:
 
 
 def load_run(run: ProjectRun, *, current: bool = False) -> LoadedRun:
-    """Load a trained method and test images, on the CPU; `current`: an outdated run is an error."""
+    """Load a trained method and test images, on the CPU; `current`: none that is outdated."""
     checkpoint = run.checkpoint(current=current)
     record = checkpoint.record
     request = InputRequest.of(record, run.params.training(run.dataset, run.method))

@@ -66,7 +66,7 @@ class AdaptableRun:
     def evaluated(
         self, options: Options, calibration: scoring.Calibration, world: World, split: str, order: int = 0
     ) -> WorldResult:
-        """Evaluate while an adapter adapts to `split` in random order `order`; feasible pairs only."""
+        """Evaluate while an adapter adapts to `split` in random order; feasible pairs only."""
         plain = scoring.SplitScorer.of(self.method, self.inputs.labels.candidates(world, split))
         candidates, train = plain.candidates.compositions, self.inputs.examples["train"]
         mask = scoring.feasible_compositions(self.method, self.inputs.words, calibration)
@@ -79,7 +79,7 @@ class AdaptableRun:
         return evaluate_world(self.method, self.inputs, self.settings, world, calibration, split, task)
 
     def chosen_options(self) -> tuple[Options, float]:
-        """The adapter's options with the best validation AUC, one varied at a time, and this AUC."""
+        """The adapter's options with the best validation AUC, varied one by one, and this AUC."""
         kind = find_stream_adapter(self.params.adapter)
         given = {name: value if isinstance(value, list) else [value] for name, value in self.params.options.items()}
         values = {**kind.grid, **given}

@@ -55,7 +55,7 @@ class DvcRepo:
         return cls(folder) if in_repository and (folder / "dvc.yaml").is_file() and find_spec("dvc") else None
 
     def changed(self, targets: Collection[str]) -> dict[str, Any]:
-        """The stages among `targets` that DVC would run again, each with what changed (DVC's JSON)."""
+        """The stages among `targets` that DVC would run again, with what changed (DVC's JSON)."""
         status: dict[str, Any] = json.loads(self._dvc("status", "--json", *targets) or "{}")
         return {name.rpartition(":")[2]: changes for name, changes in status.items()}
 
@@ -290,7 +290,7 @@ def with_progress(label: str, engine: Execute, tasks: Sequence[Task]) -> Iterato
 
 
 def commit_targets(runs: Sequence[ProjectRun], changed: Collection[str]) -> list[str]:
-    """Targets of `dvc commit`: groups such as `train`, or stages if those of other runs changed too.
+    """Targets of `dvc commit`: groups such as `train`, or stages if other runs changed too.
 
     changed: names of the changed stages, those of `runs` included.
     """

@@ -1,4 +1,4 @@
-"""The stage `train`: one method on one data set with one seed, from params.yaml to a checkpoint."""
+"""The stage `train`: one method on one data set with one seed, params.yaml to checkpoint."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ class RunInputs:
 
     @cached_property
     def words(self) -> PrimitiveVectors | None:
-        """Word vectors of states and objects, from the GloVe file, else the text tower, else None."""
+        """Word vectors of labels, from the GloVe file, else the text tower, else None."""
         if self.glove is not None:
             from duplex.evaluation.vectors import read_word_vectors
 
@@ -180,7 +180,7 @@ class Data:
         return self.kept[key]
 
     def read(self, request: InputRequest = InputRequest()) -> RunInputs:
-        """Read the requested data; `DuplexError` if the feature cache is outdated or lacks some."""
+        """Read the requested data; `DuplexError` if the cache is outdated or lacks some."""
         entry = self.encoder
         tower: TextTower | None = None
         identity = {"encoder": IMPORTED}
@@ -255,7 +255,7 @@ class Data:
     def _block_inputs(
         self, opened: OpenedFeatures, request: InputRequest, finetune: FinetuneOptions
     ) -> tuple[Any, dict[str, str]]:
-        """The activations [N, ...] that enter the last blocks, and what a checkpoint records of them.
+        """The activations [N, ...] that enter the last blocks, and what checkpoints record.
 
         They are read from the cache. If it starts at an earlier block, `skip_frozen_blocks` runs
         the frozen blocks once (memory permitting). Pixels replace them for augmentation, or if the
@@ -301,7 +301,7 @@ class Data:
         return self.advanced[path, blocks][back], {**record, "block_inputs": str(blocks)}
 
     def _advance(self, values: NDArray[Any], stored: int, blocks: int) -> NDArray[Any]:
-        """Run the first `blocks` of the last `stored` image-tower blocks; the outputs are float16."""
+        """Run the first `blocks` of the last `stored` image blocks; the outputs are float16."""
         device = resolve_device(self.device)
         tower = load_encoder(self.encoder.name, self.encoder.weights, towers="image", device=device)
         first = last_blocks(tower, stored).blocks[:blocks]
@@ -374,7 +374,7 @@ def pandas_index(value: object) -> pd.Index | None:
 
 
 def missing_needs(params: Params, dataset: str, method: str) -> list[str]:
-    """What a method needs and a data set lacks: `text` (tower), `words` (vectors), `patch` (tokens).
+    """What a method needs and a data set lacks: `text`, `words` (vectors), `patch` (tokens).
 
     Does not load the encoder: its family tells whether it has a text tower.
     """

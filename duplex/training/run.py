@@ -73,7 +73,7 @@ class MethodSpec:
 
     @classmethod
     def of(cls, params: Params, dataset: str, method: str) -> MethodSpec:
-        """A method of params.yaml with its options on a data set; `finetune: auto` becomes None."""
+        """A method of params.yaml with its options on a data set; without `finetune: auto`."""
         entry: MethodEntry = params.entry(method)
         finetune = params.finetune(method, dataset)
         return cls(
@@ -120,7 +120,7 @@ class TrainedMethod:
 
     @property
     def val_auc_all(self) -> float | None:
-        """Validation AUC with every pair a candidate, in percent; None if not for the open world."""
+        """Validation AUC with every pair a candidate, in percent; None without the open world."""
         return None if self.record.val_auc_all is None else 100 * self.record.val_auc_all
 
     @property
@@ -220,7 +220,7 @@ def train_on_all_images(
     device: torch.device,
     resume: ResumePoint = ResumePoint(),
 ) -> TrainedMethod:
-    """Train on all labelled images, without validation, for as many epochs as an earlier run chose.
+    """Train on all labelled images, without validation, for the epochs that an earlier run chose.
 
     chosen: metadata of the earlier run, which gives the number of epochs, bias and novelty
         threshold.
