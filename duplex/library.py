@@ -36,6 +36,7 @@ from duplex.methods.base import Method
 from duplex.methods.registry import find_method, installed_methods, parse_options
 from duplex.options import DEFAULT_TRAINING, AutoFinetune, SplitOptions, TrainingOptions, finetune_options
 from duplex.recognition.recognizer import Recognizer
+from duplex.recognition.worlds import calibration_for, evaluate_world
 from duplex.report.result import Result
 from duplex.system.entry import LARGEST_SEED
 from duplex.system.files import expanded_path, refuse_existing
@@ -45,7 +46,6 @@ from duplex.training.inputs import Data, InputRequest, RunInputs, label_table, o
 from duplex.training.logs import EpochReport, StepReport, TrainingHooks, TrainingLog, open_log
 from duplex.training.run import MethodSpec, TrainedMethod, reproducible, train_run
 from duplex.training.scoring import ChooseBy
-from duplex.worlds import calibration_for, evaluate_world
 
 REPLACED = {  # argument of `fit` -> training options without effect if it is a function
     "optimiser": ("weight_decay", "eps", "sgd_momentum"),

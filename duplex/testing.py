@@ -34,12 +34,12 @@ from duplex.methods.registry import KNOWN_NEEDS, temporary_kind
 from duplex.options import OptionError, Options, TrainingOptions
 from duplex.recognition.export import RunFacts, export
 from duplex.recognition.trained import TrainedRun, open_trained
+from duplex.recognition.worlds import calibration_for, evaluate_world, term_metrics
 from duplex.system.threads import in_initial_modes
 from duplex.training.checkpoint import load_checkpoint
 from duplex.training.inputs import RunInputs
 from duplex.training.loop import make_optimiser, optimiser_step, shuffled_rows
 from duplex.training.run import MethodSpec, train_run
-from duplex.worlds import calibration_for, evaluate_world, term_metrics
 
 IMAGES = 40
 PATCHES = 4

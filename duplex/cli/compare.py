@@ -105,6 +105,9 @@ def _read_runs(params: Params, dataset: str, methods: tuple[str, str], seed: int
     data.require()
     names = [method.removesuffix(STREAM) for method in methods]
     entries = [params.method_for_world(name, world) for name in names]  # type: ignore[arg-type]
+    if entries[0] == entries[1] and methods[0].endswith(STREAM) == methods[1].endswith(STREAM):
+        same = f"{methods[0]} and {methods[1]} are the same run ({entries[0]})"
+        raise UsageError(f"{same} in the {world} world; give two methods")
     seeds = [seed] if seed is not None else _common_seeds(params, dataset, methods, entries)
     margins: list[list[Margins]] = [[], []]
     first: tuple[Path, str, pd.DataFrame] | None = None

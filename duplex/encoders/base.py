@@ -216,7 +216,7 @@ def unknown_words(name: str, texts: Iterable[str]) -> list[str]:
 
 
 def resolve_device(device: str) -> str:
-    """`device`, or for "auto" the GPU if there is one; UsageError for a device that torch lacks."""
+    """`device`, or for "auto" the GPU if there is one; UsageError for an absent device."""
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -336,7 +336,7 @@ class TextTower(Protocol):
         pass
 
     def tokens(self, text: str) -> list[int]:
-        """Token ids of a text, without start and end; DuplexError for a word without an embedding."""
+        """Token ids of a text, without start and end; DuplexError for words without embeddings."""
 
     def embedding(self, ids: Sequence[int] | Tensor) -> Tensor:
         """Frozen embeddings `[n, width]` of token ids."""
@@ -375,7 +375,7 @@ def hub_file_on_disk(owner: str, names: Sequence[str]) -> Path | None:
 
 
 def fetch_from_hub(owner: str, names: Sequence[str], what: str) -> Path:
-    """Path of the first of `names` in the repository `owner`; downloads it. `what`: for messages."""
+    """Path of the first of `names` in the repository `owner`, downloaded; messages name `what`."""
     if file := hub_file_on_disk(owner, names):
         return file
     check_reachable(hf_hub_url(owner, names[0]), what)

@@ -103,8 +103,7 @@ def stem(encoder: Any) -> Callable[[Tensor], Tensor]:
         except BlockReached as reached:
             x: Tensor = reached.args[0]
             return x
-        advice = "make its `forward` run all blocks in order"
-        raise AssertionError(f"the image tower skipped its first block; {advice}")
+        raise AssertionError("the image tower skipped its first block; make its `forward` run all blocks in order")
 
     return block_input
 
@@ -202,11 +201,7 @@ def _layouts() -> dict[Any, TowerLayout]:
             ("norm1", "norm2"),
         ),
         resnet.ResNet.forward_features: TowerLayout(_layers, _unchanged, _timm_feature),
-        convnext.ConvNeXt.forward_features: TowerLayout(
-            _convnext,
-            lambda trunk, x: trunk.norm_pre(x),
-            _timm_feature,
-        ),
+        convnext.ConvNeXt.forward_features: TowerLayout(_convnext, lambda trunk, x: trunk.norm_pre(x), _timm_feature),
         efficientnet.EfficientNet.forward_features: TowerLayout(
             _stages, lambda trunk, x: trunk.bn2(trunk.conv_head(x)), _timm_feature
         ),

@@ -8,7 +8,7 @@ import json
 import tempfile
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -79,7 +79,7 @@ def build_model(source: EncoderSource) -> Any:
 
 
 def preprocess_of(name: str, architecture: Config, tag: str) -> Config:
-    """The preprocessing of the published weights `tag`; UsageError if they do not fit `architecture`."""
+    """The preprocessing of published weights; UsageError if they do not fit `architecture`."""
     published = open_clip.get_pretrained_cfg(name, tag)
     if not published:
         problem = f"weights {tag!r} are neither a file nor a tag of encoder {name!r}"
@@ -137,11 +137,9 @@ def _file_source(name: str, architecture: Config, path: Path) -> EncoderSource:
         raise DuplexError(f"{problem}; if you trust it, {convert}`")
     agreed = {}
     for tag in open_clip.list_pretrained_tags_by_model(name):
-        try:
+        with suppress(UsageError):
             candidate = preprocess_of(name, architecture, tag)
-        except UsageError:
-            continue
-        agreed[base.stable_json(candidate)] = candidate
+            agreed[base.stable_json(candidate)] = candidate
     if len(agreed) != 1:
         raise UsageError(
             f"{path} does not state its preprocessing; {convert} --tag TAG` (TAG: weights with the same preprocessing)"
@@ -199,7 +197,7 @@ def _read_torchscript(archive: Path) -> dict[str, Tensor]:
 
 
 def complete_preprocess(options: Config, architecture: Config) -> Config:
-    """All fields of open_clip's preprocessing, by default its own; the size is the architecture's."""
+    """All fields of open_clip's preprocessing; the image size is the architecture's."""
     size = architecture["vision_cfg"].get("image_size", 224)
     defaults = vars(open_clip.transform.PreprocessCfg())
     merged = open_clip.transform.merge_preprocess_dict(defaults, {**options, "size": size})
@@ -246,8 +244,7 @@ def _fetch_url(published: dict[str, Any], what: str) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
-            options = {"prefer_hf_hub": False, "cache_dir": scratch}
-            file = Path(open_clip.download_pretrained(published, **options))
+            file = Path(open_clip.download_pretrained(published, prefer_hf_hub=False, cache_dir=scratch))
             return file.replace(folder / file.name)
     except Exception as error:  # as for the hub
         raise base.download_error(what, error) from error
@@ -348,7 +345,7 @@ class ResizeAndCrop:
 
 
 class EncoderBase:
-    """Base class of encoders; subclasses set `_visual` and `_text`, and define `encode_patches`."""
+    """Base class; subclasses set `_visual` and `_text`, and define `encode_patches`."""
 
     logit_scale = 0.0
 
@@ -427,7 +424,7 @@ class ClipEncoder(EncoderBase):
     def tokenizer(self, source: EncoderSource) -> Any:
         if source.folder is None and not source.name.startswith(HUB):
             return open_clip.get_tokenizer(source.name)
-        # open_clip would read the stranger's file a second time: it may have changed since it was checked
+        # open_clip would read the file again, which may have changed since it was checked
         text = source.architecture["text_cfg"]
         options = {"context_length": text.get("context_length", 77)}
         options |= text.get("tokenizer_kwargs") or {}

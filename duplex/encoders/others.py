@@ -184,8 +184,7 @@ class TimmFamily(EncoderFamily):
     def find(self, name: str, weights: str | None) -> EncoderSource:
         config, path = self._published(name, weights)
         model = name.removeprefix(TIMM_PREFIX)
-        options = {"mean": list(config.mean), "std": list(config.std)}
-        options["interpolation"] = config.interpolation
+        options = {"mean": list(config.mean), "std": list(config.std), "interpolation": config.interpolation}
         size = {"image_size": config.input_size[-1]}
         with torch.device("meta"):  # allocates no weights
             shape: Any = timm.create_model(model, pretrained=False, num_classes=0)

@@ -153,8 +153,7 @@ class TreeAttention(torch.autograd.Function):
         states, p = ctx.saved_tensors
         plan: AttentionPlan = ctx.plan
         each = AttentionInputs.of(states, plan).gradients(p, grads[0], plan)  # [C*H*B + 2*C*H*S, e]
-        count = states.numel() // each.shape[1]
-        summed = torch.ops.aten.embedding_dense_backward(each, plan.rows, count, -1, False)
+        summed = torch.ops.aten.embedding_dense_backward(each, plan.rows, states.numel() // each.shape[1], -1, False)
         return summed.view_as(states), None
 
 
@@ -254,8 +253,7 @@ class QueryBlocks:
         count = math.ceil(total / size)
         path = tree.ancestors[queries]  # [Q, L], itself first
         query, up = np.nonzero(path >= 0)
-        keys_of_queries = query // size * tree.tokens + path[query, up]
-        pairs, inverse = np.unique(keys_of_queries, return_inverse=True)
+        pairs, inverse = np.unique(query // size * tree.tokens + path[query, up], return_inverse=True)
         block, node = np.divmod(pairs, tree.tokens)
         first = np.searchsorted(block, np.arange(count))
         slot = np.arange(len(pairs)) - first[block]

@@ -67,7 +67,7 @@ def refuse(path: Path, field: str, reason: str = "which may run a stranger's cod
 
 
 def read_open_clip(path: Path) -> tuple[Config, Config]:
-    """`model_cfg` and `preprocess_cfg` of an `open_clip_config.json`; DuplexError for unknown fields."""
+    """Read `model_cfg` and `preprocess_cfg`; DuplexError for unknown fields."""
     config = read_config(path, ("model_cfg", "preprocess_cfg"))
     architecture = config["model_cfg"]
     require_keys(path, architecture, ("embed_dim", "vision_cfg", "text_cfg"))
@@ -103,7 +103,7 @@ def _check_group(path: Path, place: str, values: Any) -> None:
 
 
 def refuse_code(path: Path) -> None:
-    """Raise DuplexError if a JSON file of transformers exists and has a field of `CODE` at any depth."""
+    """Raise DuplexError if a JSON file exists and has a field of `CODE` at any depth."""
     if path.is_file():
         _refuse_code(path, "", read_config(path))
 

@@ -57,13 +57,17 @@ class ColumnOrder:
     def of(cls, groups: NDArray[Any]) -> ColumnOrder:
         """Plan how to read w columns; `groups` [w]: 0 seen; 1, 2, ... buckets; -1 infeasible."""
         cuts = np.flatnonzero(np.diff(groups)) + 1
-        positions, order = np.arange(groups.size), None
+        positions = np.arange(groups.size)
+        order = None
         if cuts.size >= 2 * np.unique(groups).size:  # groups alternate often: move the columns
             positions = order = np.argsort(groups, kind="stable")
             groups = groups[order]
             cuts = np.flatnonzero(np.diff(groups)) + 1
-        spans = [slice(int(a), int(b)) for a, b in zip(np.r_[0, cuts], np.r_[cuts, groups.size], strict=True)]
-        runs = [ColumnRun(int(groups[s.start]), s, positions[s]) for s in spans if groups[s.start] != INFEASIBLE]
+        runs = []
+        for start, stop in zip(np.r_[0, cuts].tolist(), np.r_[cuts, groups.size].tolist(), strict=True):
+            if groups[start] != INFEASIBLE:
+                span = slice(start, stop)
+                runs.append(ColumnRun(int(groups[start]), span, positions[span]))
         ordered_position = np.full(groups.size, -1, dtype=np.int64)
         for run in runs:
             ordered_position[run.positions] = np.arange(run.span.start, run.span.stop)
@@ -133,7 +137,8 @@ def best_scores_per_group(block: NDArray[Any], plan: ColumnOrder, label_position
 def _search(scores: NDArray[Any], best: Floats) -> Ints:
     # writes the k best of `scores` [b, w], which are overwritten, into `best` [b, k];
     # returns the column of the first
-    rows, depth = np.arange(len(scores)), min(best.shape[1], scores.shape[1])
+    rows = np.arange(len(scores))
+    depth = min(best.shape[1], scores.shape[1])
     places = []
     for j in range(depth):
         places.append(scores.argmax(axis=1))
@@ -157,7 +162,7 @@ def _row_slices(rows: int, width: int, scores: int) -> Iterator[slice]:
         yield slice(start, min(start + step, rows))
 
 
-def topk_per_group_torch(block: Tensor, plan: ColumnOrder, label_position: Ints, k: int) -> TopK:
+def best_scores_per_group_on_device(block: Tensor, plan: ColumnOrder, label_position: Ints, k: int) -> TopK:
     """As `best_scores_per_group`, found by torch on the scores' device."""
     import torch
 
@@ -167,12 +172,14 @@ def topk_per_group_torch(block: Tensor, plan: ColumnOrder, label_position: Ints,
     if plan.order is None:
         ordered = ordered.clone()
     else:
-        ordered = ordered.index_select(1, torch.from_numpy(plan.order).to(device, non_blocking=True))
+        order = torch.from_numpy(plan.order).to(device, non_blocking=True)
+        ordered = ordered.index_select(1, order)
     position = torch.from_numpy(label_position).to(device, non_blocking=True)[:, None]
     column = position.clamp(min=0)
     label = ordered.gather(1, column)
     ordered.scatter_(1, column, label.masked_fill(position >= 0, -torch.inf))
-    values, places = [label.masked_fill(position < 0, -torch.inf)], []
+    values = [label.masked_fill(position < 0, -torch.inf)]
+    places = []
     for run in plan.runs:
         scores = ordered[:, run.span]
         best = scores.new_full((len(scores), k), -torch.inf, dtype=torch.float64)
@@ -227,7 +234,8 @@ class ScoreAccumulator:
         if low < 0 or high >= columns:
             raise UsageError(f"'target' holds {low} to {high}; expected column numbers from 0 to {columns - 1}")
         self.groups = column_groups(self.seen, bucket, feasible_mask)
-        images, groups = self.target.size, int(max(self.groups.max(), 1)) + 1
+        images = self.target.size
+        groups = int(max(self.groups.max(), 1)) + 1
         self._label: Floats = np.full(images, -np.inf)
         # best scores other than the label's, descending, and the column of the first of them
         self._best: Floats = np.full((groups, images, k), -np.inf)
@@ -253,11 +261,12 @@ class ScoreAccumulator:
             scores = np.asarray(scores)
         first_column = require_whole(first_column, "first_column", 0, self.seen.size)
         images = np.atleast_1d(np.arange(self.target.size)[slice(None) if rows is None else rows])
-        fits = scores.ndim == 2 and len(scores) == images.size and first_column + scores.shape[1] <= self.seen.size
+        left = self.seen.size - first_column
+        fits = scores.ndim == 2 and len(scores) == images.size and scores.shape[1] <= left
         if not fits or not (on_device or scores.dtype.kind in "fiub"):
             raise DuplexError(
                 f"the block of scores has shape {tuple(scores.shape)} and type {scores.dtype}; expected a numeric "
-                f"type, {images.size} rows (one per image) and at most {self.seen.size - first_column} columns"
+                f"type, {images.size} rows (one per image) and at most {left} columns"
             )
         if not images.size or not scores.shape[1]:
             return self
@@ -265,7 +274,7 @@ class ScoreAccumulator:
         column = self.target[images] - first_column
         inside = (column >= 0) & (column < scores.shape[1])
         label_position = np.where(inside, plan.ordered_position[np.where(inside, column, 0)], -1)
-        search = topk_per_group_torch if on_device else best_scores_per_group
+        search = best_scores_per_group_on_device if on_device else best_scores_per_group
         label, best, place = search(scores, plan, label_position, self.k)
         is_nan = np.isnan(label) | np.isnan(best[:, :, 0]).any(axis=0)
         if is_nan.any():
@@ -289,7 +298,8 @@ class ScoreAccumulator:
 
     def competitors(self, buckets: int | None = None) -> TopCompetitors:
         """Score statistics for seen columns and the unseen ones in the first `buckets`."""
-        *_, last = islice(self.cumulative(), None if buckets is None else require_whole(buckets, "buckets", 0) + 1)
+        steps = None if buckets is None else require_whole(buckets, "buckets", 0) + 1
+        *_, last = islice(self.cumulative(), steps)
         return last
 
     def cumulative(self) -> Iterator[TopCompetitors]:
@@ -328,8 +338,10 @@ class ScoreAccumulator:
 def checked_label_columns(values: Any, name: str) -> Ints:
     """Column numbers of labels as int64; raises `UsageError` unless they are whole numbers."""
     array = np.asarray(values)
-    kind = array.dtype.kind
-    if not (kind in "iu" or (kind == "f" and (np.abs(array) < 2.0**62).all() and (array == np.trunc(array)).all())):
+    is_whole = array.dtype.kind in "iu"
+    if array.dtype.kind == "f":
+        is_whole = bool((np.abs(array) < 2.0**62).all() and (array == np.trunc(array)).all())
+    if not is_whole:
         raise UsageError(f"{name} must be whole numbers: the column of each image's label")
     return np.array(array, dtype=np.int64)  # a copy: the caller may change its own
 
@@ -360,7 +372,8 @@ class TopCompetitors:
 
         bias: is added to the scores of unseen columns.
         """
-        scores = np.stack([self.label + np.where(self.is_seen, 0.0, bias), self.seen[:, 0], self.unseen[:, 0] + bias])
+        label = self.label + np.where(self.is_seen, 0.0, bias)
+        scores = np.stack([label, self.seen[:, 0], self.unseen[:, 0] + bias])
         columns = np.stack([self.target, self.seen_column, self.unseen_column])
         top = scores.max(axis=0)
         leads = (scores == top) & (top > -np.inf)
@@ -371,5 +384,7 @@ def _merged(best: Floats, column: Ints, other: Floats, other_column: Ints) -> tu
     # the best k of both [N, k], and the column of the top score [N], the lowest of equal ones
     first = (other[:, 0] > best[:, 0]) | ((other[:, 0] == best[:, 0]) & (other_column < column))
     k = best.shape[1]
-    both = np.maximum(best, other) if k == 1 else -np.sort(-np.concatenate([best, other], axis=1), axis=1)[:, :k]
+    both = np.maximum(best, other)
+    if k > 1:
+        both = -np.sort(-np.concatenate([best, other], axis=1), axis=1)[:, :k]
     return both, np.where(first, other_column, column)

@@ -106,7 +106,8 @@ class Curve:
     def resampled(self, seen: Ints | slice, unseen: Ints | slice) -> tuple[Floats, Floats]:
         """Seen and unseen accuracies at each point [P + 1], on the images with these indices."""
         points = self.breakpoints.size
-        return share_right_until(self.seen_until[seen], points), share_right_from(self.unseen_from[unseen], points)
+        right_seen = share_right_until(self.seen_until[seen], points)
+        return right_seen, share_right_from(self.unseen_from[unseen], points)
 
     @cached_property
     def seen_accuracies(self) -> Floats:
@@ -143,16 +144,21 @@ class Curve:
         """
         points = np.arange(self.breakpoints.size + 1)
         if limit is not None and points.size > limit:
-            seen, unseen = np.nan_to_num(self.seen_accuracies), np.nan_to_num(self.unseen_accuracies)
-            travelled = unseen - seen  # rises along the curve
-            marks = np.searchsorted(travelled, np.linspace(travelled[0], travelled[-1], max(limit - 2, 2)))
+            seen = np.nan_to_num(self.seen_accuracies)
+            travelled = np.nan_to_num(self.unseen_accuracies) - seen  # rises along the curve
+            steps = np.linspace(travelled[0], travelled[-1], max(limit - 2, 2))
+            marks = np.searchsorted(travelled, steps)
             best = int(np.argmax(np.nan_to_num(self.harmonic)))
             points = np.unique(np.r_[marks, best])  # marks begin and end with the curve
         import pandas as pd
 
-        accuracies = {"seen": self.seen_accuracies, "unseen": self.unseen_accuracies, "hm": self.harmonic}
-        columns = {name: values[points] for name, values in accuracies.items()}
-        return pd.DataFrame({"bias": [self.bias(int(p)) for p in points], **columns})
+        columns = {
+            "bias": [self.bias(int(p)) for p in points],
+            "seen": self.seen_accuracies[points],
+            "unseen": self.unseen_accuracies[points],
+            "hm": self.harmonic[points],
+        }
+        return pd.DataFrame(columns)
 
 
 def share_right_until(until: Ints, breakpoints: int) -> Floats:
@@ -179,7 +185,8 @@ def _share(counts: Ints, images: int) -> Floats:
 def harmonic_mean(seen: Floats, unseen: Floats) -> Floats:
     """Elementwise harmonic mean of seen and unseen accuracies; 0 where both are 0."""
     total = seen + unseen
-    return np.divide(2 * seen * unseen, total, out=np.where(np.isnan(total), np.nan, 0.0), where=total > 0)
+    undefined = np.where(np.isnan(total), np.nan, 0.0)
+    return np.divide(2 * seen * unseen, total, out=undefined, where=total > 0)
 
 
 def area_under(seen: Floats, unseen: Floats) -> float:

@@ -106,7 +106,8 @@ def thresholds(feasibility: Floats, seen: Bools, count: int = 50) -> Floats:
 def buckets(feasibility: Floats, steps: Floats) -> BucketNumbers:
     """Bucket of each composition [C]: how many of the ascending thresholds `steps` exclude it."""
     kind = np.min_scalar_type(-steps.size - 1)
-    return np.asarray(kind.type(steps.size) - np.searchsorted(steps, feasibility, side="right").astype(kind))
+    passed = np.searchsorted(steps, feasibility, side="right").astype(kind)
+    return np.asarray(kind.type(steps.size) - passed)
 
 
 @dataclass(frozen=True)

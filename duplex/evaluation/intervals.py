@@ -102,8 +102,9 @@ def compare_seeds(
         return compare(first[0], second[0], rounds, seed)
     curves = [[Curve.of(margins) for margins in runs] for runs in (first, second)]
     rng = np.random.default_rng(seed)
-    draws = np.array([mean_change(curves, *resample(first, rng)) for _ in range(rounds)]).reshape(rounds, len(NAMES))
-    return difference_intervals(mean_change(curves, *all_indices(first)), draws)
+    draws = np.array([mean_change(curves, *resample(first, rng)) for _ in range(rounds)])
+    values = mean_change(curves, *all_indices(first))
+    return difference_intervals(values, draws.reshape(rounds, len(NAMES)))
 
 
 def difference_intervals(values: Floats, draws: Floats) -> dict[str, Difference]:
@@ -138,9 +139,10 @@ def mean_change(curves: Sequence[Sequence[Curve]], runs: Ints, seen: Ints, unsee
         unseen pairs' images.
     """
     drawn, times = np.unique(runs, return_counts=True)
-    change = [
-        headline_metrics(curves[1][run], seen, unseen) - headline_metrics(curves[0][run], seen, unseen) for run in drawn
-    ]
+    change = []
+    for run in drawn:
+        before = headline_metrics(curves[0][run], seen, unseen)
+        change.append(headline_metrics(curves[1][run], seen, unseen) - before)
     return np.asarray(np.average(change, axis=0, weights=times))
 
 
@@ -175,12 +177,14 @@ def compare_splits(
     curves = [  # [splits][2][seeds]
         [[Curve.of(margins) for margins in runs] for runs in pair] for pair in pairs
     ]
-    by_split = np.array([mean_change(pair, *all_indices(runs)) for pair, runs in zip(curves, first, strict=True)])
+    numbers = range(len(first))
+    by_split = np.array([mean_change(curves[n], *all_indices(first[n])) for n in numbers])
     rng = np.random.default_rng(seed)
 
     def draw() -> Floats:
-        numbers = rng.integers(0, len(first), len(first))
-        return np.asarray(np.mean([mean_change(curves[n], *resample(first[n], rng)) for n in numbers], axis=0))
+        drawn = rng.integers(0, len(first), len(first))
+        changes = [mean_change(curves[n], *resample(first[n], rng)) for n in drawn]
+        return np.asarray(np.mean(changes, axis=0))
 
     draws = np.array([draw() for _ in range(rounds)]).reshape(rounds, len(NAMES))
     difference = difference_intervals(by_split.mean(axis=0), draws)

@@ -107,11 +107,13 @@ def measure(
         rounds: number of bootstrap resamples for the intervals of S, U and HM; 0: no intervals.
         seed: seed of these resamples.
     """
-    rounds, seed = require_whole(rounds, "rounds", 0), require_whole(seed, "seed", 0)
+    rounds = require_whole(rounds, "rounds", 0)
+    seed = require_whole(seed, "seed", 0)
     margins = Margins.of(competitors, k)
     state_accuracy = _primitive_accuracy(competitors, states, "'states'")
     object_accuracy = _primitive_accuracy(competitors, objects, "'objects'")
-    curve, parts = Curve.of(margins), AucComponents.of(margins)
+    curve = Curve.of(margins)
+    parts = AucComponents.of(margins)
     draws = bootstrap_metrics([margins], rounds, seed)[0]  # [rounds, 3]
     own_group = np.where(competitors.is_seen[:, None], competitors.seen, competitors.unseen)
     tied = own_group[:, k - 1] == competitors.label
@@ -138,7 +140,8 @@ def measure(
 def _primitive_accuracy(competitors: TopCompetitors, names: ArrayLike | None, noun: str) -> float | None:
     if names is None:
         return None
-    name, predicted = checked_names(names, competitors.columns, noun), competitors.best_columns()
+    name = checked_names(names, competitors.columns, noun)
+    predicted = competitors.best_columns()
     return float(((predicted >= 0) & (name[predicted] == name[competitors.target])).mean())
 
 
@@ -158,7 +161,8 @@ def group_table(groups: FrequencyGroups, train: Ints, test: Ints, right: Mapping
     for run, hits in right.items():
         counted = np.bincount(groups.groups_of(test), weights=hits, minlength=len(GROUPS))
         images = table["test_images"].to_numpy()
-        table[run] = np.divide(100 * counted, images, out=np.full(len(GROUPS), np.nan), where=images > 0)
+        undefined = np.full(len(GROUPS), np.nan)
+        table[run] = np.divide(100 * counted, images, out=undefined, where=images > 0)
     return table
 
 
@@ -177,7 +181,8 @@ def vocabulary_accuracies(
     states, objects: state and object of each column [C].
     trained: masks of the states [M] and objects [N] with training images.
     """
-    label, predicted = competitors.target, competitors.best_columns(bias)
+    label = competitors.target
+    predicted = competitors.best_columns(bias)
     right = Margins.of(competitors).right(bias)
     new_s, new_o = ~trained[0][states[label]], ~trained[1][objects[label]]
     masks = {"AO": competitors.is_seen, "(AO)*": ~(competitors.is_seen | new_s | new_o)}
@@ -208,7 +213,9 @@ def sampled_bias_metrics(
     import torch
 
     mask = torch.as_tensor(np.asarray(seen, dtype=bool))
-    feasible = torch.as_tensor(np.asarray(np.ones_like(seen) if feasible_mask is None else feasible_mask, dtype=bool))
+    if feasible_mask is None:
+        feasible_mask = np.ones_like(seen)
+    feasible = torch.as_tensor(np.asarray(feasible_mask, dtype=bool))
     labels = torch.as_tensor(np.asarray(target, dtype=np.int64))
     if int(mask.sum()) < k:
         raise UsageError(
@@ -229,7 +236,8 @@ def sampled_bias_metrics(
         margin = barrier - own - EPSILON  # raises a label to the k-th seen score
         far_parts.append(is_right(scores, rows, FAR))
         margin_parts.append(margin)
-    far, margins = torch.cat(far_parts), torch.cat(margin_parts)  # [N] each
+    far = torch.cat(far_parts)  # [N]
+    margins = torch.cat(margin_parts)  # [N]
     chosen = margins[~is_seen & far].sort().values
     biases = chosen[:: max(chosen.numel() // POINTS, 1)]
     # seen and unseen images that are right at each bias
@@ -241,7 +249,8 @@ def sampled_bias_metrics(
             hits[place, 0] += (right & is_seen[rows]).sum()
             hits[place, 1] += (right & ~is_seen[rows]).sum()
     ends = torch.stack([far[is_seen].sum(), far[~is_seen].sum()])[None]
-    return _summarise(torch.cat([hits, ends]).numpy(), int(is_seen.sum()), int((~is_seen).sum()), [*biases, FAR], k)
+    images = (int(is_seen.sum()), int((~is_seen).sum()))
+    return _summarise(torch.cat([hits, ends]).numpy(), *images, [*biases, FAR], k)
 
 
 def sampled_from_margins(margins: Margins) -> Metrics:
@@ -259,7 +268,9 @@ def sampled_from_margins(margins: Margins) -> Metrics:
 def _tensor(scores: Any, rows: slice) -> torch.Tensor:
     import torch
 
-    array = scores.detach().cpu().float().numpy() if isinstance(scores, torch.Tensor) else np.asarray(scores)
+    if isinstance(scores, torch.Tensor):
+        scores = scores.detach().cpu().float().numpy()
+    array = np.asarray(scores)
     wide = np.float64 if array.dtype.kind == "f" and array.dtype.itemsize >= 8 else np.float32
     # published code reads half precision as float32
     tensor = torch.from_numpy(np.array(array, dtype=wide))
@@ -275,7 +286,8 @@ def _tensor(scores: Any, rows: slice) -> torch.Tensor:
 def _summarise(hits: Ints, seen_images: int, unseen_images: int, biases: list[Any], k: int) -> Metrics:
     images = np.array([seen_images, unseen_images])
     accuracy = np.divide(hits, images, out=np.full(hits.shape, np.nan), where=images > 0)
-    best, both = accuracy.max(axis=0), bool(images.all())
+    best = accuracy.max(axis=0)
+    both = bool(images.all())
     harmonic = harmonic_mean(accuracy[:, 0], accuracy[:, 1])
     return Metrics(
         k=k,
@@ -320,7 +332,8 @@ def estimate_line(name: str, estimate: Mapping[str, Any]) -> str:
 def metrics_line(values: Mapping[str, Any]) -> str:
     """A line such as `S 41.30  U 20.00  HM 18.20  AUC 6.90 [6.10, 7.80]  all pairs 7.10`."""
     line = "  ".join(f"{title} {number(values.get(name))}" for name, title in METRICS.items())
-    if (ends := interval_of(values)) is not None:
+    ends = interval_of(values)
+    if ends is not None:
         line += f" [{ends[0]:.2f}, {ends[1]:.2f}]"
     return line if values.get("auc_all") is None else f"{line}  all pairs {values['auc_all']:.2f}"
 
@@ -328,5 +341,8 @@ def metrics_line(values: Mapping[str, Any]) -> str:
 def aligned(rows: Sequence[Sequence[str]]) -> str:
     """Format rows of cells as lines of text with aligned columns; no text is wrapped or cut."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+    lines = []
+    for row in rows:
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        lines.append("  ".join(cells).rstrip())
     return "\n".join(lines)

@@ -84,7 +84,8 @@ def fit_probabilities(log_p: Tensor, target: Any, seen: Bools, new_share: float 
         new_share: expected share of images of unseen pairs.
     """
     start = Confidence(new_share=new_share)
-    unseen, label = torch.from_numpy(~seen).double(), torch.as_tensor(target)
+    unseen = torch.from_numpy(~seen).double()
+    label = torch.as_tensor(target)
     prior = torch.from_numpy(start.log_prior(seen, np.ones_like(seen)))
     is_seen = seen[label.numpy()]
     weights = torch.from_numpy(image_weights(is_seen, new_share))
@@ -110,7 +111,8 @@ def fit_probabilities(log_p: Tensor, target: Any, seen: Bools, new_share: float 
                 break
         else:
             break  # rounding: no step along the gradient lowers the loss
-        change, theta = float((trial - theta).abs().max()), trial
+        change = float((trial - theta).abs().max())
+        theta = trial
         loss, gradient, hessian = result
         if change < 1e-9:
             break
@@ -127,9 +129,8 @@ def _loss(
     own = torch.stack([log_p.gather(1, label[:, None])[:, 0], unseen[label]], dim=1)
     # aa, ak, kk
     squares = torch.stack([(q * log_p**2).sum(1), (q * log_p) @ unseen, q @ unseen], dim=1)
-    aa, ak, kk = weights @ torch.stack(
-        [squares[:, 0] - mean[:, 0] ** 2, squares[:, 1] - mean[:, 0] * mean[:, 1], squares[:, 2] - mean[:, 1] ** 2], 1
-    )
+    products = [mean[:, 0] ** 2, mean[:, 0] * mean[:, 1], mean[:, 1] ** 2]
+    aa, ak, kk = weights @ (squares - torch.stack(products, 1))
     loss = -float(weights @ log_q.gather(1, label[:, None])[:, 0])
     return loss, weights @ (mean - own), torch.stack([torch.stack([aa, ak]), torch.stack([ak, kk])])
 
@@ -214,4 +215,5 @@ class AnsweredImages:
 
     def matrix(self, part: Callable[[Ints], Ints], size: int) -> Ints:
         """Counts by label (row) and answer (column); `part`: compositions -> classes."""
-        return np.bincount(part(self.target) * size + part(self.answer), minlength=size * size).reshape(size, size)
+        cells = part(self.target) * size + part(self.answer)
+        return np.bincount(cells, minlength=size * size).reshape(size, size)

@@ -85,7 +85,8 @@ def open_scores(path: Path) -> Iterator[ScoreFile]:
         raise UsageError(f"{path} holds a single array; save {', '.join(map(repr, REQUIRED))} with numpy.savez")
     with store:
         names = sorted(store)
-        if lacking := [repr(name) for name in REQUIRED if name not in names]:
+        lacking = [repr(name) for name in REQUIRED if name not in names]
+        if lacking:
             raise UsageError(f"{path} lacks {' and '.join(lacking)}; add or rename arrays (found: {names or 'none'})")
         for name in names:
             if name not in REQUIRED + OPTIONAL:

@@ -53,7 +53,9 @@ def read_word_vectors(path: Path, names: Sequence[str]) -> WordVectors:
     missing: dict[str, None] = {}
     rows = []
     for name in words:
-        parts = [part for word in name for part in ([word] if word in table else word.split("-")) if part]
+        parts: list[str] = []
+        for word in name:
+            parts += [word] if word in table else filter(None, word.split("-"))
         missing.update(dict.fromkeys(part for part in parts if part not in table))
         known = [table[part] for part in parts if part in table]
         rows.append(np.mean(known, axis=0) if known else None)
@@ -77,7 +79,8 @@ def _read(path: Path, wanted: set[str]) -> dict[str, Floats]:
         ) as lines:
             for number, line in enumerate(lines, start=1):
                 word, _, rest = line.rstrip().partition(" ")
-                if word in wanted and (vector := _numbers(rest, f"{path}, line {number}")) is not None:
+                vector = _numbers(rest, f"{path}, line {number}") if word in wanted else None
+                if vector is not None:
                     table.setdefault(word, vector)
     except OSError as error:
         raise DuplexError(f"{path} cannot be read: {error.strerror}; fix this, or change `word_vectors`") from error
@@ -136,7 +139,8 @@ def _largest(similar: Floats, k: int) -> Ints:
     last = np.partition(similar, -k, axis=1)[:, -k, None]
     above, equal = similar > last, similar == last
     room = k - above.sum(axis=1, keepdims=True)
-    columns = np.nonzero(above | (equal & (np.cumsum(equal, axis=1) <= room)))[1].reshape(len(similar), k)
+    chosen = above | (equal & (np.cumsum(equal, axis=1) <= room))
+    columns = np.nonzero(chosen)[1].reshape(len(similar), k)
     order = np.argsort(-np.take_along_axis(similar, columns, axis=1), axis=1, kind="stable")
     return np.take_along_axis(columns, order, axis=1)
 

@@ -132,11 +132,11 @@ class LowRankUpdates(BlockAdapters):
 
     def attach(self, blocks: TowerBlocks, cut: LastBlocks, channels: list[int], options: FinetuneOptions) -> Any:
         updates = []
-        for module in [module for block in blocks for module in block.modules()]:
-            for name in [name for name, weight in module.named_parameters(recurse=False) if weight.ndim >= 2]:
-                weight = getattr(module, name)
-                updates.append(LowRank(weight, options.inner_width).to(weight.device))
-                parametrize.register_parametrization(module, name, updates[-1])
+        for module in [*nn.ModuleList(blocks).modules()][1:]:
+            for name, weight in [*module.named_parameters(recurse=False)]:
+                if weight.ndim >= 2:
+                    updates.append(LowRank(weight, options.inner_width).to(weight.device))
+                    parametrize.register_parametrization(module, name, updates[-1])
         return updates
 
 
@@ -215,7 +215,7 @@ class ConceptBottlenecks(BlockAdapters):
     def attach(self, blocks: TowerBlocks, cut: LastBlocks, channels: list[int], options: FinetuneOptions) -> Any:
         if not cut.branch_inputs:
             raise UsageError("finetune.adapter 'concepts' needs an encoder with transformer blocks; use 'bottleneck'")
-        weights = {id(weight): weight for block in blocks for weight in block.parameters()}
+        weights = {id(weight): weight for weight in nn.ModuleList(blocks).parameters()}
         self.passes = (blocks, copy.deepcopy(blocks, {**weights}), copy.deepcopy(blocks, {**weights}))
         self.first = 0 if cut.of_text else len(blocks) // 2  # from which on
         adapters = []

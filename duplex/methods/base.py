@@ -101,12 +101,7 @@ class MethodContext:
         return self.text
 
     def encode_prompts(self, compositions: Ints, templates: str | Sequence[str] = TEMPLATE) -> Prototypes:
-        """Encode prompts such as "a photo of wet dog": of compositions, all states, all objects.
-
-        compositions: the compositions to encode [C]; state m with object n has the number `m N +
-            n`.
-        templates: words before the names; the features of several templates are averaged.
-        """
+        """Encode prompts; the features of several `templates` (words before names) are averaged."""
         if self.text is None:
             raise UsageError('a method that encodes prompts needs the text tower; its needs() must return "text" too')
         encoded = []
@@ -154,11 +149,9 @@ class Batch:
 
 
 class Method(nn.Module, Generic[OptionsT]):
-    """Base class of all methods, which learn to score compositions from cached encoder outputs.
+    """Base class of all methods; a subclass defines `losses`, and `scorer` or `score_terms`.
 
-    A subclass defines `losses`, and `scorer` or `score_terms`; everything else has a default.
-    Checkpoints store `state_dict()`, which holds parameters and persistent buffers, and nothing of
-    the frozen encoder.
+    Checkpoints store `state_dict()`: parameters and persistent buffers, nothing of the encoder.
     """
 
     Options: ClassVar[type[Options]] = Options  # or in brackets: `Method[MyOptions]`
@@ -237,11 +230,7 @@ class Method(nn.Module, Generic[OptionsT]):
         """Prepare an optimiser step on images with these labels; called before `shared`."""
 
     def shared(self) -> tuple[Any, ...]:
-        """What all batches of an optimiser step share, such as encoded prompts, as a tuple.
-
-        Gradients with respect to these values are summed over the batches and propagated to the
-        parameters once.
-        """
+        """What all batches of an optimiser step share, as a tuple; gradients are summed first."""
         return ()
 
     def losses(self, batch: Batch, shared: Any) -> dict[str, Tensor]:

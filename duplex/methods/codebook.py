@@ -210,10 +210,9 @@ class Codebook(nn.Module):
         names = [f"{prefix}{name}" for name in self.growing]
         absent = [name for name in names if name not in state_dict]
         if not absent:
-            known = state_dict.pop(f"{prefix}known")
+            known = state_dict.pop(f"{prefix}known").cpu().numpy().astype(np.int64)
             rows = state_dict.pop(f"{prefix}rows")
-            numbers = known.cpu().numpy().astype(np.int64)
-            self._replace_stored(numbers, rows.detach().to(self._stored, copy=True))
+            self._replace_stored(known, rows.detach().to(self._stored, copy=True))
         missing.extend(absent)
         self._inverse = None
         self._random = None

@@ -181,11 +181,10 @@ class WordMethod(SeenMethod[WordOptionsT], Generic[WordOptionsT]):
 
 
 class EmbeddingHead(WordMethod[WordOptionsT], Generic[WordOptionsT]):
-    """Base class of methods whose score is the product of image and composition embedding.
+    """Base class of methods that multiply image and composition embeddings.
 
-    The loss is a cross-entropy over the seen compositions, in the open world over all
-    compositions. A subclass defines `embed_images` and `prepare`, and may set `scale`, and
-    `margins`, which training subtracts from logits.
+    The loss is a cross-entropy over seen pairs, in the open world over all. A subclass defines
+    `embed_images` and `prepare`, and may set `scale`, and `margins`, subtracted from logits.
     """
 
     margins: Tensor | None  # [M * N], one per composition
@@ -350,11 +349,10 @@ def score_in_chunks(score: Callable[[Tensor, Tensor], Tensor], z: Tensor, tokens
 
 
 def next_partner_in_batch(allowed: Tensor) -> tuple[Tensor, Tensor]:
-    """For each image, the next one that may be its partner: indices and a mask [B] each.
+    """Index [B] of the next image (after the last: the first) that may be each image's partner.
 
-    After the last image, the search continues with the first. The mask marks images that have a
-    partner; the others get their own index. `allowed` [B, B]: whether the column's image may be
-    the partner of the row's image.
+    Images without a partner get their own index; returned mask [B]: those that have one.
+    `allowed` [B, B]: whether the column's image may be the partner of the row's.
     """
     count = len(allowed)
     place = torch.arange(count, device=allowed.device)

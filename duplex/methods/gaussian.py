@@ -128,8 +128,7 @@ def within_group_covariance(groups: GroupSums) -> tuple[Tensor, float]:
     means = groups.means
     free = float(counts.sum() - (counts > 0).sum())
     if free < 1:
-        total = groups.sums.sum(0, keepdim=True)
-        means = total / counts.sum().clamp(min=1)
+        means = groups.sums.sum(0, keepdim=True) / counts.sum().clamp(min=1)
         counts = counts.sum()[None]
         free = max(float(counts.sum()) - 1, 1.0)
     scatter = groups.moment - (means * counts[:, None]).T @ means  # sum z z^T - sum n_g m_g m_g^T

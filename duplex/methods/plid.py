@@ -93,16 +93,15 @@ class Plid(TextMethod[PlidOptions]):
     @torch.no_grad()
     def describe(self, compositions: Ints) -> Tensor:
         """Text features [C, D, d] of D templates, each followed by the composition's name."""
-        labels = self.labels
-        tower = self.context.tower
         described = []
         for words in self.options.templates:
-            prompts = Prompts(labels, tower, paths="composition", template=words)
+            tower = self.context.tower
+            prompts = Prompts(self.labels, tower, paths="composition", template=words)
             described.append(prompts.encode(compositions).compositions)
         return torch.stack(described, dim=1)
 
     def shared(self) -> tuple[Tensor, ...]:
-        """Mean text features of compositions, states, objects; then `deviations` of each."""
+        """Mean text features of compositions, states, objects; then `differences_from_mean` of each."""
         t = self.prompts(self.labels.pairs["train"], self.checkpointing).compositions  # [C, d]
         is_trained = getattr(self.context.tower, "is_trained", False)
         described = self.describe(self.labels.pairs["train"]) if is_trained else self.described
@@ -110,7 +109,7 @@ class Plid(TextMethod[PlidOptions]):
         means = [self.enrich(t, described)]
         means += self.primitive_means(means[0])
         described_by_path = (described, *self.primitive_means(described))
-        spread = [sample_deviations(mean, rows) for mean, rows in zip(means, described_by_path, strict=True)]
+        spread = [differences_from_mean(mean, rows) for mean, rows in zip(means, described_by_path, strict=True)]
         return (*map(unit, means), *spread)
 
     def primitive_means(self, rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -183,7 +182,7 @@ class Plid(TextMethod[PlidOptions]):
         return Inspectable(features=lambda inputs: unit(inputs["cls"]))
 
 
-def sample_deviations(mean: Tensor, described: Tensor) -> Tensor:
+def differences_from_mean(mean: Tensor, described: Tensor) -> Tensor:
     """Samples `normalise(mean + described)` minus their mean [C, D, d], for each class."""
     samples = unit(mean[:, None] + described)
     return samples - samples.mean(1, keepdim=True)

@@ -101,12 +101,7 @@ def means_by_word(rows: Tensor, labels: LabelSpace, compositions: Ints) -> dict[
 
 
 def composed_prototypes(t: Tensors, states: Tensor, objects: Tensor) -> Tensor:
-    """Predicted prototypes minus the overall mean [C, d]: state, object effect, interaction.
-
-    t: the exported model's tensors by name.
-    states, objects: index of each composition's state and object [C]; a new word has the index -1
-        and the effect 0.
-    """
+    """Predicted prototypes minus the overall mean [C, d]; a new word has index -1, effect 0."""
     zero = torch.zeros_like(t["effects.mean"])[None]
     rows = torch.cat([t["effects.states"], zero])[states] + torch.cat([t["effects.objects"], zero])[objects]
     if "interactions.core" in t:
@@ -124,14 +119,13 @@ def score_terms(t: Tensors, features: Tensor) -> Iterator[tuple[str, Tensor]]:
 
 def joined_members(members: Sequence[Tensors], weights: Tensor) -> dict[str, Tensor]:
     """A product's tensors: `weights`, shared ones, and the rest as `members.0.NAME` etc."""
-    shared = {name: members[0][name] for name in ("state_of", "object_of")}
-    own = {
-        f"members.{place}.{name}": value
-        for place, member in enumerate(members)
-        for name, value in member.items()
-        if name not in shared
-    }
-    return {**shared, **own, "members.weights": weights, "product": torch.ones((), device=weights.device)}
+    shared = ("state_of", "object_of")
+    tensors = {name: members[0][name] for name in shared}
+    for place, member in enumerate(members):
+        own = {name: value for name, value in member.items() if name not in shared}
+        tensors |= {f"members.{place}.{name}": value for name, value in own.items()}
+    product = torch.ones((), device=weights.device)
+    return {**tensors, "members.weights": weights, "product": product}
 
 
 def probabilities(t: Tensors, scores: Tensor) -> Tensor:

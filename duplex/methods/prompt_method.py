@@ -114,10 +114,9 @@ class PromptMethod(PathSumMethod[PromptOptions]):
     @torch.no_grad()
     def score_terms(self, candidates: Ints) -> ScoreTerms:
         names = self.options.inference
-        device = self.paths.negatives.device
         prototypes = self.paths.encode(candidates, names)
         logits = self.options.score == "logit"
-        compositions = torch.as_tensor(candidates, device=device)
+        compositions = torch.as_tensor(candidates, device=self.paths.negatives.device)
         states, objects = self.primitives(compositions)
 
         @torch.no_grad()

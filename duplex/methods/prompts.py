@@ -121,11 +121,9 @@ class Prompts(nn.Module):
         return torch.cat([rows[:-names], dropout(rows[-names:], self.word_dropout)])
 
     def sequences(self, path: str, names: Sequence[Ints]) -> Ints:
-        """Prompts as rows of `lexicon` [P, L]: start, context, names, end, then -1 as padding.
+        """Prompts as rows of `lexicon` [P, L]: start, context, `names`, end, then -1 as padding.
 
-        path: kind of prompt: "composition", "state" or "object".
-        names: an array [P] for each name in a prompt: indices into the list of all states followed
-            by all objects.
+        names: for each name in a prompt, indices [P] into all states followed by all objects.
         """
         count = len(names[0])
         head = np.tile(np.array([0, *self.context_rows[path]], dtype=np.int64), (count, 1))

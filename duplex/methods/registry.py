@@ -129,8 +129,8 @@ def make_method(kind: str, options: Options, context: MethodContext) -> Method[A
             raise UsageError(f"method kind {kind!r} {hint}")
     if context.finetuned_blocks is None or method_class.combines_runs:
         return method_class(context, options)
-    context = replace(context, text=copy(context.text))  # fine-tuning may change the tower
-    method = method_class(context, options)
+    own_tower = replace(context, text=copy(context.text))  # fine-tuning may change the tower
+    method = method_class(own_tower, options)
     if not method.groups():
         instead = ", or set `losses`" if hasattr(options, "losses") else ""
         raise UsageError(

@@ -76,9 +76,13 @@ def weighted_term(t: Mapping[str, Any], name: str, log_p: Any, xp: Any) -> Any:
 def product_member_tensors(t: Mapping[str, Any]) -> list[dict[str, Any]]:
     """A product's tensors as a dict per member, with that model's names; [] for others."""
     count = len(t["members.weights"]) if "members.weights" in t else 0
-    own = [f"members.{place}." for place in range(count)]
     shared = {name: t[name] for name in ("state_of", "object_of") if name in t}
-    return [{**shared, **{k.removeprefix(p): v for k, v in t.items() if k.startswith(p)}} for p in own]
+    members = []
+    for place in range(count):
+        prefix = f"members.{place}."
+        own = {k.removeprefix(prefix): v for k, v in t.items() if k.startswith(prefix)}
+        members.append({**shared, **own})
+    return members
 
 
 def product_member_terms(t: Mapping[str, Any], x: Any, xp: Any, single: Any) -> Iterator[tuple[str, Any]]:

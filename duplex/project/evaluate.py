@@ -15,11 +15,11 @@ from duplex.labels import SPLITS
 from duplex.methods.base import UnsuitableMethod
 from duplex.project.run import LoadInputs, ProjectRun, load_inputs
 from duplex.project.stream import AdaptableRun, evaluate_stream
+from duplex.recognition.worlds import calibration_for, evaluate_world, frequency_accuracies, term_metrics
 from duplex.system.files import write_json, write_text
 from duplex.training.checkpoint import load_checkpoint
 from duplex.training.inputs import InputRequest
 from duplex.training.run import reproducible
-from duplex.worlds import calibration_for, evaluate_world, frequency_accuracies, term_metrics
 
 
 def evaluate_stage(run: ProjectRun, load: LoadInputs = load_inputs) -> dict[str, Any]:

@@ -25,10 +25,10 @@ from duplex.evaluation.metrics import METRICS
 from duplex.labels import Ints, World
 from duplex.methods.base import AdaptedRun, Batch, Inputs, Method, find_stream_adapter
 from duplex.options import Options
+from duplex.recognition.worlds import WorldResult, evaluate_world
 from duplex.system.processes import track
 from duplex.training import scoring
 from duplex.training.inputs import RunInputs
-from duplex.worlds import WorldResult, evaluate_world
 
 
 @dataclass(frozen=True)

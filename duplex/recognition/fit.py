@@ -1,6 +1,6 @@
 """The command `duplex fit` and `duplex.fit_folder`: from labelled images to a model folder.
 
-    SOURCE -> check, split -> features -> choice of a recipe by validation -> final fit on all images -> MODEL
+    SOURCE -> check, split -> features -> choice of a recipe -> final fit on all images -> MODEL
 
 `duplex.fit` is another function: it trains one method on a loaded data set.
 
@@ -68,6 +68,7 @@ from duplex.recognition.labelled_folder import (
     save_pixel_digests,
 )
 from duplex.recognition.trained import TrainedRun
+from duplex.recognition.worlds import evaluate_world
 from duplex.report.own import OwnData, write_page
 from duplex.system.code import code_hash
 from duplex.system.files import expanded_path, json_digest, named_path, refuse_existing, sole_writer, write_json
@@ -90,10 +91,10 @@ from duplex.training.recipes import (
 from duplex.training.run import TrainedMethod, reproducible, train_on_all_images
 from duplex.training.scoring import Calibration
 from duplex.training.trials import Trial, Trials
-from duplex.worlds import evaluate_world
 
 LONGEST = 1800.0  # seconds that encoding may take on a CPU
-OFFERS = {  # encoders with published weights, the most accurate first -> weights, seconds per image on one CPU core
+# Encoders, the most accurate first -> published weights, seconds per image on one CPU core
+OFFERS = {
     "ViT-L-14-quickgelu": ("openai", 1.4),
     "ViT-B-16-quickgelu": ("openai", 0.3),
     "ViT-B-32-quickgelu": ("openai", 0.08),
@@ -101,7 +102,7 @@ OFFERS = {  # encoders with published weights, the most accurate first -> weight
 
 
 def choose_encoder(labels: LabelSpace, images: int, *, gpu: bool, cores: int) -> tuple[EncoderParams, str]:
-    """Choose the most accurate encoder that takes at most half an hour for the images (with a GPU: any time).
+    """Choose the most accurate encoder that needs at most half an hour (with a GPU: any time).
 
     If none is fast enough, takes the fastest. Prefers weights on disk; without any, takes the
     small encoder that ships with the package if its vocabulary has all words of the labels, and
@@ -131,10 +132,10 @@ def choose_encoder(labels: LabelSpace, images: int, *, gpu: bool, cores: int) ->
 
 
 def checked_encoder(name: str, weights: str | None, labels: LabelSpace) -> tuple[EncoderParams, str]:
-    """Settings of the encoder `name`, and why it is used; `UsageError` if it is unknown or lacks a label's word."""
+    """Settings of the encoder `name`, and why it is used; `UsageError` if it cannot be used."""
     if weights is None and name.startswith("ViT-"):
         weights = "openai"
-    kind, _, place = name.partition(":")  # paths are made absolute, because a model is used from other folders
+    kind, _, place = name.partition(":")  # paths become absolute: a model is used from other folders
     if kind == "local-dir" or (kind == "blip" and Path(place).expanduser().is_dir()):
         name = f"{kind}:{Path(place).expanduser().resolve()}"
     if weights is not None and Path(weights).expanduser().is_file():
@@ -152,7 +153,7 @@ def checked_encoder(name: str, weights: str | None, labels: LabelSpace) -> tuple
 
 
 def require_known_words(name: str, texts: Sequence[str], advice: str = "choose another --encoder") -> None:
-    """Raise `UsageError` if an encoder's fixed vocabulary lacks a word of `texts`; `advice` ends the message."""
+    """Raise `UsageError` with `advice` if an encoder's fixed vocabulary lacks a word of `texts`."""
     unknown = unknown_words(name, texts)
     if unknown:
         listed = ", ".join(map(repr, unknown[:5]))
@@ -182,7 +183,7 @@ class EncodedFolder:
 
 @dataclass(frozen=True)
 class FolderFit:
-    """A fit's data set and encoder, with the features and trained recipes that are made of them when asked for."""
+    """A fit's data set and encoder; its features and trained recipes are made when asked for."""
 
     data: LabelledFolder
     encoder: EncoderParams
@@ -209,7 +210,7 @@ class FolderFit:
 
     @property
     def world(self) -> World:
-        """The world that the model answers in: open with up to 32,768 state-object pairs, else closed."""
+        """The world of the model's answers: open with up to 32,768 state-object pairs, else closed."""
         return "open" if self.data.labels.size <= LARGEST_OPEN else "closed"
 
     @cached_property
@@ -232,7 +233,7 @@ class FolderFit:
         return EncodedFolder(inputs, features.identity, depth, frozenset(each.row for each in bad))
 
     def with_readable_images(self) -> FolderFit:
-        """Encode all images; returns the fit without unreadable images and without pairs that only they show."""
+        """Encode all images; returns the fit without unreadable images and pairs that only they show."""
         if not self.encoded.bad:
             return self
         kept = ~np.isin(np.arange(len(self.data.manifest)), list(self.encoded.bad))
@@ -243,7 +244,7 @@ class FolderFit:
 
     @cached_property
     def trials(self) -> Trials:
-        """Store of the trained recipes, in a folder named by a digest of labels, features, code and device."""
+        """Store of the trained recipes, in a folder named by labels, features, code and device."""
         is_gpu = self.device.type == "cuda"
         modules = [method_entry_point(kind).module for kind in self.space.kinds]
         key = {
@@ -293,12 +294,12 @@ class FolderFit:
         return replace(cost, inputs=max(0.0, cached.forward - cost.forward))
 
     def final_files(self, recipe: Trial) -> RunPaths:
-        """Paths of the files of the final training, which repeats `recipe` on all labelled images."""
+        """Paths of the final training's files, which repeats `recipe` on all labelled images."""
         return RunPaths(self.trials.files(recipe).root / "all")
 
 
 def fit_on_all_images(fit: FolderFit, recipe: Trial) -> TrainedMethod:
-    """Train the final model: repeat the chosen recipe on all labelled images, with what validation chose.
+    """Train the final model: the chosen recipe on all labelled images, with what validation chose.
 
     The run is saved in the folder `all` beside the recipe's; an interrupted training continues
     from there.
@@ -330,7 +331,7 @@ def fit_folder(
     log: str = "none",
     force: bool = False,
 ) -> Path:
-    """Fit a model to labelled images, as `duplex fit` does, and write it to a folder; return the folder.
+    """Fit a model to labelled images, as `duplex fit` does; write it to a folder and return that.
 
     `Recognizer.load` reads the folder. Features are kept in the user's cache, unfinished training
     in `OUT.cache`.

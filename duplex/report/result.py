@@ -114,6 +114,10 @@ def compare(first: Result | Sequence[Result], second: Result | Sequence[Result])
     for each in (*one, *other):
         require_type(each, Result, "a result")
     _check_same_images([*one, *other])
+    for result, against in zip(one, other, strict=False):
+        if result is against:
+            same = f"{result._title!r} is compared with itself"
+            raise UsageError(f"{same}: both are the same result; give two results")
     gains = compare_seeds([result.margins for result in one], [result.margins for result in other])
     rows = {}
     for key, gain in gains.items():

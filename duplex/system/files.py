@@ -91,8 +91,7 @@ def replace_folder(path: Path) -> Iterator[Path]:
 
 def _replace(scratch: Path, path: Path) -> None:
     # The old folder is renamed first and removed last: a mounted one, which cannot be renamed, stays
-    # whole. After an error or Ctrl-C in between, it gets its name back. Another process may replace the
-    # folder at the same time.
+    # whole. After an error or Ctrl-C, it gets its name back. Other processes may replace the folder, too.
     old = path.with_name(f"{path.name}.{os.getpid()}{OLD}{SCRATCH}")
     for tries in reversed(range(TRIES)):
         try:
@@ -219,8 +218,7 @@ def sole_writer(path: Path, work: str, instead: str = "") -> Iterator[None]:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = _lock(lock)
     if descriptor is None:
-        advice = f"let it finish, {instead}" if instead else "let it finish"
-        raise DuplexError(f"another {work} is writing {path}; {advice}")
+        raise DuplexError(f"another {work} is writing {path}; let it finish{instead and f', {instead}'}")
     try:
         yield
     finally:

@@ -39,11 +39,7 @@ class WorkerProcess:
     process is not forked, since it would inherit torch's threads and locks and could not use a GPU.
     """
 
-    def __init__(
-        self,
-        create: Callable[[], Callable[..., Any]],
-        environment: Mapping[str, str] | None = None,
-    ) -> None:
+    def __init__(self, create: Callable[[], Callable[..., Any]], environment: Mapping[str, str] | None = None) -> None:
         self._setup = dict(environment or {}), pickle.dumps(create)
         self.restarts = -1
         self._start()
@@ -85,13 +81,10 @@ class WorkerProcess:
 
 
 class _Process(SpawnProcess):
-    """A spawned process that ignores Ctrl-C even while it imports modules.
-
-    That is so if the main thread starts it, since only the main thread may set handlers.
-    """
+    """A spawned process that ignores Ctrl-C even while it imports, if the main thread starts it."""
 
     def start(self) -> None:
-        if threading.current_thread() is not threading.main_thread():
+        if threading.current_thread() is not threading.main_thread():  # which alone may set handlers
             super().start()
             return
         handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -156,19 +149,13 @@ class ProgressBar:
             TimeRemainingColumn(),
         )
         hidden = not sys.stderr.isatty() or total == 0
-        self._progress = Progress(
-            *columns,
-            console=Console(stderr=True),
-            disable=hidden,
-            speed_estimate_period=math.inf,  # a step may outlast rich's default period
-        )
+        period = math.inf  # a step may outlast rich's default period
+        self._progress = Progress(*columns, console=Console(stderr=True), disable=hidden, speed_estimate_period=period)
         self._task = self._progress.add_task(label, total=total, values="")
 
     def show(self, done: int, values: Mapping[str, float] | None = None) -> None:
-        texts = []
-        for name, value in (values or {}).items():
-            texts.append(f"{name.removeprefix('loss_')} {value:.4g}")
-        self._progress.update(self._task, completed=done, values="  ".join(texts))
+        shown = [f"{name.removeprefix('loss_')} {value:.4g}" for name, value in (values or {}).items()]
+        self._progress.update(self._task, completed=done, values="  ".join(shown))
 
     def __enter__(self) -> ProgressBar:
         self._progress.start()

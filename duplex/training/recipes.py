@@ -226,8 +226,8 @@ class SearchSpace:
     @property
     def prompts(self) -> list[Trial]:
         """Recipes that train prompts or heads on frozen features, one per learning rate."""
-        name = "prompts" if self.text_width else "heads"
-        return [Trial(f"{name}, rate {rate:g}", self._spec(TRAINED, rate)) for rate in FROZEN_RATES]
+        name = "prompts, rate" if self.text_width else "heads, rate"
+        return [Trial(f"{name} {rate:g}", self._spec(TRAINED, rate)) for rate in FROZEN_RATES]
 
     def finetuned(self, lineup: Lineup) -> list[list[Trial]]:
         """Recipes with fine-tuned blocks beside prompts, which then train at their higher rate."""

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from duplex.artifacts import ArtifactPaths
 from duplex.cli import app
 from duplex.config.datasets import write_dataset
-from duplex.errors import DuplexError
+from duplex.errors import DuplexError, UsageError
 from duplex.evaluation.curve import Margins
 from duplex.evaluation.intervals import Difference, compare, compare_splits
 from duplex.project.evaluate import write_table
@@ -75,6 +75,13 @@ def test_a_report_equals_the_comparison_of_the_margins(margins):
     check_differences(report, expected)
     assert report["difference"]["auc"]["value"] > 0 and report["difference"]["seen"]["value"] < 0
     assert (report["first"], report["second"], report["images_seen"]) == ("duplex_static", "duplex", IMAGES // 2)
+
+
+@pytest.mark.parametrize("words", [(), ("--seed", "0"), ("--world", "open")])
+def test_a_run_is_not_compared_with_itself(margins, words):
+    methods = ("duplex", "duplex_open" if "open" in words else "duplex")
+    with pytest.raises(UsageError, match="are the same run"):
+        run(*words, methods=methods)
 
 
 def test_the_order_of_rows_has_no_effect_and_that_of_methods_changes_the_sign(margins):

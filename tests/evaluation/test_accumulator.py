@@ -175,7 +175,7 @@ def test_torch_scores_are_ranked_as_exactly_as_those_of_numpy() -> None:
         same(by_numpy.competitors(), by_torch.competitors())
         assert by_torch.competitors().best_columns().tolist() == [2, 0, 1]
         plan = accumulate.ColumnOrder.of(accumulate.column_groups(seen, None, None))
-        label, _, _ = accumulate.topk_per_group_torch(torch.from_numpy(scores), plan, target, 1)
+        label, _, _ = accumulate.best_scores_per_group_on_device(torch.from_numpy(scores), plan, target, 1)
         assert label.tolist() == scores[np.arange(3), target].tolist()
 
 

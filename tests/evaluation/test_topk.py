@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from duplex.evaluation.accumulate import INFEASIBLE, ColumnOrder, best_scores_per_group, topk_per_group_torch
+from duplex.evaluation.accumulate import INFEASIBLE, ColumnOrder, best_scores_per_group, best_scores_per_group_on_device
 
 
 @settings(max_examples=80, deadline=None)
@@ -22,7 +22,7 @@ def test_labels_and_best_scores_equal_those_of_sorting(seed, k: int, levels: int
     position = rng.integers(-1, width, images)  # -1: the label is not among these columns
     position[:2] = [0, width - 1][: position[:2].size]
     if as_tensor:
-        label, best, place = topk_per_group_torch(scores, plan, position, k)
+        label, best, place = best_scores_per_group_on_device(scores, plan, position, k)
     else:
         runs = [c for run in plan.runs for c in range(run.span.start, run.span.stop)]
         position = np.where(np.isin(position, runs), position, -1)  # a label in no run has no feasible column
@@ -49,7 +49,7 @@ def test_nan_counts_as_the_largest_score(column: int, as_tensor: bool) -> None:
     scores[0, column] = torch.nan
     plan, position = ColumnOrder.of(np.zeros(4, np.int64)), np.array([3])
     if as_tensor:
-        _, best, place = topk_per_group_torch(scores, plan, position, 2)
+        _, best, place = best_scores_per_group_on_device(scores, plan, position, 2)
     else:
         _, best, place = best_scores_per_group(scores.numpy(), plan, position, 2)
     assert np.isnan(best[0, 0, 0]) and best[0, 0, 1] == 5.0 and place[0, 0] == column

@@ -22,6 +22,7 @@ from duplex.features.tokens import Examples
 from duplex.methods.closed_form import ClosedFormMethod, ClosedFormOptions
 from duplex.methods.duplex import DuplexOptions as Options
 from duplex.methods.plid import Plid, PlidOptions
+from duplex.recognition.worlds import evaluate_world, frequency_accuracies, metrics_at_bias
 from duplex.training import scoring
 from duplex.training.inputs import RunInputs
 from duplex.training.run import tune_and_score
@@ -35,7 +36,6 @@ from duplex.training.scoring import (
     score_split,
     term_sum_statistics,
 )
-from duplex.worlds import evaluate_world, frequency_accuracies
 from tests.methods.field import words
 from tests.methods.world import batch_of, features, small_context, small_labels, small_method
 
@@ -123,6 +123,14 @@ def test_a_threshold_of_feasibility_decides_the_metrics_of_the_open_world_but_th
         assert found["words"]["auc"] == pytest.approx(expected[other])
         assert found["words"]["feasible"] == (feasibility >= other).sum()
         assert found.get("feasible") == (None if threshold is None else (feasibility >= threshold).sum())
+
+
+def test_images_whose_margin_is_the_bias_count_as_wrong_in_the_metrics_at_it():
+    is_seen = np.array([True, False, True, False, True, True])
+    margins = Margins(np.array([0.0, 1.0, 2.0, np.nan]), np.array([-1.0, 1.0]), is_seen)
+    found = metrics_at_bias(margins, 1.0)
+    assert (found["seen_at_val_bias"], found["unseen_at_val_bias"]) == (25.0, 50.0)
+    assert found["hm_at_val_bias"] == pytest.approx(100 / 3)
 
 
 def test_images_with_a_partial_label_are_in_no_frequency_group():

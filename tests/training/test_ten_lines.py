@@ -164,7 +164,9 @@ def test_several_seeds_are_compared_as_lists():
                      for epochs in (1, 5))  # fmt: skip
     mean = np.mean([after.auc - before.auc for before, after in zip(first, second, strict=True)])
     assert duplex.compare(first, second).loc["AUC", "difference"] == pytest.approx(mean)
-    assert duplex.compare(first[0], first[0]).loc["AUC", "difference"] == 0
+    for same in ((first[0], first[0]), (first, [second[0], first[1]])):
+        with pytest.raises(UsageError, match="compared with itself"):
+            duplex.compare(*same)
 
 
 def test_a_notebook_shows_table_and_curve():

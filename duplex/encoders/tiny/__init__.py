@@ -29,9 +29,7 @@ def load_state(path: Path = WEIGHTS) -> tuple[dict[str, Tensor], Tensor]:
     """Read the float32 weights (NaN: untrained token embeddings), and the trained tokens' ids."""
     stored = read_weights(path)
     rows = stored.pop("token_rows").long()
-    state = {}
-    for name, tensor in stored.items():
-        state[name] = tensor.float() if tensor.is_floating_point() else tensor
+    state = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in stored.items()}
     text = read_config(CONFIG)["architecture"]["text_cfg"]
     embedding = torch.full((text["vocab_size"], text["width"]), float("nan"))
     embedding[rows] = state[TOKENS]
