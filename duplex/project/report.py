@@ -16,11 +16,11 @@ from duplex.config.params import Params
 from duplex.data.tables import read_manifest
 from duplex.errors import DuplexError
 from duplex.features.file import open_cache, read_identity
-from duplex.project.run import RUN_STAGES, ProjectData, ProjectRun, load_inputs
+from duplex.project.run import RUN_STAGES, ProjectData, ProjectRun, load_inputs, rows_shown
 from duplex.project.runs import best_run, featured_run, load_run
 from duplex.recognition.answers import answers_with_labels
 from duplex.report import aggregate, images
-from duplex.report.aggregate import DatasetResults, Results, Tree
+from duplex.report.aggregate import DatasetResults, Results, RunRecord, Tree
 from duplex.report.answers import example_and_error_parts
 from duplex.report.blocks import Block, Note, ReportPart, write_report
 from duplex.report.claims import counts_of
@@ -49,17 +49,22 @@ def report_stage(params: Params, paths: ArtifactPaths = ArtifactPaths(), *, writ
     write_json(paths.summary, summary)
     if write_metrics:
         write_json(paths.metrics, aggregate.headline_numbers(summary))
-    if shown := tuple(name for name in params.run.datasets if any(name == dataset for dataset, _ in runs)):
-        params = params.model_copy(update={"run": params.run.model_copy(update={"datasets": shown})})
+    evaluated = {dataset for dataset, _ in runs}
+    if shown := tuple(name for name in params.run.datasets if name in evaluated):
+        run = params.run.model_copy(update={"datasets": shown})
+        params = params.model_copy(update={"run": run})
     results = replace(read_results(params, summary, paths), not_evaluated=not_evaluated)
-    write_text(paths.runs, run_table(results, configured_options(params)).to_csv(index=False, lineterminator="\n"))
+    table = run_table(results, configured_options(params))
+    write_text(paths.runs, table.to_csv(index=False, lineterminator="\n"))
     parts: dict[str, list[ReportPart]] = {}
     numbers: dict[str, object] = {}
     for dataset in track(params.run.datasets, "report", len(params.run.datasets)):
         parts[dataset], more = image_parts(ProjectData(params, dataset, paths))
         numbers |= more
-    page = write_report(build_report(results, parts), paths.report, paths.plots / "figures", numbers)
-    for name, table in (("curves", curve_table(results)), ("training", auc_by_epoch_table(results))):
+    report = build_report(results, parts)
+    page = write_report(report, paths.report, paths.plots / "figures", numbers)
+    tables = {"curves": curve_table(results), "training": auc_by_epoch_table(results)}
+    for name, table in tables.items():
         with replace_file(paths.plots / f"{name}.csv") as scratch:
             table.to_csv(scratch, index=False, lineterminator="\n", float_format="%.4f")
     return page
@@ -87,9 +92,12 @@ def average_runs(params: Params, runs: Mapping[tuple[str, str], Sequence[Tree]],
     summary: Tree = aggregate.aggregate(runs)
     changed = configured_options(params)
     for dataset, method in runs:
-        source, counts = params.dataset(dataset), counts_of(aggregate.stored_numbers(paths.statistics(dataset)))
+        source = params.dataset(dataset)
         encoder = " ".join(filter(None, (source.encoder.name, source.encoder.weights)))
-        data = {"encoder": encoder if source.features is None else f"features of {source.features}", "counts": counts}
+        if source.features is not None:
+            encoder = f"features of {source.features}"
+        counts = counts_of(aggregate.stored_numbers(paths.statistics(dataset)))
+        data = {"encoder": encoder, "counts": counts}
         for name in params.run.methods:
             entry = params.entry(name)
             if (entry.shown_as or name) == method:
@@ -131,12 +139,16 @@ def read_metrics_of(data: ProjectData) -> tuple[dict[str, list[Tree]], list[str]
         if record is None:
             missing.append(f"{name} seed {seed}")
             continue
-        shown, worlds = entry.shown_as or name, entry.worlds if entry.shown_as and entry.world == "open" else ()
-        names = [name for world in worlds for name in (world, VALIDATION_OF[world])]
-        for row, numbers in ((shown, record), (f"{shown}{aggregate.STREAM}", record.get("stream", {}))):
+        shown = entry.shown_as or name
+        names: list[str] = []
+        for world in entry.worlds if entry.shown_as and entry.world == "open" else ():
+            names += [world, VALIDATION_OF[world]]
+        rows = {shown: record, f"{shown}{aggregate.STREAM}": record.get("stream")}
+        for row, numbers in rows.items():
             if numbers:
                 seeds = by_method.setdefault(row, {})
-                seeds[seed] = seeds.get(seed, {}) | {key: numbers[key] for key in (names or numbers) if key in numbers}
+                chosen = {key: numbers[key] for key in (names or numbers) if key in numbers}
+                seeds[seed] = seeds.get(seed, {}) | chosen
     return {name: list(seeds.values()) for name, seeds in by_method.items()}, missing
 
 
@@ -147,11 +159,8 @@ def read_results(params: Params, summary: Tree, paths: ArtifactPaths) -> Results
         DatasetResults(
             name=dataset,
             summary=summary.get(dataset, {}),
-            runs={
-                method: {seed: aggregate.read_run(paths.run(dataset, method, seed)) for seed in params.run.seeds}
-                for method in params.run.methods
-            },
-            shown_as={name: shown for name in params.run.methods if (shown := params.entry(name).shown_as) is not None},
+            runs={method: _read_runs(params, dataset, method, paths) for method in params.run.methods},
+            shown_as=rows_shown(params)["shown_as"],
             ablations=ablations.get(dataset, {}),
             statistics=aggregate.stored_numbers(paths.statistics(dataset)),
             statistics_file=paths.statistics(dataset).as_posix(),
@@ -161,7 +170,12 @@ def read_results(params: Params, summary: Tree, paths: ArtifactPaths) -> Results
         )
         for dataset in params.run.datasets
     ]
-    return Results(tuple(datasets), paths.summary.as_posix(), paths.ablations.as_posix(), params.run.seeds)
+    summary_file = paths.summary.as_posix()
+    return Results(tuple(datasets), summary_file, paths.ablations.as_posix(), params.run.seeds)
+
+
+def _read_runs(params: Params, dataset: str, method: str, paths: ArtifactPaths) -> dict[int, RunRecord]:
+    return {seed: aggregate.read_run(paths.run(dataset, method, seed)) for seed in params.run.seeds}
 
 
 def configured_options(params: Params) -> dict[tuple[str, str], dict[str, Any]]:
@@ -216,17 +230,20 @@ def image_parts(data: ProjectData) -> tuple[list[ReportPart], dict[str, object]]
     if not manifest.exists():
         note = Note(f"{manifest} does not exist.", f"dvc repro prepare@{data.dataset}")
         return [ReportPart("Examples", [note])], {}
-    missing = images.missing_images_note(root, read_manifest(manifest)["image"].tolist(), data.dataset)
+    names = read_manifest(manifest)["image"].tolist()
+    missing = images.missing_images_note(root, names, data.dataset)
     retrieved, texts, numbers = _retrieved(run, missing)
     predictions = aggregate.read_table(run.files.predictions)
-    parts = [ReportPart("Examples", [Note(f"{run.files.predictions} does not exist.", "dvc repro")])]
+    place = run.files.predictions
+    parts = [ReportPart("Examples", [Note(f"{place} does not exist.", "dvc repro")])]
     if predictions is not None:
+        source = f"Everything below is from {run.method}, seed {run.seed}."
         featured = data.params.report.featured
-        absent = "" if featured in (None, run.method) else f" report.featured is {featured}, which has no finished run."
-        notes = [Note(f"Everything below is from {run.method}, seed {run.seed}.{absent}"), *missing]
+        if featured not in (None, run.method):
+            source += f" report.featured is {featured}, which has no finished run."
         thumbnails = images.thumbnails_under(root)
-        place = run.files.predictions.as_posix()
-        parts = example_and_error_parts(predictions, place, thumbnails, notes, texts)
+        notes = [Note(source), *missing]
+        parts = example_and_error_parts(predictions, place.as_posix(), thumbnails, notes, texts)
     return [*parts, *retrieved, _maps(data.dataset, data.paths.maps(data.dataset))], numbers
 
 
@@ -253,7 +270,8 @@ def _retrieved(
 def _maps(dataset: str, path: Path) -> ReportPart:
     table = aggregate.read_table(path)
     if table is None:
-        return ReportPart("Maps", [Note("The maps have not been drawn.", f"dvc repro maps@{dataset}")])
+        missing = Note("The maps have not been drawn.", f"dvc repro maps@{dataset}")
+        return ReportPart("Maps", [missing])
     none = Note("No method of `run:` has visual prototypes to map.")
     return ReportPart("Maps", map_figures(table, dataset) or [none])
 
@@ -266,8 +284,10 @@ def write_own_page(data: ProjectData) -> Path:
     record = read_record(chosen.checkpoint)
     trained = load_run(run)
     inputs = trained.inputs
-    answers = answers_with_labels(trained.method, inputs.examples["test"], inputs.labels, record.confidence, "closed")
+    test = inputs.examples["test"]
+    answers = answers_with_labels(trained.method, test, inputs.labels, record.confidence, "closed")
     frozen = load_inputs(replace(data, params=data.params.model_copy(update={"device": "cpu"})))
     facts = [("encoder", data.entry.encoder.name), ("run", f"{run.method}, seed {run.seed}")]
-    own = OwnData(data.dataset, inputs.labels, inputs.manifest, trained.root, answers, frozen.examples, facts=facts)
+    examples = frozen.examples
+    own = OwnData(data.dataset, inputs.labels, inputs.manifest, trained.root, answers, examples, facts=facts)
     return write_page(own, data.paths.page(data.dataset))
