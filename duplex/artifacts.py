@@ -52,7 +52,8 @@ class ArtifactPaths:
 
     def of_reproduction(self, dataset: str) -> ArtifactPaths:
         """These paths for `duplex reproduce`: report, plots and tables in `reproduced/DATASET`."""
-        paths, folder = ArtifactPaths(self.root), self.root / "reproduced" / dataset
+        paths = ArtifactPaths(self.root)
+        folder = self.root / "reproduced" / dataset
         paths.report = folder
         paths.plots = folder / "plots"
         paths.runs = folder / "runs.csv"

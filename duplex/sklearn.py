@@ -184,7 +184,8 @@ class CompositionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         """Probabilities of states [n, M] and objects [n, N]; one array if `y` had one column."""
         check_is_fitted(self)
         states, objects = map(len, self.names_)
-        m, n = self.candidate_numbers_ // objects, self.candidate_numbers_ % objects
+        m = self.candidate_numbers_ // objects
+        n = self.candidate_numbers_ % objects
 
         def marginals(scores: Tensor) -> Tensor:
             p = scores.softmax(-1)

@@ -58,7 +58,8 @@ def _import_features(data: ProjectData, features: Path, out: Path) -> Extraction
     images = read_manifest(manifest)["image"].tolist()
     table = data.entry.source.table
     listed = list(dict.fromkeys(read_table(table)["image"])) if table else None  # the features' rows
-    import_features(features, len(images), sha256(manifest), out, images, data.params.extraction.max_bad, listed)
+    max_bad = data.params.extraction.max_bad
+    import_features(features, len(images), sha256(manifest), out, images, max_bad, listed)
     statuses = read_features(out).statuses
     return ExtractionReport(out, len(images), 0, time.monotonic() - began, bad_images(statuses, images))
 
@@ -95,14 +96,17 @@ def extraction_inputs(data: ProjectData) -> tuple[list[str], ExtractionSettings]
 
 def write_extraction_summary(cache: Path) -> None:
     """Write extraction.json beside a data set's own cache, and delete its outdated stamp."""
-    paths, dataset = ArtifactPaths(cache.parent.parent), cache.parent.name
+    paths = ArtifactPaths(cache.parent.parent)
+    dataset = cache.parent.name
     if cache != paths.features(dataset) or not paths.manifest(dataset).exists():
         return
     paths.stamp(dataset, "extract").unlink(missing_ok=True)
     with open_cache(cache) as file:
-        statuses, size = file["status"][...], sum(file[name].nbytes for name in DATASETS if name in file)
+        statuses = file["status"][...]
+        size = sum(file[name].nbytes for name in DATASETS if name in file)
     bad = bad_images(statuses, read_manifest(paths.manifest(dataset))["image"].tolist())
-    record = {"rows": len(statuses), "bytes": size, "bad": len(bad), "bad_images": [asdict(image) for image in bad]}
+    record: dict[str, Any] = {"rows": len(statuses), "bytes": size, "bad": len(bad)}
+    record["bad_images"] = [asdict(image) for image in bad]
     write_text(paths.extraction(dataset), json.dumps(record, indent=2, ensure_ascii=False) + "\n")
 
 

@@ -6,7 +6,7 @@ from duplex.project.run import ProjectData
 from duplex.project.runs import run_shown_in_maps
 from duplex.system.files import sha256, write_json
 
-IGNORED = (".gitignore", ".partial", ".stamp.json")  # ends of names of files that are not in an inventory
+IGNORED = (".gitignore", ".partial", ".stamp.json")  # ends of names of files that are left out
 
 
 def inventory_stage(data: ProjectData) -> None:
@@ -15,7 +15,8 @@ def inventory_stage(data: ProjectData) -> None:
     The stages `report` and `maps` depend on these files, because a DVC stage cannot depend on all
     runs of a matrix.
     """
-    paths, dataset = data.paths, data.dataset
+    paths = data.paths
+    dataset = data.dataset
     folder = paths.manifest(dataset).parent
     files = sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.endswith(IGNORED))
     out = paths.inventory(dataset)

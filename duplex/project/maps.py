@@ -32,7 +32,8 @@ def maps_stage(data: ProjectData) -> None:
 
 def scene_of(run: LoadedRun, kind: str, seed: int) -> Scene:
     """What the maps show of a run: test images, prototypes, and visual ones before training."""
-    method, test = run.method.inspectable(), run.inputs.examples["test"]
+    method = run.method.inspectable()
+    test = run.inputs.examples["test"]
     start = None
     if method.visual is not None:
         cpu = torch.device("cpu")

@@ -57,11 +57,11 @@ def extract_on_ray(
     fresh: bool = False,
 ) -> list[ExtractionReport]:
     """Encode images (paths below `settings.root`) into shards of `out`; a report per shard."""
-    encoder_identity(entry.name, entry.weights, precision=entry.precision)  # reports a bad encoder before Ray starts
+    encoder_identity(entry.name, entry.weights, precision=entry.precision)  # an error before Ray starts
     ray = connect()
     out = out.resolve()
     settings = replace(settings, root=settings.root.resolve())
-    if settings.num_workers == "auto":  # an actor has one CPU slot; its node's other cores belong to other actors
+    if settings.num_workers == "auto":  # an actor has one CPU slot; other cores belong to other actors
         settings = replace(settings, num_workers=1)
     if fresh:  # deleted here once: a restarted actor must find its unfinished file
         for k in range(shards):
@@ -98,7 +98,8 @@ def _shard_report(ray: Any, future: Any) -> ExtractionReport:
         raise
     except ray.exceptions.RayActorError as error:
         if getattr(error, "actor_init_failed", False):
-            raise DuplexError(f"a worker could not start ({last_line(error)}); fix the cause and try again") from error
+            reason = f"a worker could not start ({last_line(error)})"
+            raise DuplexError(f"{reason}; fix the cause and try again") from error
         raise DuplexError(
             f"worker processes died more than {RETRIES} times on one shard, perhaps for lack of "
             "memory; free memory and run the same command again (encoded images are kept)"
@@ -138,18 +139,23 @@ def run_on_actors(
     """
     resources = ray.cluster_resources()
     if on_gpu and resources.get("GPU", 0) > 0:
-        count, options = int(resources["GPU"]), {"num_cpus": 1, "num_gpus": 1, **options}
+        count = int(resources["GPU"])
+        options = {"num_cpus": 1, "num_gpus": 1, **options}
     else:  # one CPU slot stays free: actors on every slot can starve Ray's own tasks
         slots = int(resources.get("CPU", 1))
-        count, options = max(1, (slots - 1) // cpus), {"num_cpus": min(cpus, slots), "num_gpus": 0, **options}
+        count = max(1, (slots - 1) // cpus)
+        options = {"num_cpus": min(cpus, slots), "num_gpus": 0, **options}
     actor_class = ray.remote(**options, max_restarts=-1)(RemoteWorker)
-    actors = [actor_class.remote(create, str(Path.cwd())) for _ in range(min(jobs or count, len(tasks)))]
-    waiting, idle = deque(tasks), deque(actors)
+    count = min(jobs or count, len(tasks))
+    actors = [actor_class.remote(create, str(Path.cwd())) for _ in range(count)]
+    waiting = deque(tasks)
+    idle = deque(actors)
     busy: dict[Any, tuple[Any, Any]] = {}
     try:
         while waiting or busy:
             while waiting and idle:
-                actor, task = idle.popleft(), waiting.popleft()
+                actor = idle.popleft()
+                task = waiting.popleft()
                 busy[actor.run.remote(task)] = actor, task
             (future, *_), _ = ray.wait(list(busy), num_returns=1)
             actor, task = busy.pop(future)

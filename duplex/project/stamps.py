@@ -67,7 +67,8 @@ def difference(path: Path, wanted: Stamp) -> str:
 def _first_difference(place: str, made: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
     for key in sorted(made.keys() | wanted.keys(), key=lambda key: (key in ("inputs", "code"), key == "code", key)):
         here = f"{place}{key}"
-        before, after = made.get(key), wanted.get(key)
+        before = made.get(key)
+        after = wanted.get(key)
         if before == after or (after is None and here.startswith(("inputs.", "evaluation.stream"))):
             continue
         if here not in CHANGES and isinstance(before, Mapping) and isinstance(after, Mapping):

@@ -52,7 +52,8 @@ class DvcRepo:
         """The pipeline in a folder; None without a dvc.yaml, a DVC repository or DVC itself."""
         place = folder.resolve()
         in_repository = any((parent / ".dvc").is_dir() for parent in (place, *place.parents))
-        return cls(folder) if in_repository and (folder / "dvc.yaml").is_file() and find_spec("dvc") else None
+        has_pipeline = in_repository and (folder / "dvc.yaml").is_file() and find_spec("dvc")
+        return cls(folder) if has_pipeline else None
 
     def changed(self, targets: Collection[str]) -> dict[str, Any]:
         """The stages among `targets` that DVC would run again, with what changed (DVC's JSON)."""
@@ -79,7 +80,8 @@ class DvcRepo:
         if process.returncode:
             text = " ".join((process.stderr or "").rpartition("ERROR:")[2].split())
             reason = text[:LONGEST_REASON].rstrip(".") or f"exit code {process.returncode}"
-            raise DuplexError(f"`dvc {words[0]}` failed: {reason}; once it works, run the same command again")
+            failed = f"`dvc {words[0]}` failed: {reason}"
+            raise DuplexError(f"{failed}; once it works, run the same command again")
         return process.stdout if quiet else ""
 
 
@@ -102,7 +104,8 @@ class SweptRun:
     def execute(self, load: LoadInputs) -> None:
         """Evaluate the run, after training it if its checkpoint is outdated."""
         if any(self.run.settings(stage) != planned for stage, planned in self.planned.items()):
-            raise DuplexError("the code has changed since the sweep began; run the same command again")
+            changed = "the code has changed since the sweep began"
+            raise DuplexError(f"{changed}; run the same command again")
         if self.run.difference("train"):
             train_stage(self.run, load=load)
         evaluate_stage(self.run, load=load)
@@ -140,14 +143,15 @@ class TaskRunner:
         output = io.StringIO()
         torch.set_num_threads(self.threads)
         try:
-            with redirect_stderr(output):  # several processes share a terminal: none shows its own progress bar
+            with redirect_stderr(output):  # processes share a terminal: none shows its progress bar
                 return Outcome(trial, trial.execute(self.load), output.getvalue())
         except Exception as failure:
             self.load = LastDatasetLoader()  # a method's code may have written into the inputs
             error = str(failure)
             if not isinstance(failure, DuplexError):
                 first = next(iter(error.splitlines()), "")
-                error = f"{type(failure).__name__}: {first}; with DUPLEX_DEBUG=1 its traceback is shown"
+                error = f"{type(failure).__name__}: {first}"
+                error += "; with DUPLEX_DEBUG=1 its traceback is shown"
                 if os.environ.get("DUPLEX_DEBUG"):
                     output.write(traceback.format_exc())
             return Outcome(trial, None, output.getvalue(), error)
@@ -228,7 +232,9 @@ def sweep(
     failed: set[ProjectRun] = set()
     for combines in (False, True):  # products multiply runs of the first turn
         turn = [run for run in runs if is_product(run) is combines]
-        planned = [SweptRun(run, {stage: run.settings(stage) for stage in RUN_STAGES}) for run in turn]
+        planned = []
+        for run in turn:
+            planned.append(SweptRun(run, {stage: run.settings(stage) for stage in RUN_STAGES}))
         missing = [swept for swept in planned if swept.run.difference(*RUN_STAGES)]
         report.complete += len(turn) - len(missing)
         if missing:
@@ -250,7 +256,10 @@ def _commit(
     earlier = [f"{stage}@{name}" for name, stage in product(_datasets(runs), DATA_STAGES)]
     products = ["product"] if params.run.products else []
     changed = repo.changed(["plan", *earlier, *RUN_STAGES, *products])
-    to_commit = [run for run in runs if any(stage_name(run, stage) in changed for stage in RUN_STAGES)]
+    to_commit = []
+    for run in runs:
+        if any(stage_name(run, stage) in changed for stage in RUN_STAGES):
+            to_commit.append(run)
     made = [stage for stage in earlier if stage in changed]
     if not to_commit and not made:
         return
@@ -271,7 +280,8 @@ def execute(engine: Execute, runs: Sequence[SweptRun], report: SweepResult) -> s
     failed: set[ProjectRun] = set()
     for done, outcome in enumerate(with_progress("runs", engine, runs), 1):
         result = "finished" if outcome.error is None else "failed"
-        print(f"{outcome.output}run {done} of {len(runs)} {result}: {outcome.trial}", file=sys.stderr)
+        line = f"run {done} of {len(runs)} {result}: {outcome.trial}"
+        print(f"{outcome.output}{line}", file=sys.stderr)
         if outcome.error is None:
             report.executed += 1
         else:
@@ -294,7 +304,8 @@ def commit_targets(runs: Sequence[ProjectRun], changed: Collection[str]) -> list
 
     changed: names of the changed stages, those of `runs` included.
     """
-    stages = list(dict.fromkeys(stage_name(run, stage) for stage, run in product(RUN_STAGES, runs)))
+    names = [stage_name(run, stage) for stage, run in product(RUN_STAGES, runs)]
+    stages = list(dict.fromkeys(names))
     groups = list(dict.fromkeys(name.partition("@")[0] for name in stages))
     others = {name for name in changed if name.partition("@")[0] in groups} - set(stages)
     return stages if others else groups
@@ -302,7 +313,8 @@ def commit_targets(runs: Sequence[ProjectRun], changed: Collection[str]) -> list
 
 def in_parallel(device: str, wanted: Collection[Threads], jobs: int | None, engine: Engine) -> Execute:
     """A function that executes tasks, here or on Ray; `wanted`: the tasks' options `threads`."""
-    threads = max((torch.get_num_threads() if count == "auto" else count for count in wanted), default=1)
+    counts = [torch.get_num_threads() if count == "auto" else count for count in wanted]
+    threads = max(counts, default=1)
     executor = TaskRunner(torch.get_num_threads())
     if engine == "ray":
         return partial(_run_on_ray, executor=executor, on_gpu=device != "cpu", jobs=jobs, cpus=threads)
@@ -321,7 +333,8 @@ def _run_on_ray(
         try:
             yield ray.get(future)
         except ray.exceptions.RayError as error:
-            yield Outcome(trial, error=f"its Ray actor died ({last_line(error)}); run the same command again")
+            died = f"its Ray actor died ({last_line(error)})"
+            yield Outcome(trial, error=f"{died}; run the same command again")
 
 
 def workers_and_gpus(device: str, jobs: int | None, threads: int) -> tuple[int, list[str]]:
@@ -329,8 +342,10 @@ def workers_and_gpus(device: str, jobs: int | None, threads: int) -> tuple[int, 
     gpus: list[str] = []
     if resolve_device(device) == "cuda":
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        gpus = visible.split(",") if visible else [str(n) for n in range(torch.cuda.device_count())]
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        gpus = visible.split(",") if visible else list(map(str, range(torch.cuda.device_count())))
+    cores = os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
     return jobs or len(gpus) or max(1, cores // threads), gpus
 
 
@@ -341,20 +356,22 @@ def run_in_processes(trials: Sequence[Task], executor: TaskRunner, jobs: int, gp
     for n in range(min(jobs, len(trials))):
         gpu = {"CUDA_VISIBLE_DEVICES": gpus[n % len(gpus)]} if gpus else {}
         workers.append(WorkerProcess(create, {"OMP_WAIT_POLICY": "passive", **gpu}))  # waiting threads sleep
-    waiting, idle = deque(trials), list(workers)
+    waiting = deque(trials)
+    idle = list(workers)
     busy: dict[Future[Outcome], tuple[WorkerProcess, Task]] = {}
     try:
         while waiting or busy:
             while waiting and idle:
-                worker, trial = idle.pop(), waiting.popleft()
+                worker = idle.pop()
+                trial = waiting.popleft()
                 busy[worker.submit(trial)] = worker, trial
             for future in wait(busy, return_when=FIRST_COMPLETED).done:
                 worker, trial = busy.pop(future)
                 try:
                     yield future.result()
                 except BrokenProcessPool:
-                    reason = f"its process {worker.describe_end()}, perhaps out of memory; try fewer --jobs"
-                    yield Outcome(trial, error=reason)
+                    reason = f"its process {worker.describe_end()}, perhaps out of memory"
+                    yield Outcome(trial, error=f"{reason}; try fewer --jobs")
                 idle.append(worker)
     finally:
         for worker in workers:

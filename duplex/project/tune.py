@@ -111,7 +111,8 @@ def tune(
                 f"{method} combines finished runs and trains nothing; tune {' and '.join(members)} instead"
             )
         if isinstance(params.finetune(method, dataset), AutoFinetune):
-            raise UsageError(f"{method} has `finetune: auto`, which `duplex tune` cannot vary; give a number of blocks")
+            automatic = f"{method} has `finetune: auto`, which `duplex tune` cannot vary"
+            raise UsageError(f"{automatic}; give a number of blocks")
     grid = [dict(zip(choices, values, strict=True)) for values in product(*choices.values())]
     rows = [(method, settings) for method in methods for settings in grid]
     for method, settings in rows:

@@ -182,7 +182,8 @@ def train_run(
     images = inputs.examples["train"].to(device)
     val = inputs.examples["val"].to(device)
     on_device = replace(inputs, examples={**inputs.examples, "train": images})
-    method = initialised_method(spec.kind, spec.options, inputs.context(spec.trained_for), on_device, seed, device)
+    context = inputs.context(spec.trained_for)
+    method = initialised_method(spec.kind, spec.options, context, on_device, seed, device)
     selecting = spec.training.select if choose_by is None else metric_name(choose_by)
     validate = Validation(val, inputs.labels, selecting, choose_by)
     result = train(method, images, spec.training, seed, validate, resume, hooks)
@@ -230,7 +231,8 @@ def train_on_all_images(
     """
     options = replace(spec.options, **tuned)
     training = replace(spec.training, epochs=max(1, chosen.epoch), patience=None, warm_up=0)
-    method = initialised_method(spec.kind, options, inputs.context(spec.trained_for), inputs, chosen.seed, device)
+    context = inputs.context(spec.trained_for)
+    method = initialised_method(spec.kind, options, context, inputs, chosen.seed, device)
     images = inputs.examples["train"].to(device)
     if chosen.epoch:
         result = train(method, images, training, chosen.seed, None, resume)
@@ -239,7 +241,8 @@ def train_on_all_images(
     bias = next(iter((chosen.calibration or {}).values())).bias
     novelty = chosen.novelty
     if novelty is not None:
-        novelty = replace(NoveltyDetector.fit(images, images, inputs.labels), threshold=novelty.threshold)
+        fitted = NoveltyDetector.fit(images, images, inputs.labels)
+        novelty = replace(fitted, threshold=novelty.threshold)
     record = replace(
         chosen,
         options=options,
@@ -260,8 +263,10 @@ def initialised_method(
     Raises `UsageError` for states or objects without training images, and for training images
     without a state or an object, unless the method can use them.
     """
-    labels, images = context.labels, inputs.examples["train"].to(device)
-    known, alone = np.concatenate(labels.trained_words), images.compositions[images.compositions < 0]
+    labels = context.labels
+    images = inputs.examples["train"].to(device)
+    known = np.concatenate(labels.trained_words)
+    alone = images.compositions[images.compositions < 0]
     known[-1 - alone.cpu().numpy()] = True  # words of images with only a state or an object
     new = list(compress((*labels.states, *labels.objects), ~known))
     if new and not find_method(kind).scores_new_words(options):
@@ -278,7 +283,7 @@ def initialised_method(
         )
     torch.manual_seed(seed)
     method = make_method(kind, options, context).to(device)
-    method.eval().start(Batch(images.inputs, images.compositions.clone()))  # other runs read the labels too
+    method.eval().start(Batch(images.inputs, images.compositions.clone()))  # others read the labels too
     return method
 
 
@@ -290,7 +295,8 @@ def tune_and_score(
     Returns the images' closed-world margins, and the fields of `TrainingRecord` that follow from
     the scores.
     """
-    labels, rule = inputs.labels, settings.feasibility
+    labels = inputs.labels
+    rule = settings.feasibility
     choose_options(method, val, labels)
     kept: list[Tensor] = []
 
