@@ -60,12 +60,7 @@ class Dataset:
     """
 
     def __init__(self, name: str, data: Data, *, project: Params | None = None) -> None:
-        """Make a data set of `data`; users call `load_dataset` or `from_arrays` instead.
-
-        name: its name in messages and, in a project, in params.yaml.
-        project: the project's params.yaml, where `fit` finds methods by name; None: the one that
-            the package ships.
-        """
+        """Users call `load_dataset` or `from_arrays`; no `project`: the shipped params.yaml."""
         self.name = name
         self.labels = data.labels
         self._data = data
@@ -279,13 +274,9 @@ class Run(TrainedMethod):
         return self.result.selected_by
 
     def save(self, folder: str | Path, *, force: bool = False) -> Path:
-        """Write checkpoint, history and timing into a folder for `Recognizer.load`; returns it.
+        """Write the run to a folder for `Recognizer.load`, which must not hold an exported model.
 
-        Raises `UsageError` if the folder holds an exported model, which would be loaded instead,
-        or one of these files.
-
-        folder: made if it does not exist.
-        force: replace an earlier run. Its metrics are removed if the checkpoint changes.
+        force: replace an earlier run; its metrics are removed if the checkpoint changes.
         """
         files = RunPaths(expanded_path(folder, "folder"))
         if (files.root / "model.safetensors").is_file():

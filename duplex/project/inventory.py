@@ -10,11 +10,7 @@ IGNORED = (".gitignore", ".partial", ".stamp.json")  # ends of names of files th
 
 
 def inventory_stage(data: ProjectData) -> None:
-    """Write `files.json` (sha256 of each file) and `featured.json` (the run in the maps).
-
-    The stages `report` and `maps` depend on these files, because a DVC stage cannot depend on all
-    runs of a matrix.
-    """
+    """Write files.json and featured.json, on which report and maps depend, not on a matrix."""
     paths = data.paths
     dataset = data.dataset
     folder = paths.manifest(dataset).parent

@@ -38,11 +38,7 @@ def stages() -> dict[str, int]:
 
 
 def write_plan(params: Params, paths: ArtifactPaths = ArtifactPaths()) -> None:
-    """Write the files that stages of dvc.yaml depend on.
-
-    Raises UsageError for an invalid option, or if a data set lacks an input that a method needs.
-    If a method's kind cannot be imported, prints a warning, since only its own runs will fail.
-    """
+    """Write what stages depend on; `UsageError` for an option or a data set unfit for a method."""
     records: dict[str, Stamp] = {}
     for stage, arguments in stages().items():
         if arguments == 0:

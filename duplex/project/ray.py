@@ -88,7 +88,6 @@ def _shard_extractor(
 
 
 def _shard_report(ray: Any, future: Any) -> ExtractionReport:
-    """Return an actor's report, or raise the actor's `DuplexError` without Ray's traceback."""
     try:
         report: ExtractionReport = ray.get(future)
         return report
@@ -132,11 +131,7 @@ class RemoteWorker:
 def run_on_actors(
     ray: Any, create: Any, tasks: Sequence[Any], *, on_gpu: bool, jobs: int | None = None, cpus: int = 1, **options: Any
 ) -> Iterator[tuple[Any, Any]]:
-    """Call a function for tasks on `jobs` actors (None: as many as fit); yields (task, future).
-
-    create: makes the function, once per actor. cpus: CPU slots of an actor. options: more options
-        for the actors.
-    """
+    """Call a function, which `create` makes once per actor, for tasks; yields (task, future)."""
     resources = ray.cluster_resources()
     if on_gpu and resources.get("GPU", 0) > 0:
         count = int(resources["GPU"])

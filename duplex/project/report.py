@@ -36,11 +36,7 @@ VALIDATION_OF = {"closed": "val_auc", "open": "val_auc_all"}  # world -> validat
 
 
 def report_stage(params: Params, paths: ArtifactPaths = ArtifactPaths(), *, write_metrics: bool = True) -> Path:
-    """Write the report and mean metrics of all runs under `run:`; returns the HTML page's path.
-
-    Data sets without evaluated runs are left out. `write_metrics` also writes `metrics.json`,
-    which git tracks.
-    """
+    """Write report and mean metrics of all runs under `run:`; returns the HTML page's path."""
     runs, not_evaluated = read_all_metrics(params, paths)
     warn_of_outdated(params, paths)
     if not runs:

@@ -236,7 +236,6 @@ def reproduce(plan: Plan, jobs: int | None) -> tuple[SweepResult, Path]:
 
 
 def _hours(plan: Plan, data: LabelledImages, jobs: int | None, extracts: bool) -> str:
-    """Estimated hours of what is left; rows of the paper take as long as the first one."""
     params = plan.data.params
     dataset = plan.data.dataset
     device = resolve_device(params.device)
@@ -291,7 +290,6 @@ def _image_seconds(params: Params, dataset: str, tower: Encoder) -> float:
 
 
 def _step_seconds(spec: MethodSpec, data: Data, tower: Encoder) -> tuple[float, float]:
-    """Seconds of a step and of a validation, on random features, without fine-tuned blocks."""
     request = InputRequest(spec.request.needs, spec.training.precision, None, spec.training.memory)
     inputs = data.read(request)
     examples = {split: each.to(tower.device) for split, each in inputs.examples.items()}

@@ -55,10 +55,7 @@ class ProjectData:
         return ProjectRun(self.dataset, method, seed, self.params, self.paths)
 
     def settings(self, stage: str) -> Stamp:
-        """What `plan` writes of a stamp: the parameters that a stage uses, and its code's hash.
-
-        Only options set in params.yaml are included; the hash of the code covers all defaults.
-        """
+        """What `plan` writes of a stamp: parameters set for a stage, and its code's hash."""
         made: Stamp = {}
         modules: list[str] = []
         if stage in DATA_STAGES:
@@ -217,8 +214,7 @@ class ProjectRun:
     def stamp(self, stage: str, read: Mapping[str, str | None] | None = None) -> Stamp:
         """The stamp of files made now: settings, seed, and checksums of the files that are read.
 
-        read: checksums of the data set's files as they were when the run read them
-            (`RunInputs.read`). None: as they are now.
+        read: checksums of the data as the run read it (`RunInputs.read`). None: as it is now.
         """
         inputs: dict[str, Any] = dict(self._data_files() if read is None else read)
         if stage == "evaluate":
@@ -272,10 +268,7 @@ def load_inputs(data: ProjectData, request: InputRequest = InputRequest()) -> Ru
 
 
 class LastDatasetLoader:
-    """Reads the inputs of data sets and keeps those of the most recent data set in memory.
-
-    Inputs are read again if the data set's files have changed.
-    """
+    """Reads inputs; those of the last data set stay in memory while its files are the same."""
 
     def __init__(self) -> None:
         self._dataset = ""

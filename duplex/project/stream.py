@@ -108,10 +108,7 @@ class AdaptableRun:
 def evaluate_stream(
     stream: AdaptableRun, plain: Mapping[World, WorldResult], calibrations: Mapping[str, scoring.Calibration]
 ) -> tuple[dict[str, Any], list[pd.DataFrame]]:
-    """Evaluate an adapting run; returns metrics, and each world's predictions in the first order.
-
-    plain: the results without adapting, by world.
-    """
+    """Evaluate an adapting run; returns metrics, and predictions in the first order."""
     short = stream.settings.model_copy(update={"bootstrap": 0, "k": (1,)})
     stream = replace(stream, settings=short)
     params = stream.params

@@ -1,9 +1,8 @@
 """Rank images by how likely their labels are wrong, apply corrections, rank images to label next.
 
-Labels are judged by margins: the score of an image's label minus that of the best other label. The
-score of a label is
-the image's cosine with the mean whitened feature of the label's images in the other folds (random
-parts of the data). Near-copies and outliers (images far from all others) are listed as well.
+Labels are judged by margins: the score of an image's label minus that of the best other label. A
+score is the image's cosine with the mean whitened feature of the label's images in the other folds
+(random parts of the data). Near-copies, and images far from all others, are listed as well.
 
 Unlabelled images are ranked in rounds, each with one image of every pair that a trained model
 predicts; in a round, the model's least certain answers come first.
@@ -205,11 +204,7 @@ def whitened(plain: Tensor, compositions: Ints, labels: LabelSpace) -> Tensor:
 
 
 def rank_by_margins(table: pd.DataFrame, labels: LabelSpace, by_kind: dict[str, LabelMargins]) -> pd.DataFrame:
-    """Sort by the sum of standardised margins; adds ranks, margins and better labels.
-
-    Labels are listed twice: the user edits one copy; `old_state` and `old_object` show which
-    labels changed.
-    """
+    """Sort by the sum of standardised margins; `old_state` and `old_object` keep the labels."""
     out = table.copy()
     for name, kind in by_kind.items():
         out[f"{name}_margin"] = kind.margin.round(6)
@@ -372,10 +367,7 @@ def rank_unlabelled(recognizer: Recognizer, folder: Path, excluded: Container[st
 
 
 def in_labelling_order(answers: pd.DataFrame) -> pd.DataFrame:
-    """Rank images in rounds: each has one image of every predicted pair, least certain first.
-
-    Images that resemble no training image come first in their round.
-    """
+    """Rank images in rounds of one per predicted pair: first those unlike all training images."""
     ahead = answers["margin"].where(answers["in_distribution"], 0.0)
     ordered = answers.iloc[np.argsort(ahead, kind="stable")]
     turn = ordered.groupby("answer").cumcount()

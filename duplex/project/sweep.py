@@ -104,8 +104,7 @@ class SweptRun:
     def execute(self, load: LoadInputs) -> None:
         """Evaluate the run, after training it if its checkpoint is outdated."""
         if any(self.run.settings(stage) != planned for stage, planned in self.planned.items()):
-            changed = "the code has changed since the sweep began"
-            raise DuplexError(f"{changed}; run the same command again")
+            raise DuplexError("the code has changed since the sweep began; run the same command again")
         if self.run.difference("train"):
             train_stage(self.run, load=load)
         evaluate_stage(self.run, load=load)
@@ -123,7 +122,7 @@ def stage_name(run: ProjectRun, stage: str) -> str:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Outcome of a task: what it returned, what it printed on stderr and, if it failed, why."""
+    """What a task returned, what it printed on stderr and, if it failed, why."""
 
     trial: Any
     value: Any = None
@@ -300,10 +299,7 @@ def with_progress(label: str, engine: Execute, tasks: Sequence[Task]) -> Iterato
 
 
 def commit_targets(runs: Sequence[ProjectRun], changed: Collection[str]) -> list[str]:
-    """Targets of `dvc commit`: groups such as `train`, or stages if other runs changed too.
-
-    changed: names of the changed stages, those of `runs` included.
-    """
+    """Targets of `dvc commit`: groups such as `train`, or stages if other runs changed too."""
     names = [stage_name(run, stage) for stage, run in product(RUN_STAGES, runs)]
     stages = list(dict.fromkeys(names))
     groups = list(dict.fromkeys(name.partition("@")[0] for name in stages))

@@ -27,10 +27,7 @@ from duplex.training.run import MethodSpec, TrainedMethod, reproducible, train_r
 
 
 def train_stage(run: ProjectRun, out: RunPaths | None = None, load: LoadInputs = load_inputs) -> TrainingResult:
-    """Train a run and write its best epoch to `out`, by default the run's own folder.
-
-    Interrupted training continues after its last whole epoch.
-    """
+    """Train a run, after its last whole epoch if it was interrupted, and write its best epoch."""
     out = out or run.files
     run.data.require()
     require_configured_inputs(run.params, run.dataset, run.method)
@@ -73,7 +70,6 @@ def _search(
     work: Path,
     device: torch.device,
 ) -> TrainedMethod:
-    """Train with several numbers of fine-tuned blocks; `read`: checksums that the stamp has."""
     from duplex.training.recipes import search_block_counts
     from duplex.training.trials import Trial, Trials
 

@@ -129,7 +129,6 @@ def _feasibility(calibration: Calibration, feasible: int) -> dict[str, Any]:
 
 
 def _with_alternatives(result: ScoringResult, excluded: list[Bools], calibration: Calibration) -> dict[str, Any]:
-    """Open-world metrics at the threshold by words that `auto` did not adopt, if any."""
     records: dict[str, Any] = {}
     for other, mask, accumulator in zip(calibration.alternatives, excluded[1:], result.further[1:], strict=True):
         competitors = accumulator.competitors(1)

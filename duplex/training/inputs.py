@@ -315,7 +315,6 @@ class Data:
         return self.advanced[path, blocks][back], {**record, "block_inputs": str(blocks)}
 
     def _advance(self, values: NDArray[Any], stored: int, blocks: int) -> NDArray[Any]:
-        """Run the first `blocks` of the last `stored` image blocks; the outputs are float16."""
         device = resolve_device(self.device)
         entry = self.encoder
         tower = load_encoder(entry.name, entry.weights, towers="image", device=device)
@@ -353,11 +352,7 @@ NEEDED = ("state", "object")  # columns of a table of labels
 def label_table(
     table: pd.DataFrame | Mapping[str, Sequence[str]], rows: int, index: pd.Index | None = None
 ) -> pd.DataFrame:
-    """Check a table of labels of `rows` images; a missing column `image` becomes row numbers.
-
-    index: the features' pandas index. Rows are matched by position, so different indexes raise
-        `UsageError`.
-    """
+    """Check a table of labels of `rows` images, whose features have the pandas index `index`."""
     columns = table.values() if isinstance(table, Mapping) else [table]
     indexes = [each for each in (index, *map(pandas_index, columns)) if each is not None]
     if not all(each.equals(indexes[0]) for each in indexes):
@@ -393,10 +388,7 @@ def pandas_index(value: object) -> pd.Index | None:
 
 
 def missing_needs(params: Params, dataset: str, method: str) -> list[str]:
-    """What a method needs and a data set lacks: `text`, `words` (vectors), `patch` (tokens).
-
-    Does not load the encoder: its family tells whether it has a text tower.
-    """
+    """What a method needs and a data set lacks: `text` (tower), `words` (vectors) or `patch`."""
     entry = params.dataset(dataset)
     is_unknown = entry.encoder.name == IMPORTED
     no_text = is_unknown or not find_family(entry.encoder.name).has_text

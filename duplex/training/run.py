@@ -258,10 +258,10 @@ def train_on_all_images(
 def initialised_method(
     kind: str, options: Options, context: MethodContext, inputs: RunInputs, seed: int, device: torch.device
 ) -> Method[Any]:
-    """Build an untrained method and initialise it from the training images (`Method.start`).
+    """Build a method and initialise it from training images (`Method.start`).
 
-    Raises `UsageError` for states or objects without training images, and for training images
-    without a state or an object, unless the method can use them.
+    Raises `UsageError` for labels without images, and for images with half a label, unless the method
+    can use them.
     """
     labels = context.labels
     images = inputs.examples["train"].to(device)
@@ -290,11 +290,7 @@ def initialised_method(
 def tune_and_score(
     spec: MethodSpec, method: Method[Any], inputs: RunInputs, val: Examples, settings: EvaluationParams
 ) -> tuple[Margins, dict[str, Any]]:
-    """Let a trained method choose its settings, then score the validation images once per world.
-
-    Returns the images' closed-world margins, and the fields of `TrainingRecord` that follow from
-    the scores.
-    """
+    """Choose settings; returns closed-world margins on validation images, fields of the record."""
     labels = inputs.labels
     rule = settings.feasibility
     choose_options(method, val, labels)
