@@ -370,15 +370,13 @@ def fit(
             raise UsageError(f"{unused}; set it in that function, or leave it out")
     training_log = own.get("log")
     if training_log is None:
-        folder = log_folder(spec.training.log, data.name, name, seed)
-        training_log = open_log(spec.training.log, folder)
+        training_log = open_log(spec.training.log, log_folder(spec.training.log, data.name, name, seed))
     hooks = TrainingHooks(on_step, on_epoch, own.get("optimiser"), own.get("schedule"), training_log)
     with reproducible(spec.training.threads):
         inputs = data.inputs(spec.request)
         require_both_groups(inputs, "val", data.name)
         device = torch.device(resolve_device(data.device))
-        choose_by = own.get("select")
-        run = train_run(spec, inputs, seed, device, data.evaluation, hooks=hooks, choose_by=choose_by)
+        run = train_run(spec, inputs, seed, device, data.evaluation, hooks=hooks, choose_by=own.get("select"))
     return Run(**vars(run))
 
 

@@ -182,8 +182,7 @@ def _cache(params: Params, paths: ArtifactPaths, name: str) -> DoctorFinding:
         features = read_features(path, expect=expected)
     except DuplexError as error:
         return DoctorFinding(name, f"{path} cannot be used", str(error))
-    counts = f"{len(features.statuses)} rows, {int(features.bad.sum())} unreadable"
-    return DoctorFinding(name, f"{path}: {counts}")
+    return DoctorFinding(name, f"{path}: {len(features.statuses)} rows, {int(features.bad.sum())} unreadable")
 
 
 DVC_IN_ABLATIONS = (".dvcignore", ".dvc/config", ".dvc/.gitignore")

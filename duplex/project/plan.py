@@ -40,9 +40,11 @@ def stages() -> dict[str, int]:
 def write_plan(params: Params, paths: ArtifactPaths = ArtifactPaths()) -> None:
     """Write what stages depend on; `UsageError` for an option or a data set unfit for a method."""
     records: dict[str, Stamp] = {}
+    ablations = {"ablations": sha256(paths.ablations)} if paths.ablations.is_file() else {}
     for stage, arguments in stages().items():
         if arguments == 0:
-            records[stage] = _page_settings(params, stage, paths)
+            code = stage_code(stage, *method_modules(params))
+            records[stage] = {**ablations, **rows_shown(params), "code": code}
         for dataset in params.run.datasets if arguments else ():
             data = ProjectData(params, dataset, paths)
             if arguments == 1:
@@ -59,12 +61,6 @@ def write_plan(params: Params, paths: ArtifactPaths = ArtifactPaths()) -> None:
     with replace_folder(paths.plan) as scratch:
         for name, record in records.items():
             write_json(scratch / f"{name}.json", record)
-
-
-def _page_settings(params: Params, stage: str, paths: ArtifactPaths) -> Stamp:
-    table = paths.ablations
-    ablations = {"ablations": sha256(table)} if table.is_file() else {}
-    return {**ablations, **rows_shown(params), "code": stage_code(stage, *method_modules(params))}
 
 
 def planned_data(dataset: str, stage: str) -> ProjectData:

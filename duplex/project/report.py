@@ -57,8 +57,7 @@ def report_stage(params: Params, paths: ArtifactPaths = ArtifactPaths(), *, writ
     for dataset in track(params.run.datasets, "report", len(params.run.datasets)):
         parts[dataset], more = image_parts(ProjectData(params, dataset, paths))
         numbers |= more
-    report = build_report(results, parts)
-    page = write_report(report, paths.report, paths.plots / "figures", numbers)
+    page = write_report(build_report(results, parts), paths.report, paths.plots / "figures", numbers)
     tables = {"curves": curve_table(results), "training": auc_by_epoch_table(results)}
     for name, table in tables.items():
         with replace_file(paths.plots / f"{name}.csv") as scratch:
@@ -166,8 +165,7 @@ def read_results(params: Params, summary: Tree, paths: ArtifactPaths) -> Results
         )
         for dataset in params.run.datasets
     ]
-    summary_file = paths.summary.as_posix()
-    return Results(tuple(datasets), summary_file, paths.ablations.as_posix(), params.run.seeds)
+    return Results(tuple(datasets), paths.summary.as_posix(), paths.ablations.as_posix(), params.run.seeds)
 
 
 def _read_runs(params: Params, dataset: str, method: str, paths: ArtifactPaths) -> dict[int, RunRecord]:
@@ -226,8 +224,7 @@ def image_parts(data: ProjectData) -> tuple[list[ReportPart], dict[str, object]]
     if not manifest.exists():
         note = Note(f"{manifest} does not exist.", f"dvc repro prepare@{data.dataset}")
         return [ReportPart("Examples", [note])], {}
-    names = read_manifest(manifest)["image"].tolist()
-    missing = images.missing_images_note(root, names, data.dataset)
+    missing = images.missing_images_note(root, read_manifest(manifest)["image"].tolist(), data.dataset)
     retrieved, texts, numbers = _retrieved(run, missing)
     predictions = aggregate.read_table(run.files.predictions)
     place = run.files.predictions
@@ -266,8 +263,7 @@ def _retrieved(
 def _maps(dataset: str, path: Path) -> ReportPart:
     table = aggregate.read_table(path)
     if table is None:
-        missing = Note("The maps have not been drawn.", f"dvc repro maps@{dataset}")
-        return ReportPart("Maps", [missing])
+        return ReportPart("Maps", [Note("The maps have not been drawn.", f"dvc repro maps@{dataset}")])
     none = Note("No method of `run:` has visual prototypes to map.")
     return ReportPart("Maps", map_figures(table, dataset) or [none])
 

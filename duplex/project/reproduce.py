@@ -85,8 +85,7 @@ def published_params(dataset: str, methods: Sequence[str], seeds: Sequence[int])
     entry = params.dataset(dataset)
     specs = [MethodSpec.of(params, dataset, name) for name in methods]
     encoder = entry.encoder.model_copy(update={"pixels": any(spec.finetune for spec in specs)})
-    entry = entry.model_copy(update={"encoder": encoder})
-    return params.model_copy(update={"datasets": {dataset: entry}})
+    return params.model_copy(update={"datasets": {dataset: entry.model_copy(update={"encoder": encoder})}})
 
 
 def published_settings(params: Params, dataset: str) -> list[str]:
@@ -231,8 +230,7 @@ def reproduce(plan: Plan, jobs: int | None) -> tuple[SweepResult, Path]:
     shown = data.params.model_copy(update={"run": run})
     if report.executed or not data.paths.maps(data.dataset).exists():
         maps_stage(replace(data, params=shown))
-    paths = data.paths.of_reproduction(data.dataset)
-    return report, report_stage(shown, paths, write_metrics=False)
+    return report, report_stage(shown, data.paths.of_reproduction(data.dataset), write_metrics=False)
 
 
 def _hours(plan: Plan, data: LabelledImages, jobs: int | None, extracts: bool) -> str:
@@ -250,8 +248,7 @@ def _hours(plan: Plan, data: LabelledImages, jobs: int | None, extracts: bool) -
     timed = plan.rows if params.run.recipes == "published" else plan.rows[:1]
     specs = {name: MethodSpec.of(params, dataset, name) for name in timed}
     features = np.random.default_rng(0).standard_normal((images, tower.dim), dtype=np.float32)
-    words = params.evaluation.word_vectors
-    made = Data(data.manifest, data.labels, features, entry, str(tower.device), words)
+    made = Data(data.manifest, data.labels, features, entry, str(tower.device), params.evaluation.word_vectors)
     runs = {}
     for name, spec in specs.items():
         print(f"timing {name}", file=sys.stderr)
@@ -283,8 +280,7 @@ def _run_seconds(spec: MethodSpec, data: Data, tower: Encoder) -> float:
 
 def _image_seconds(params: Params, dataset: str, tower: Encoder) -> float:
     count = params.extraction.batch_size if tower.device.type == "cuda" else FEW
-    image = tower.image_transform(Image.new("RGB", (8, 8)))
-    pixels = torch.stack([image] * count).to(tower.device)
+    pixels = torch.stack([tower.image_transform(Image.new("RGB", (8, 8)))] * count).to(tower.device)
     outputs = outputs_to_cache(params, dataset)
     return _seconds(lambda: encode_outputs(tower, pixels, outputs)["cls"]) / count
 
@@ -304,8 +300,7 @@ def _step_seconds(spec: MethodSpec, data: Data, tower: Encoder) -> tuple[float, 
     method.train()
     batch = Batch(images.inputs, images.compositions)
     rows = torch.arange(min(spec.training.batch_size, len(images)))
-    optimiser = make_optimiser(method, spec.training)
-    work = partial(optimiser_step, method, batch, rows, spec.training, optimiser)
+    work = partial(optimiser_step, method, batch, rows, spec.training, make_optimiser(method, spec.training))
     step = _seconds(lambda: next(iter(work().values()))) if method.groups() else 0.0
     validate = Validation(examples["val"], data.labels)
     return step, _seconds(lambda: torch.tensor(validate(method).value))

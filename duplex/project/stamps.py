@@ -1,9 +1,8 @@
 """Stamps record what an artifact was made from, in a file beside it, to tell if it is outdated.
 
 A stamp is one JSON dict: the values of params.yaml that a stage uses, with checksums of files that
-they name; a hash of
-the stage's code (`duplex.system.code`); and checksums of the files that the stage reads and
-writes. `ProjectData` and `ProjectRun` (`duplex.project.run`) make them.
+they name; a hash of the stage's code (`duplex.system.code`); and checksums of the files that the
+stage reads and writes. `ProjectData` and `ProjectRun` (`duplex.project.run`) make them.
 """
 
 from __future__ import annotations

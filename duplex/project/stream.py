@@ -52,8 +52,7 @@ class StreamScorer(scoring.SplitScorer):
                 expected = f"one tensor of scores for each of the {len(batches)} batches"
                 raise DuplexError(f"{self.name} must yield {expected}")
             if len(read) != place + 1:
-                expected = "the scores of a batch before it reads the next one"
-                raise DuplexError(f"{self.name} must yield {expected}")
+                raise DuplexError(f"{self.name} must yield the scores of a batch before it reads the next one")
             yield rows.numpy(), scoring.checked_scores(self.name, scores, len(rows), len(self.candidates))
 
 
@@ -78,8 +77,7 @@ class AdaptableRun:
         feasible = np.ones(len(candidates), dtype=bool) if mask is None else mask
         adapted = AdaptedRun(self.method, candidates, feasible, images, plain.scorer)
         adapter: Any = find_stream_adapter(self.params.adapter)(adapted, options)
-        generator = np.random.default_rng([self.params.seed, order])
-        places = generator.permutation(len(self.inputs.examples[split]))
+        places = np.random.default_rng([self.params.seed, order]).permutation(len(self.inputs.examples[split]))
         task = StreamScorer(
             plain.candidates, adapter.scores, name=self.params.adapter, order=places, batch=self.params.batch
         )

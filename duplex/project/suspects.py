@@ -69,13 +69,11 @@ class LabelledSource:
         """Cached features in the table's order; `files`: sha256 of the images."""
         if self.params is not None:
             manifest = ArtifactPaths().manifest(self.name)
-            root = self.params.dataset(self.name).source.recorded_root
-            expected = {"manifest": sha256(manifest), ROOT: root}
+            expected = {"manifest": sha256(manifest), ROOT: self.params.dataset(self.name).source.recorded_root}
             return read_features(ArtifactPaths().features(self.name), expect=expected)
         found = find_cached_features(user_cache(), files)
         if found is None:
-            reason = f"the images in {self.root} have not been encoded"
-            raise UsageError(f"{reason}; run `duplex fit` on them first")
+            raise UsageError(f"the images in {self.root} have not been encoded; run `duplex fit` on them first")
         if found.bad.any():
             example = self.table["image"][found.bad].iloc[0]
             left_out = f"are left out ({found.bad.sum():,}), such as {example}"
@@ -106,8 +104,7 @@ def open_labelled(
             raise UsageError(f"{reason}; give their folder instead of {name!r}")
         made = read_fit(place)["encoder"]
         encoder = _options(encoder=made["name"], weights=made.get("weights"))
-        recorded = json.loads(record.read_text(encoding="utf-8"))
-        place, images = [each and Path(each) for each in recorded]
+        place, images = [each and Path(each) for each in json.loads(record.read_text(encoding="utf-8"))]
     source = detect_source(place.resolve(), None, images and images.resolve())
     if source.kind == "standard":
         table = load_source(source).manifest
@@ -116,10 +113,8 @@ def open_labelled(
     else:
         table = read_table(source.table).drop_duplicates()
     if (twice := table["image"].duplicated()).any():
-        image = table["image"][twice].iloc[0]
-        raise UsageError(f"{place} lists {image!r} twice; keep one of these rows")
-    table = table.reset_index(drop=True)
-    return LabelledSource(Path(name).resolve().stem, source.root, table, encoder=encoder)
+        raise UsageError(f"{place} lists {table['image'][twice].iloc[0]!r} twice; keep one of these rows")
+    return LabelledSource(Path(name).resolve().stem, source.root, table.reset_index(drop=True), encoder=encoder)
 
 
 def _options(**values: Any) -> str:
@@ -137,8 +132,7 @@ class LabelMargins:
 def margins(features: NDArray[Any], labels: Ints, *, folds: int = FOLDS, seed: int = 0) -> LabelMargins:
     """Cross-validated margins: cosine with the label's mean minus the largest with another's."""
     if len(features) < 2 * folds:
-        few = f"{len(features)} images are too few to check labels"
-        raise UsageError(f"{few}; expected at least {2 * folds}")
+        raise UsageError(f"{len(features)} images are too few to check labels; expected at least {2 * folds}")
     classes, label = np.unique(labels, return_inverse=True)
     if len(classes) < 2:
         raise UsageError("all images have the same label; expected at least two labels")
@@ -150,8 +144,7 @@ def margins(features: NDArray[Any], labels: Ints, *, folds: int = FOLDS, seed: i
         means = np.zeros((len(classes), features.shape[1]))
         np.add.at(means, label[rest], features[rest])
         means /= np.maximum(np.linalg.norm(means, axis=1, keepdims=True), 1e-12)
-        known = np.isin(range(len(classes)), label[rest])
-        scores[out] = np.where(known, features[out] @ means.T, -np.inf)
+        scores[out] = np.where(np.isin(range(len(classes)), label[rest]), features[out] @ means.T, -np.inf)
     rows = np.arange(len(features))
     own = scores[rows, label]
     scores[rows, label] = -np.inf
@@ -173,8 +166,7 @@ def rank_suspects(source: LabelledSource) -> pd.DataFrame:
     labels = LabelSpace.from_pairs({"train": pairs})
     compositions = labels.index(table["state"].tolist(), table["object"].tolist())
     plain = unit(torch.from_numpy(cache.cls[rows]))
-    white = whitened(plain, compositions, labels).numpy()
-    margins_by_kind = label_margins(white, compositions, labels)
+    margins_by_kind = label_margins(whitened(plain, compositions, labels).numpy(), compositions, labels)
     near = most_similar(plain.numpy(), plain.numpy(), NEAREST + 1)[1][:, 1:]  # first is the image itself
     pairs_of_copies = near_copies(looks_from_texts(pixels[files[row]] for row in rows)).tolist()
     cells = table[[name for name in ("state", "object", "split") if name in table]].to_numpy()
@@ -282,15 +274,20 @@ def relabelled(source: LabelledSource, edited: Path) -> RelabelledTable:
         image = table["image"][twice].iloc[0]
         raise UsageError(f"{edited} lists {image!r} twice; keep one row")
     corrected = table.set_index("image")
+    present = manifest.set_index("image").loc[corrected.index]
     if "split" in corrected and "split" in manifest:
-        moved = corrected["split"] != manifest.set_index("image")["split"].loc[corrected.index]
+        moved = corrected["split"] != present["split"]
         if moved.any():
             raise UsageError(
                 f"{edited} and {dataset!r} give {corrected.index[moved][0]!r} different splits; "
-                "restore the value in the column 'split', since `duplex relabel` changes only "
-                "labels"
+                "restore the value in the column 'split', since `duplex relabel` changes only labels"
             )
-    outdated = _outdated(corrected, manifest.set_index("image").loc[corrected.index])
+    stale = pd.Series(False, corrected.index)
+    for name, old in OLD.items():
+        if old in corrected:
+            stale |= (corrected[old] != "") & (corrected[old] != present[name])
+    wanted = (corrected[list(OLD)] != present[list(OLD)]).any(axis=1)
+    outdated = corrected.index[stale & wanted].tolist()
     corrected = corrected.drop(index=outdated)
     out = manifest.copy()
     for name in ("state", "object"):
@@ -308,15 +305,6 @@ def relabelled(source: LabelledSource, edited: Path) -> RelabelledTable:
     for name in ("state", "object"):
         new += sorted(set(out[name]) - set(manifest[name]))
     return RelabelledTable(out, changed, new, outdated)
-
-
-def _outdated(corrected: pd.DataFrame, present: pd.DataFrame) -> list[str]:
-    other = pd.Series(False, corrected.index)
-    for name, old in OLD.items():
-        if old in corrected:
-            other |= (corrected[old] != "") & (corrected[old] != present[name])
-    wanted = (corrected[list(OLD)] != present[list(OLD)]).any(axis=1)
-    return corrected.index[other & wanted].tolist()
 
 
 def rank_unlabelled(recognizer: Recognizer, folder: Path, excluded: Container[str] = ()) -> pd.DataFrame:

@@ -80,8 +80,7 @@ class DvcRepo:
         if process.returncode:
             text = " ".join((process.stderr or "").rpartition("ERROR:")[2].split())
             reason = text[:LONGEST_REASON].rstrip(".") or f"exit code {process.returncode}"
-            failed = f"`dvc {words[0]}` failed: {reason}"
-            raise DuplexError(f"{failed}; once it works, run the same command again")
+            raise DuplexError(f"`dvc {words[0]}` failed: {reason}; once it works, run the same command again")
         return process.stdout if quiet else ""
 
 
@@ -279,8 +278,7 @@ def execute(engine: Execute, runs: Sequence[SweptRun], report: SweepResult) -> s
     failed: set[ProjectRun] = set()
     for done, outcome in enumerate(with_progress("runs", engine, runs), 1):
         result = "finished" if outcome.error is None else "failed"
-        line = f"run {done} of {len(runs)} {result}: {outcome.trial}"
-        print(f"{outcome.output}{line}", file=sys.stderr)
+        print(f"{outcome.output}run {done} of {len(runs)} {result}: {outcome.trial}", file=sys.stderr)
         if outcome.error is None:
             report.executed += 1
         else:
@@ -329,8 +327,7 @@ def _run_on_ray(
         try:
             yield ray.get(future)
         except ray.exceptions.RayError as error:
-            died = f"its Ray actor died ({last_line(error)})"
-            yield Outcome(trial, error=f"{died}; run the same command again")
+            yield Outcome(trial, error=f"its Ray actor died ({last_line(error)}); run the same command again")
 
 
 def workers_and_gpus(device: str, jobs: int | None, threads: int) -> tuple[int, list[str]]:

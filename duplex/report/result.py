@@ -92,8 +92,7 @@ class Result:
         lines = [values.tolist() for values in (mean.seen, mean.unseen, mean.low, mean.high)]
         series = blocks.Series(self.name, *lines)
         chart = blocks.Chart(alt, "seen accuracy (%)", "unseen accuracy (%)", [series])
-        figure = blocks.Figure("curve", blocks.draw(chart), alt)
-        return blocks.render_for_notebook(self._title, [table, figure])
+        return blocks.render_for_notebook(self._title, [table, blocks.Figure("curve", blocks.draw(chart), alt)])
 
     @property
     def _title(self) -> str:

@@ -89,8 +89,7 @@ class RunInputs:
 
     def context(self, world: World = "closed") -> MethodContext:
         """What a method's constructor receives; `world` decides the candidates in training."""
-        inputs = self.examples["train"].inputs
-        shapes = {name: tuple(values.shape[1:]) for name, values in inputs.items()}
+        shapes = {name: tuple(values.shape[1:]) for name, values in self.examples["train"].inputs.items()}
         pairs = {split: pairs.copy() for split, pairs in self.labels.pairs.items()}
         labels = replace(self.labels, pairs=pairs)
         return MethodContext(
@@ -340,8 +339,7 @@ def open_data(params: Params, dataset: str, paths: ArtifactPaths) -> Data:
     if any(sha256_once(path) != digest for path, digest in files.items()):
         reason = f"the data set {dataset} was prepared again while it was read"
         raise DuplexError(f"{reason}; run the same command again")
-    root = entry.source.recorded_root
-    features = CachedFeatures(paths.features(dataset), place, files[place], root)
+    features = CachedFeatures(paths.features(dataset), place, files[place], entry.source.recorded_root)
     words = params.evaluation.word_vectors
     return Data(manifest, labels, features, entry.encoder, params.device, words, files=files)
 

@@ -5,9 +5,8 @@
         run = train_run(spec, inputs, seed, device, params.evaluation)
         run.write(RunPaths(folder))
 
-After training, the validation images are scored once per world: bias, feasibility threshold,
-confidence and the
-validation AUC come from that pass (`tune_and_score`).
+After training, `tune_and_score` scores the validation images once per world: bias, feasibility
+threshold, confidence and the validation AUC come from that pass.
 """
 
 from __future__ import annotations
@@ -241,8 +240,7 @@ def train_on_all_images(
     bias = next(iter((chosen.calibration or {}).values())).bias
     novelty = chosen.novelty
     if novelty is not None:
-        fitted = NoveltyDetector.fit(images, images, inputs.labels)
-        novelty = replace(fitted, threshold=novelty.threshold)
+        novelty = replace(NoveltyDetector.fit(images, images, inputs.labels), threshold=novelty.threshold)
     record = replace(
         chosen,
         options=options,
