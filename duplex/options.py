@@ -57,7 +57,9 @@ Template = Annotated[str, AfterValidator(_has_words)]  # words before the names 
 
 
 class OptionError(UsageError, ValueError):
-    """Raised for a wrong option, `key`, or several; a ValueError, for pydantic to add the place."""
+    """Raised for a wrong option `key`, or for several that contradict each other (None)."""
+
+    # a ValueError, so that pydantic adds the option's place in the file
 
     def __init__(self, message: str, key: str | None = None) -> None:
         super().__init__(message if key is None else f"{key}: {message}")
@@ -215,7 +217,7 @@ class TrainingOptions(Options):
     decay: Annotated[float, Field(gt=0, le=1)] = 0.5  # factor every `decay_every` epochs (step)
     decay_every: Count = 5  # epochs between two decays (schedule: step)
     warm_up: Natural = 0  # epochs over which the learning rate rises linearly to its value
-    select: Literal["auc", "hm", "unseen", "loss", "last"] = "auc"  # validation chooses the epoch
+    select: Literal["auc", "hm", "unseen", "loss", "last"] = "auc"  # what chooses the epoch
     validate_every: Count = 1  # epochs between two validations; the last epoch is always validated
     patience: Count | None = None  # stop after epochs without a better validation; null: never
     accumulate: Count = 1  # batches per optimiser step; prompts are encoded once per step

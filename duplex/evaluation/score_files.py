@@ -1,6 +1,4 @@
-"""Read score files, with arrays `scores [N, C]`, `target [N]` (label's column) and `seen [C]`.
-
-They are `.npz` or `.h5` files.
+"""Read score files, `.npz` or `.h5`: `scores [N, C]`, `target [N]` (a column) and `seen [C]`.
 
 Optional arrays: `feasible_mask [C]` (columns outside of it score -inf), `k` (one or more numbers,
 for top-k accuracy), `state [C]` and `object [C]` (each column's state and object, as numbers or
@@ -71,7 +69,7 @@ def require_same_columns(first: ScoreFile, second: ScoreFile) -> None:
 
 
 @contextmanager
-def open_scores(path: Path) -> Iterator[ScoreFile]:
+def open_score_file(path: Path) -> Iterator[ScoreFile]:
     """Context manager: open and check a score file; raises `UsageError` if anything is wrong."""
     if not path.is_file():
         raise UsageError(f"there is no file {path}; give an .npz or .h5 file with {', '.join(map(repr, REQUIRED))}")

@@ -19,7 +19,8 @@ from duplex.cli import app
 from duplex.config.params import MethodEntry, Params, load_params
 from duplex.errors import DuplexError, UsageError
 from duplex.features.file import read_cache_digest
-from duplex.project import report, runs
+from duplex.project import plan, report, runs
+from duplex.project import run as run_module
 from duplex.project.evaluate import evaluate_stage
 from duplex.project.extract import extract
 from duplex.project.inventory import inventory_stage
@@ -38,6 +39,7 @@ from duplex.project.runs import best_run
 from duplex.project.sweep import SweptRun
 from duplex.project.train import train_stage
 from duplex.recognition.export import model_card_facts
+from duplex.system.code import code_files, code_hash
 from duplex.system.files import sha256
 from duplex.training.inputs import InputRequest
 from tests.features.conftest import update_checksums
@@ -341,6 +343,19 @@ def test_a_checkpoint_replaced_during_an_evaluation_gives_no_metrics(project: Pa
     with pytest.raises(DuplexError, match="its tensors were changed"):
         evaluate_stage(ProjectRun("own", "clip", 0, load_params()), load=load)
     assert run.metrics.read_bytes() == before
+
+
+def test_a_new_stage_needs_no_more_than_its_script(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(ROOT / "pipeline", project / "pipeline")
+    script = project / "pipeline" / "count.py"
+    script.write_text("def work(dataset):\n    from duplex.data.tables import read_manifest\n")
+    monkeypatch.setattr(plan, "shipped_project", lambda: project)
+    monkeypatch.setattr(run_module, "shipped_project", lambda: project)
+    write_plan(load_params())
+    record = json.loads(Path("artifacts/plan/own/count.json").read_text())
+    assert record == {"code": code_hash(script)}
+    assert "duplex/data/tables.py" in code_files(script)
+    assert planned_data("own", "count").dataset == "own"
 
 
 def test_a_run_is_stamped_with_the_features_that_it_read(project: Path) -> None:
