@@ -8,7 +8,7 @@ are those of the run.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from statistics import fmean, stdev
@@ -86,7 +86,7 @@ class AdaptableRun:
     def chosen_options(self) -> tuple[Options, float]:
         """The adapter's options with the best validation AUC, varied one by one, and this AUC."""
         kind = find_stream_adapter(self.params.adapter)
-        values = dict(kind.grid)
+        values: dict[str, Sequence[Any]] = dict(kind.grid)
         for name, value in self.params.options.items():
             values[name] = value if isinstance(value, list) else [value]
         best = {name: choices[0] for name, choices in values.items()}

@@ -34,7 +34,7 @@ from duplex.training.scoring import (
     term_sum_statistics,
 )
 
-FEASIBILITY_METRICS = ("unseen", "hm", "auc", "auc_low", "auc_high")  # seen accuracy does not depend on feasibility
+FEASIBILITY_METRICS = ("unseen", "hm", "auc", "auc_low", "auc_high")  # which feasibility changes
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class WorldResult:
     curve: pd.DataFrame
     predictions: pd.DataFrame
     right: Bools  # [test images] whether the best candidate is the label, at bias 0
-    right_at_ends: Bools  # [test images] the same among seen candidates alone, or among unseen ones for unseen pairs
+    right_at_ends: Bools  # [test images] the same among candidates of the label's own group
 
 
 def calibration_for(record: TrainingRecord, world: World, place: object) -> Calibration:
@@ -74,7 +74,8 @@ def evaluate_world(
     inputs: data set with the split's features on the method's device.
     task: scores the images for all candidates, such as a `StreamScorer`; None: the method itself.
     """
-    labels, test = inputs.labels, inputs.examples[split]
+    labels = inputs.labels
+    test = inputs.examples[split]
     task = task or SplitScorer.of(method, labels.candidates(world, split))
     words = inputs.words if world == "open" else None
     feasible_mask = feasible_compositions(method, words, calibration)
@@ -103,15 +104,16 @@ def evaluate_world(
     metrics["sampled"] = _sampled_headline(margins)
     metrics |= metrics_at_bias(margins, calibration.bias)
     if not all(mask.all() for mask in labels.trained_words) and "bias" in metrics:
-        for name, bias in (("vocabulary", metrics["bias"]), ("vocabulary_at_val_bias", calibration.bias)):
+        biases = {"vocabulary": metrics["bias"], "vocabulary_at_val_bias": calibration.bias}
+        for name, bias in biases.items():
             metrics[name] = vocabulary_accuracies(competitors, bias, states, objects, labels.trained_words)
     if feasible_mask is not None:
         metrics |= _feasibility(calibration, int(feasible_mask.sum()))
     if world == "open":
         everywhere = flatten(measure(result.further[0].competitors(), rounds=0))
-        metrics |= {
-            f"auc_all{end}": everywhere[f"auc{end}"] for end in ("", "_low", "_high") if f"auc{end}" in everywhere
-        }
+        for end in ("", "_low", "_high"):
+            if f"auc{end}" in everywhere:
+                metrics[f"auc_all{end}"] = everywhere[f"auc{end}"]
         metrics |= _with_alternatives(result, excluded, calibration)
     return WorldResult(
         metrics,
@@ -148,7 +150,8 @@ def metrics_at_bias(margins: Margins, bias: float) -> dict[str, float]:
     if len(ends) == 2:
         seen, unseen = ends
         hm = float(harmonic_mean(np.array(seen), np.array(unseen)))
-        record |= {"seen_at_val_bias": 100 * seen, "unseen_at_val_bias": 100 * unseen, "hm_at_val_bias": 100 * hm}
+        at_bias = {"seen": seen, "unseen": unseen, "hm": hm}
+        record |= {f"{name}_at_val_bias": 100 * value for name, value in at_bias.items()}
     return record
 
 
@@ -189,7 +192,8 @@ def frequency_accuracies(result: WorldResult, inputs: RunInputs) -> dict[str, di
 
 def term_metrics(method: Method[Any], inputs: RunInputs) -> dict[str, dict[str, Any]]:
     """Closed-world metrics of each score term and sums of some: keys `terms_visual+semantic`."""
-    labels, test = inputs.labels, inputs.examples["test"]
+    labels = inputs.labels
+    test = inputs.examples["test"]
     sums = term_sum_statistics(method, labels.candidates("closed", "test"), test, labels)
     records = {}
     for names, accumulator in sums.items():
@@ -202,7 +206,8 @@ def _predictions(
     result: ScoringResult, margins: Margins, test: Examples, labels: LabelSpace, manifest: pd.DataFrame, bias: float
 ) -> pd.DataFrame:
     margin = np.empty(len(test))
-    margin[margins.is_seen], margin[~margins.is_seen] = margins.seen, margins.unseen
+    margin[margins.is_seen] = margins.seen
+    margin[~margins.is_seen] = margins.unseen
     return pd.DataFrame(
         {
             "row": test.rows,
