@@ -24,16 +24,12 @@ from duplex.recognition.answers import UnreadableImage, encode_prompts, split_co
 from duplex.training.checkpoint import load_checkpoint, read_record
 
 DOCS = Path(__file__).parents[2] / "docs" / "library.md"
+ROUNDING = 5e-4  # of features to 16 bits, which falls otherwise where a batch of another size differs in a last bit
 
 
 @pytest.fixture(scope="module")
 def recognizer(trained) -> Recognizer:
     return Recognizer.load(trained.run(), device="cpu", exact=True)
-
-
-ROUNDING = (
-    5e-4  # of features to 16 bits: where batches of another size differ in a last bit, some are rounded otherwise
-)
 
 
 def pipeline_scores(trained, method: str, world: str) -> torch.Tensor:
