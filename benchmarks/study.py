@@ -136,7 +136,7 @@ class Bench:
         else:
             training = {**training, "learning_rate": rate}
         if self.epochs:
-            training |= {"epochs": self.epochs, "warm_up": 0}
+            training |= {"epochs": self.epochs}
         options = entry.options_for(self.dataset)
         entry = entry.model_copy(update={**options, "training": training, "finetune": finetune, "per_dataset": {}})
         return self.params.model_copy(update={"methods": {**self.params.methods, name: entry}})

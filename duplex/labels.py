@@ -146,11 +146,10 @@ class LabelSpace:
         return states, np.isin(np.arange(len(self.objects)), train % len(self.objects))
 
     def candidates(self, world: str, split: str) -> Ints:
-        """The sorted candidates, which an answer is chosen from (the Duplex paper's `C_tgt`).
+        """The sorted compositions that an answer is chosen from (the Duplex paper's `C_tgt`).
 
-        In the open world, these are all compositions. In the closed world, they are the seen
-        compositions and those of `split`; for "train", the compositions of all splits, because
-        training may update all of their prototypes.
+        In the open world, all. In the closed world, the seen ones and those of `split`; for
+        "train", those of all splits, because training may update all of their prototypes.
         """
         require(world, WORLDS, "world")
         require(split, SPLITS, "split")
@@ -273,9 +272,8 @@ class FrequencyGroups:
 def frequency_groups(train: Ints, size: int) -> FrequencyGroups:
     """Divide `size` compositions into frequency groups by counts in `train`, of training images.
 
-    Of the seen compositions, head is the most frequent 20 %, medium the next 30 %, tail the rest
-    (appendix of the Duplex paper). Of compositions with equal counts, the one with the lower
-    number is ranked first.
+    Of the seen ones, head is the most frequent 20 %, medium the next 30 %, tail the rest (appendix
+    of the Duplex paper). Of equally frequent ones, the one with the lower number ranks first.
     """
     seen, counts = np.unique(train, return_counts=True)
     group = np.empty(len(seen), dtype=np.int64)

@@ -48,8 +48,8 @@ from duplex.training.run import MethodSpec, TrainedMethod, reproducible, train_r
 from duplex.training.scoring import ChooseBy
 
 REPLACED = {  # argument of `fit` -> training options without effect if it is a function
-    "optimiser": ("weight_decay", "eps", "sgd_momentum"),
-    "schedule": ("decay", "decay_every", "warm_up"),
+    "optimiser": ("weight_decay", "eps"),
+    "schedule": ("decay", "decay_every"),
 }
 
 
@@ -328,15 +328,14 @@ def fit(
         package); or, with default options, an installed kind (`duplex methods`), `module:Class` or
         a subclass of `Method`.
     seed: seed of the initial parameters and of the order of images.
-    world: closed or open: the world whose candidates are used in training, and for which bias and
-        threshold are chosen. None: as in params.yaml; a kind or a class is trained for the closed
-        world, and its bias is chosen for both.
-    select: validation metric that chooses the epoch: auc, hm, unseen, loss; `last`; or a function
-        of a dict with seen, unseen, hm and auc (fractions, closed world) to maximise.
-    optimiser: adam, adamw, sgd, or a function of parameter groups such as `torch.optim.NAdam`.
-        Groups without a learning rate are trained with the option `learning_rate`.
-    schedule: step, cosine, constant, or a function of the epoch (from 0) that returns the factor of
-        the learning rates.
+    world: closed or open: the world whose candidates are used in training, and for which bias and threshold are chosen.
+        None: as the method's entry in params.yaml says; a kind or a class is trained for the closed world, and its bias
+        is chosen for both worlds.
+    select: validation metric that chooses the epoch: auc, hm, unseen, loss; `last` for the last epoch; or a function of
+        a dict with seen, unseen, hm and auc (fractions, closed world) that returns the number to maximise.
+    optimiser: adam, adamw, or a function of parameter groups that returns an optimiser, such as
+        `torch.optim.NAdam`. Groups without a learning rate are trained with the option `learning_rate`.
+    schedule: step, cosine, constant, or a function of the epoch (from 0) that returns the factor of the learning rates.
     on_step: function that is called with a `StepReport` after each optimiser step.
     on_epoch: the same with an `EpochReport` after each epoch, first before training (epoch 0).
     log: dvclive, tensorboard, wandb or mlflow, whose files go to a subfolder of that name; a

@@ -1,8 +1,7 @@
 """Options of methods, training, fine-tuning and data: frozen dataclasses that check their values.
 
-A wrong value such as `context="lerned"` raises an error when the object is created, from Python or
-from a file. Optimiser, learning rate and its schedule are in `TrainingOptions`; each method's own
-options are in its module. pydantic checks each field; `describe_error` words its errors.
+Optimiser, learning rate and its schedule are in `TrainingOptions`; each method's own options are
+in its module. pydantic checks each field; `describe_error` words its errors.
 """
 
 from __future__ import annotations
@@ -164,11 +163,7 @@ NO_TABLE = ("dict_type", "model_type", "dataclass_type")
 
 
 def describe_error(error: ValidationError, table: Any = None) -> tuple[str, str]:
-    """Place and message of one fault in a pydantic error, if possible of an unknown key.
-
-    The place is a path of keys such as `run.seeds`. For an unknown key, the message lists the
-    keys of `table`, the class that was validated.
-    """
+    """Place, such as `run.seeds`, and message of one fault, if possible of an unknown key of `table`."""
     faults = error.errors(include_url=False)
     fault = next((each for each in faults if each["type"] in UNKNOWN_KEY), faults[0])
     path = [str(part) for part in fault["loc"] if part != "[key]"]
@@ -198,26 +193,20 @@ def _known_keys(table: Any, path: Iterable[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class TrainingOptions(Options):
-    """Options of training (`training:` in params.yaml): learning rates, batches, epochs.
-
-    The Duplex paper's Tab. 2 gives learning rate, batch size and epochs per data set; the paper
-    uses Adam and halves the learning rate every five epochs.
-    """
+    """Options of training (`training:` in params.yaml): learning rates, batches, epochs."""
 
     learning_rate: LearningRate  # of the method's parameters
     batch_size: Count  # images per batch
     epochs: Count  # passes over the training images
-    optimiser: Literal["adam", "adamw", "sgd"] = "adam"
-    sgd_momentum: Rate = 0.9  # momentum of the optimiser sgd
+    optimiser: Literal["adam", "adamw"] = "adam"
     weight_decay: Rate = 0.0  # of the optimiser
-    eps: Positive = 1e-8  # of adam and adamw, added to the root of the mean squared gradient
+    eps: Positive = 1e-8  # added to the root of the mean squared gradient
     word_dropout: Rate = 0.0  # share of the elements of learned words that a step zeroes
     clip: Positive | None = None  # largest norm of all gradients together; null: no limit
     schedule: Literal["step", "cosine", "constant"] = "step"  # of the learning rate, by epoch
     decay: Annotated[float, Field(gt=0, le=1)] = 0.5  # factor every `decay_every` epochs (step)
     decay_every: Count = 5  # epochs between two decays (schedule: step)
-    warm_up: Natural = 0  # epochs over which the learning rate rises linearly to its value
-    select: Literal["auc", "hm", "unseen", "loss", "last"] = "auc"  # what chooses the epoch
+    select: Literal["auc", "hm", "unseen", "loss", "last"] = "auc"  # validation chooses the epoch
     validate_every: Count = 1  # epochs between two validations; the last epoch is always validated
     patience: Count | None = None  # stop after epochs without a better validation; null: never
     accumulate: Count = 1  # batches per optimiser step; prompts are encoded once per step
@@ -233,21 +222,8 @@ class TrainingOptions(Options):
         return {key: value for key, value in self.to_dict().items() if key != "log"}
 
     def changed(self, changes: Mapping[str, Any]) -> TrainingOptions:
-        """A copy with other values; options of one optimiser are not handed on to another."""
-        is_same = changes.get("optimiser", self.optimiser) == self.optimiser
-        own = () if is_same else ("sgd_momentum", "eps")
-        kept = {key: value for key, value in self.to_dict().items() if key not in own}
-        return TrainingOptions.from_dict({**kept, **changes})
-
-    def rules(self) -> Iterable[tuple[object, str]]:
-        is_sgd = self.optimiser == "sgd"
-        has_momentum = self.sgd_momentum != type(self).sgd_momentum
-        message = f"optimiser: {self.optimiser} has no sgd_momentum; leave out sgd_momentum"
-        yield refuse(not is_sgd and has_momentum, message)
-        has_eps = self.eps != type(self).eps
-        yield refuse(is_sgd and has_eps, "optimiser: sgd has no eps; leave out eps")
-        message = f"warm_up is {self.warm_up}; expected less than epochs ({self.epochs})"
-        yield refuse(self.warm_up >= self.epochs, message)
+        """A copy with other values."""
+        return TrainingOptions.from_dict({**self.to_dict(), **changes})
 
 
 # Training options of a user's data set where neither params.yaml nor the caller sets them

@@ -2,9 +2,7 @@
 
     check_method(MyMethod, {"width": 32})
 
-The method is built for a small task, trained, saved, loaded, evaluated in both worlds and, if
-`portable` returns tensors, exported, with the functions that the commands of `duplex` use. The
-first violation of the protocol of methods (docs/your_method.md) raises `MethodFault`.
+The first violation of the protocol of methods (docs/your_method.md) raises `MethodFault`.
 """
 
 from __future__ import annotations

@@ -13,10 +13,8 @@ from duplex.options import AutoFinetune, FinetuneOptions, OptionError, SplitOpti
     [
         (TrainingOptions, "batch_size", (1, 10**6), (0, 10**6 + 1, True, 1.0)),
         (TrainingOptions, "learning_rate", (1e-9, 9.99), (0.0, 10.0)),
-        (TrainingOptions, "sgd_momentum", (0.0, 0.99), (-0.01, 1.0)),
         (TrainingOptions, "clip", (1e-9, 50.0, None), (0.0,)),
         (TrainingOptions, "decay", (1e-9, 1.0), (0.0, 1.01)),
-        (TrainingOptions, "warm_up", (0, 11), (-1, 12)),
         (TrainingOptions, "threads", (1, 1024, "auto"), (0, 1025, "all", 1.5, True)),
         (TrainingOptions, "memory", (2**-8,), (2**-8 - 1e-6,)),
         (AutoFinetune, "minutes", (1e-3, 60.0), (0.0,)),
@@ -33,8 +31,6 @@ def test_values_are_allowed_up_to_their_bounds(make, key, allowed, refused):
         FinetuneOptions: {"blocks": 1},
     }
     given = needed.get(make, {})
-    if key == "sgd_momentum":
-        given = {**given, "optimiser": "sgd"}
     for value in allowed:
         kept = getattr(make.from_dict({**given, key: value}), key)
         assert kept == (tuple(value) if isinstance(value, list) else value)
@@ -50,12 +46,6 @@ def test_widths_are_those_of_docs_finetuning():
 
 
 def test_an_option_that_does_not_belong_to_another_is_refused():
-    with pytest.raises(OptionError, match="adamw has no sgd_momentum"):
-        TrainingOptions(0.1, 8, 12, optimiser="adamw", sgd_momentum=0.5)
-    with pytest.raises(OptionError, match="sgd has no eps"):
-        TrainingOptions(0.1, 8, 12, optimiser="sgd", eps=1e-7)
-    changed = TrainingOptions(0.1, 8, 12, optimiser="sgd", sgd_momentum=0.5).changed({"optimiser": "adam", "epochs": 3})
-    assert changed == TrainingOptions(0.1, 8, 3)
     for adapter in ("lora", "full", "concepts", "experts"):
         with pytest.raises(OptionError, match=f"{adapter} has no dropout"):
             FinetuneOptions(1, adapter=adapter, dropout=0.2)

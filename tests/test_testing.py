@@ -26,7 +26,6 @@ def test_every_installed_kind_passes(kind):
         ("prompts", {"context": "fixed", "vocabulary": "fixed", "paths": "composition", "adapter": "none", "losses": [],
                      "inference": ["semantic"]}),
         ("prompts", {"paths": "composition", "losses": ["semantic"], "inference": ["semantic"]}),
-        ("closed_form", {"added_variance": 0.5}),
         pytest.param("linear", {"over": "pairs"}, marks=pytest.mark.slow),
         ("duplex", {"graph": False}),
         ("duplex", {"blend": "anchored", "fusion": "additive", "messages": ["counterfactual"]}),

@@ -7,7 +7,6 @@ import io
 import json
 import re
 import shlex
-import signal
 import socket
 import sys
 import tempfile
@@ -485,8 +484,6 @@ def serve(
         )
         address = f"[{host}]" if ":" in host else host
         print(f"http://{address}:{bound.getsockname()[1]}/", file=sys.stderr, flush=True)  # the socket listens
-        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as `nohup` sets it
-            signal.signal(signal.SIGHUP, lambda number, frame: signal.raise_signal(signal.SIGTERM))
         uvicorn.Server(config).run(sockets=[bound])  # at KeyboardInterrupt, it finishes requests
     log("stopped")
 

@@ -1,20 +1,13 @@
 """Read params.yaml and datasets/NAME.yaml as frozen, typed objects.
 
-Errors are one line and give the key at fault. `datasets` edits the files.
-
-A data set is an entry under `datasets:`, a file datasets/NAME.yaml with the same keys, or both; a
-key of the file then replaces that of the entry. Its key `methods:` sets options of methods on this
-data set only.
-
-An entry under `methods:` gives a method's class (`kind`), its worlds, and options of the class and
-of training:
+Errors are one line and give the key at fault. `datasets` edits the files. A data set is an entry
+under `datasets:`, a file datasets/NAME.yaml with the same keys, which have priority, or both.
 
     duplex_open:
       {extends: duplex, world: open, training: {epochs: 20}, per_dataset: {cgqa: {momentum: 0.99}}}
 
-`extends` copies kind, options, `training`, `finetune` and `per_dataset` from another entry.
-`world` is closed, open or both (the default). `shown_as` is the method's name in result tables.
-All other keys are options of the kind.
+`extends` copies kind, options, `training`, `finetune` and `per_dataset` from another entry. The
+comments in params.yaml explain the other keys.
 """
 
 from __future__ import annotations

@@ -119,10 +119,9 @@ def _check_images(manifest: pd.DataFrame, root: Path) -> list[DataIssue]:
 def content_issues(
     manifest: pd.DataFrame, keys: Mapping[str, str], nouns: tuple[str, str] = ("content", "contents")
 ) -> list[DataIssue]:
-    """Find copies of images; returns three issues: copies with the same label, with different labels, in two splits.
+    """Issues about copies of images: with the same label, with different labels, in two splits.
 
-    keys: image -> key; copies have equal keys, and missing or unreadable images are left out.
-    nouns: word in messages for what copies share, in singular and plural.
+    keys: image -> key, equal for copies; nouns: word for what copies share, also in plural.
     """
     known = manifest.assign(content=manifest["image"].map(pd.Series(keys, dtype=object)))
     labels = {row.image: f"{row.state} {row.object}" for row in manifest.itertuples()}

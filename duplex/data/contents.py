@@ -1,10 +1,9 @@
 """Contents of image files, and random compositional splits that keep images of equal content together.
 
-Two image files are copies if they have the same bytes or the same decoded pixels (`decode_image`).
-Near-copies are images saved or scaled again: their *looks*, the images reduced to 8 x 8 pixels,
-hardly differ. A split holds some pairs out as unseen and divides the images of all other pairs, so
-that validation and test contain seen and unseen pairs. Every state and object stays in training,
-except new words (`SplitOptions`), whose pairs go to validation or test.
+Copies have the same bytes or decoded pixels. Near-copies are images saved or scaled again: their
+*looks*, the images reduced to 8 x 8 pixels, hardly differ. A split holds some pairs out as unseen
+and divides the images of all others. Every state and object stays in training, except new words
+(`SplitOptions`), whose pairs go to validation or test.
 """
 
 from __future__ import annotations
@@ -87,11 +86,10 @@ def read_digests(root: Path, images: Sequence[str], known: Mapping[str, str]) ->
 def read_contents(
     root: Path, images: Sequence[str], known: Mapping[str, str] = MappingProxyType({})
 ) -> list[tuple[str, str, str]]:
-    """For each image, its file's sha256, a text about its pixels, and why it is unreadable, or "".
+    """Read images; returns each file's sha256, a text about its pixels, and why it is unreadable.
 
-    The text is a digest of the pixels, a space, and the look (the image reduced to 8 x 8 pixels)
-    in base64; for an unreadable image, it is the file's sha256. `known` has the texts of earlier
-    images by sha256; images whose sha256 is in it are not decoded again.
+    The text is a digest of the pixels, a space, and the look in base64; for an unreadable image,
+    it is the sha256. Images whose sha256 has a text in `known` are not decoded again.
     """
     # every thread changes the warning filters of the process and puts back those that it found
     with warnings.catch_warnings(), ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -205,11 +203,7 @@ def row_keys(values: NDArray[Any]) -> list[str]:
 
 
 def join_keys(keys: Sequence[str], others: Sequence[str]) -> list[str]:
-    """Merge two lists of keys: images with equal keys in either list get equal keys.
-
-    Images linked by a chain of equal keys get equal keys, too. If all keys in `others` differ,
-    `keys` is returned.
-    """
+    """Merge two lists of keys: images linked by a chain of equal keys in either get equal keys."""
     first = pd.Series(range(len(keys)))  # the first image that is known to be equal to each
     while True:
         joined = first.groupby(list(keys)).transform("min").groupby(list(others)).transform("min")
@@ -262,7 +256,7 @@ def split_at_random(frame: pd.DataFrame, options: SplitOptions, place: object = 
 def split_by_content(
     frame: pd.DataFrame, contents: Sequence[str], options: SplitOptions, place: object = "the data set"
 ) -> SplitResult:
-    """Split rows at random, but keep images with equal keys in `contents` in the same split.
+    """Split rows at random, but keep copies, images with equal `contents`, in the same split.
 
     Copies with different pairs all go to the split of the unseen pair, or to training if all of
     their pairs are seen. They stay apart if a seen pair would lose its last training image, or if

@@ -1,7 +1,4 @@
-"""Download MIT-States, UT-Zappos and C-GQA in the layout that `sources.py` reads; benchmarks.yaml has all links.
-
-Data sets of the Hugging Face hub are downloaded as Parquet files, whose rows are listed in one
-table.
+"""Download MIT-States, UT-Zappos and C-GQA, and the Parquet files of data sets on the Hugging Face hub.
 
 An interrupted download is resumed. Archives are not trusted: only the wanted files are unpacked,
 only below the given folder, and only up to a limit of bytes.
@@ -90,12 +87,9 @@ class ArchiveMember:
 
 
 def unpack(archive: Path, take: Mapping[str, Sequence[str]], root: Path, limit: int) -> None:
-    """Unpack parts of an archive into `root`; each appears there complete or not at all.
+    """Unpack files and folders of an archive into `root`; each appears there complete or not at all.
 
-    Args:
-        take: name of a file or folder below `root` -> its possible names in the archive.
-        limit: largest number of bytes to unpack; written bytes are counted, as sizes stated in
-            archives may be false.
+    take: name below `root` -> its possible names in the archive; limit: most bytes to write.
     """
     staging = root / f".{archive.name}.partial"
     shutil.rmtree(staging, ignore_errors=True)
@@ -195,10 +189,9 @@ def download(name: str, root: Path, report: Callable[[str], None]) -> None:
 
 
 def download_archive(archive: BenchmarkArchive, root: Path, report: Callable[[str], None]) -> None:
-    """Download an archive to ROOT/.archives, unless it is there, and unpack the wanted files to `root`.
+    """Download an archive to ROOT/.archives, unless it is there, and unpack the wanted files.
 
-    As no sha256 is published, that of the first archive unpacked is recorded, and later archives
-    must match it.
+    No sha256 is published, so that of the first archive is recorded; later ones must match it.
     """
     if all((root / name).exists() for name in archive.take):
         report(f"{', '.join(archive.take)}: already in {root}")
@@ -284,12 +277,7 @@ class DeadLink(DuplexError):
 
 
 def fetch(url: str, path: Path) -> Path:
-    """Download `url` to `path` unless it exists; an interrupted download, FILE.partial, is resumed.
-
-    Raises `DeadLink` if the URL does not serve a file, and `DuplexError` if the connection keeps
-    breaking or another process downloads the same file. If the file changed on the server
-    meanwhile, unpacking the result will fail.
-    """
+    """Download `url` to `path` unless the file exists; an interrupted download is resumed."""
     if path.exists():
         return path
     path.parent.mkdir(parents=True, exist_ok=True)

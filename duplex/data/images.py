@@ -1,10 +1,9 @@
 """Read image and text files from untrusted sources, and find images below a data root.
 
-Pixels are read as viewers show them: rotated by the file's EXIF orientation, the first frame of an
-animation, without alpha. An image's name may end in a crop of these pixels,
-`photo.jpg#xywh=LEFT,TOP,WIDTH,HEIGHT`. Sizes are checked in the file's header, so a decompression
-bomb is never decoded. A damaged file and a failing machine (memory, disk) raise different errors.
-Links that lead out of the data root raise an error.
+Pixels are read as viewers show them: upright by EXIF, the first frame, without alpha. An image's
+name may end in a crop of them, `photo.jpg#xywh=LEFT,TOP,WIDTH,HEIGHT`. Sizes are checked in the
+header, so a decompression bomb is never decoded. A damaged file and a failing machine (memory,
+disk) raise different errors.
 """
 
 from __future__ import annotations
@@ -147,11 +146,7 @@ def read_image_bytes(path: Path) -> ImageBytes:
 
 
 def decode_image(file: BinaryIO, max_pixels: int = MAX_PIXELS) -> Image.Image:
-    """Decode the first frame of an open image file to 8-bit RGB, cropped if its name asks for it.
-
-    Raises `BadImageFile` if the image is damaged or has more than `max_pixels` pixels, and
-    `MachineFault` if the machine fails.
-    """
+    """Decode an image file's first frame as 8-bit RGB; raises `BadImageFile` or `MachineFault`."""
     if isinstance(file, ImageBytes) and not file.getbuffer():
         raise BadImageFile("empty")
     crop = file.crop if isinstance(file, ImageBytes) else None
@@ -197,11 +192,7 @@ def image_fault(path: Path) -> str:
 
 
 def as_rgb(image: Image.Image) -> Image.Image:
-    """An image as upright 8-bit RGB; raises `BadImageFile` for pixels of more than 16 bits.
-
-    16-bit grey is scaled first: Pillow's conversion would clip it at 255 and make nearly all of it
-    white.
-    """
+    """An image as upright 8-bit RGB, 16-bit grey scaled; `BadImageFile` for larger pixels."""
     if image.mode.startswith("I;16") or image.mode == "I":
         values = np.asarray(image)
         if values.size and (values.min() < 0 or values.max() > 65535):
@@ -254,11 +245,10 @@ class ImageTree:
         return inside is not None
 
     def images(self, *, refuse_links: bool = True) -> Iterator[str]:
-        """Yield the path of every image below the root, in a fixed order.
+        """Yield the path of every image, in a fixed order; other files are added to `skipped`.
 
-        Hidden files and folders, and documents such as .txt and .csv, are ignored. Other files and
-        linked folders are added to `skipped`. A link that leads out of the root raises DuplexError
-        or, without `refuse_links`, is added.
+        Hidden files and documents are ignored. Without `refuse_links`, links out of the root are
+        skipped.
         """
         self.skipped = {}
         yield from self._walk("", refuse_links)

@@ -1,13 +1,12 @@
 """The embedded benchmark `shapes`: small drawn images of objects in states, with held-out compositions.
 
 Every image is a pure function of the seed and its file name: an object's outline with the look of
-a state, in a style (background, light and noise). It lets the whole pipeline run anywhere in
-minutes; its results say nothing about photographs. The training images of the packaged tiny CLIP
+a state, in a style (background, light and noise). The training images of the packaged tiny CLIP
 are drawn by the same functions.
 
 Outlines are closed contours in coordinates where an object fills about the unit disc and y points
 down; they are sampled densely, so that bent ones show no corners. Several looks depend on the
-object: stripes on a ring differ from stripes on a house.
+object.
 """
 
 from __future__ import annotations
@@ -188,13 +187,10 @@ def bend_contour(points: Points, kind: str, phase: float) -> Points:
 
 
 def pattern_plane(kind: str, outline: Outline, frame: tuple[Plane, Plane], pitch: float, phase: float) -> Plane:
-    """A pattern in two colours, as the share of the second colour in each pixel [H, W], from 0 to 1.
+    """A pattern in two colours: the share of the second colour in each pixel [H, W].
 
-    Args:
-        kind: striped, dotted or checkered.
-        frame: the pixels' coordinates (u, v) [H, W] in the object's frame.
-        pitch: width of a stripe, as a fraction of the object's radius.
-        phase: shift of the pattern, in radians.
+    frame: the pixels' coordinates (u, v) [H, W] in the object's frame.
+    pitch: width of a stripe, as a fraction of the object's radius; phase: shift in radians.
     """
     across, along = frame
     if outline.round:  # around the centre: wedges and rings instead of bands and rows
@@ -507,11 +503,7 @@ def draw(image: str, seed: int = SEED) -> Image.Image:
 
 
 def render_images(manifest: pd.DataFrame, root: Path, seed: int = SEED) -> int:
-    """Draw those images of a `shapes` manifest that are missing below `root` or damaged; returns their number.
-
-    Images drawn with another seed or by other code are drawn again. Raises DuplexError if `root`
-    holds images from elsewhere.
-    """
+    """Draw images of `shapes` that are missing, damaged or outdated; returns their number."""
     stamp, wanted = root / STAMP, _stamp(seed)
     current = stamp.is_file() and stamp.read_text(encoding="utf-8", errors="replace") == wanted
     if not current:

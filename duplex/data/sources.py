@@ -1,14 +1,9 @@
-"""Load data sets from their sources: drawn images, a benchmark's files, a table, or a folder tree.
+"""Load data sets from their sources: drawn images, a published benchmark, a table, or a folder tree.
 
-A source's record holds its options, a digest of its table or of the benchmark's lists, and one of
-its image files. An image is read for it only if its size or time of change is not the one of the
-last record.
-
-MIT-States, UT-Zappos and C-GQA have the folder layout that their CZSL releases share:
-`ROOT/images/...`, `ROOT/metadata_compositional-split-natural.t7` and
-`ROOT/compositional-split-natural/*_pairs.txt`. The metadata has an entry per image; its field
-`set` is the split. Image folders may be named with spaces or underscores (MIT-States) or as in the
-archive of UT-Zappos (the entry's `_image`).
+MIT-States, UT-Zappos and C-GQA share a folder layout: `ROOT/images/...`,
+`ROOT/metadata_compositional-split-natural.t7` and `ROOT/compositional-split-natural/*_pairs.txt`.
+The metadata has an entry per image; its field `set` is the split. Image folders may be named with
+spaces or underscores (MIT-States) or as in the archive of UT-Zappos (the entry's `_image`).
 """
 
 from __future__ import annotations
@@ -60,11 +55,9 @@ def is_on_disk(source: SourceOptions) -> bool:
 
 
 def load_source(source: SourceOptions, feature_keys: Keys | None = None) -> LabelledImages:
-    """Load the manifest and labels of a data set.
+    """Load the manifest and labels of a data set; if it has no split, a random one is made.
 
-    If the data has no split, a random one is made; images are then opened, to keep copies and
-    near-copies together. `feature_keys` returns one key per image; images with equal keys are kept
-    together, too.
+    `feature_keys` returns a key per image; those with equal keys are kept together, like copies.
     """
 
     def keys(images: Sequence[str]) -> list[str]:
@@ -211,11 +204,7 @@ def has_pair_lists(root: Path) -> bool:
 
 
 def read_pair_lists(root: Path) -> tuple[dict[str, list[Pair]], int]:
-    """Read the pair lists in `root` or its folder `compositional-split-natural`.
-
-    Returns each split's pairs without repeats, and how many lines repeat an earlier line of the
-    same list.
-    """
+    """Each split's pairs in `root` or its folder `FOLDER`, and how many lines repeat an earlier one."""
     lists = {split: read_pair_list(_folder(root) / f"{split}_pairs.txt") for split in SPLITS}
     pairs = {split: list(dict.fromkeys(listed)) for split, listed in lists.items()}
     return pairs, sum(len(lists[split]) - len(pairs[split]) for split in SPLITS)
@@ -253,11 +242,7 @@ SPLIT_FOLDER = re.compile(
 
 
 def read_folder(root: Path) -> tuple[pd.DataFrame, dict[str, int]]:
-    """A table of image, state and object of the images below `root`, labelled by folder names.
-
-    Also returns a dict that maps a note on skipped files to their number; it is empty if none was
-    skipped.
-    """
+    """A table of image, state and object, from folder names; counts of skipped files, by note."""
     rows = []
     tree = ImageTree(root)
     for path in tree.images():
@@ -303,13 +288,10 @@ IMAGES = "images"  # key of the digest of the names and contents of image files
 
 
 def source_record(source: SourceOptions, earlier: Record | None = None, memory: Path | None = None) -> Record:
-    """Record of what a data set was read from: source options, digests of table or lists and images.
+    """What a data set was read from: source options, digests of its table or lists and its images.
 
-    Args:
-        earlier: an earlier record. Its digests are used for what is not on this machine, for
-            example if only the features were copied here.
-        memory: a file that remembers the digests of images, so that unchanged images are not read
-            again.
+    earlier: a record whose digests are used for what is not on this machine.
+    memory: a file that remembers digests, so that unchanged images are not read again.
     """
     record: Record = TypeAdapter(SourceOptions).dump_python(source, mode="json")
     images = _images_on_disk(source)

@@ -90,14 +90,8 @@ def checked_cells(
 ) -> pd.DataFrame:
     """Check a table's cells and return it, with `.` and empty parts removed from image paths.
 
-    Raises DuplexError unless images, states and objects are text that fits into file names and
-    prompts, further cells are text or empty, and all rows or none have a split; an empty column
-    `split` is removed. Rows with the split `train` may lack a state or an object.
-
-    Args:
-        table: name of the table in messages.
-        place: function from a row's number to the row's name in messages.
-        paths: whether images are paths below the data root; otherwise they may be any text.
+    All rows or none have a split; an empty column `split` is removed. Only training rows may lack
+    a state or an object. Unless `paths`, images may be any text.
     """
     checked: dict[str, list[str]] = {}
     for name in map(str, frame.columns):
@@ -165,10 +159,7 @@ def is_table(path: Path) -> bool:
 
 
 def read_table(path: Path, optional: Sequence[str] = (), needed: Sequence[str] = NEEDED) -> pd.DataFrame:
-    """Read and check a table: the `needed` columns and, if present, `split` and the `optional` ones.
-
-    If the table has crops (columns x, y, width and height), they become part of the images' names.
-    """
+    """Read and check a table: the `needed` columns, and `split`, crops and `optional` ones if any."""
     if not is_table(path):
         raise UsageError(f"{path} is in no supported table format; save it as one of {', '.join(TABLES)}")
     readers = {**dict.fromkeys(CSV, _read_csv), **dict.fromkeys(PARQUET, _read_parquet)}
@@ -351,10 +342,9 @@ def from_rows(
     place: object,
     contents: Callable[[Sequence[str]], Sequence[str]] | None = None,
 ) -> LabelledImages:
-    """Make a data set from a table with image, state, object and, unless it is drawn, split.
+    """Make a data set from a table; without a column split, a random split is drawn.
 
-    `place`: table's name in messages. `contents` returns a key per image; images with equal keys
-    get the same split.
+    `contents` returns a key per image; images with equal keys get the same split.
     """
     if frame.empty:
         raise DuplexError(f"{place} lists no images")
@@ -405,10 +395,9 @@ def limit_images(frame: pd.DataFrame, options: SplitOptions) -> pd.DataFrame:
 
 
 def resplit(data: LabelledImages, number: int, options: SplitOptions = SplitOptions()) -> LabelledImages:
-    """The data set with another random split into parts of the same sizes, determined by `number`.
+    """The data set with a random split, given by `number`, into parts of the same sizes.
 
-    options: shares of states and objects without training images, and `images_per_pair`; other
-    options are not used.
+    Of `options`, only shares of new words and `images_per_pair` are used.
     """
     rows = data.manifest
     own = split_options_like(rows, FIRST_SEED + number)

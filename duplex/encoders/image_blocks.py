@@ -118,10 +118,7 @@ def _with_part(module: nn.Module, path: Sequence[str], part: nn.Module) -> nn.Mo
 
 
 def cached_blocks(encoder: Any, record: Mapping[str, str]) -> int:
-    """How many of the image tower's last blocks can be computed from a feature cache.
-
-    All if the cache, whose settings are `record`, stores pixels; else those after the stored inputs.
-    """
+    """How many of the image tower's last blocks can be computed from a cache with these settings."""
     return block_count(encoder) if "pixels" in record else int(record["block_inputs"])
 
 

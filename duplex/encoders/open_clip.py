@@ -152,10 +152,9 @@ def _tags(name: str) -> str:
 
 
 def convert_weights(archive: Path, folder: Path, name: str, tag: str | None = None) -> EncoderSource:
-    """Convert a weights file to an encoder folder and check that it loads.
+    """Convert a weights file of an open_clip architecture to an encoder folder that loads.
 
-    name: open_clip architecture. tag: published weights with equal preprocessing; None, which only
-    TorchScript allows: "openai".
+    tag: published weights with equal preprocessing; None (TorchScript only): "openai".
     """
     architecture = open_clip.get_model_config(name)
     if architecture is None or ":" in name:

@@ -104,10 +104,7 @@ class Vocabulary:
 
 
 class ClipTextTower:
-    """`TextTower` that runs the text part of an open_clip model.
-
-    tokenizer: None: CLIP's. precision: of matrix products; norms and positions are float32.
-    """
+    """`TextTower` that runs the text part of an open_clip model; norms and positions are float32."""
 
     is_trained = False  # whether the blocks hold trained parameters, so that features change
     # kind of prompts -> the tower for it, if another
@@ -221,9 +218,8 @@ class ClipTextTower:
     def encode_separately(
         self, sequences: Ints, lexicon: Tensor, padding: Tensor | None, checkpoint: bool = False
     ) -> Tensor:
-        """Features [P, dim] of prompts, without shared prefixes.
+        """Features [P, dim] of `sequences` of row numbers of `lexicon` [P, L], padded with -1.
 
-        sequences: each prompt as row numbers of `lexicon` [P, L], padded with -1.
         padding: embedding [width] that fills prompts up to the context length; None if causal.
         """
         device = lexicon.device

@@ -100,20 +100,12 @@ def column_groups(seen: Bools, bucket: ArrayLike | None, feasible_mask: ArrayLik
 
 
 def best_scores_per_group(block: NDArray[Any], plan: ColumnOrder, label_position: Ints, k: int) -> TopK:
-    """Labels' scores, and the best other scores of each run of columns.
-
-    Returns the labels' scores [b], per run the `k` best other scores [R, b, k], and the place of
-    the best [R, b].
+    """Labels' scores [b], the `k` best other scores [R, b, k] of R runs of columns, and the best's place.
 
     A label score is -inf if the label's position is -1. The best scores are in descending order,
-    filled up with -inf. A place is a position in its run; of equal scores, the first counts. NaN
-    counts as the largest, so callers see it.
+    filled up with -inf. Of equal scores, the first counts. NaN counts as the largest.
 
-    Args:
-        block: scores [b, w], which are not changed.
-        plan: order and runs of the block's columns, with R runs.
-        label_position: position of each label in the ordered block [b]; -1 if it is not among the
-            feasible columns.
+    plan: order and runs of the block's columns; label_position: in the ordered block [b], or -1.
     """
     dtype = np.result_type(block.dtype, np.float32)  # half precision would overflow
     label = np.full(len(block), -np.inf)
@@ -303,10 +295,7 @@ class ScoreAccumulator:
         return last
 
     def cumulative(self) -> Iterator[TopCompetitors]:
-        """Yield score statistics for seen columns, then with one more unseen bucket each time.
-
-        Raises `DuplexError` if scores of an image are missing or were added twice.
-        """
+        """Yield score statistics for seen columns, then with one more unseen bucket each time."""
         feasible = int((self.groups != INFEASIBLE).sum())
         wrong = np.flatnonzero(self._read != feasible)
         if wrong.size:
@@ -368,10 +357,7 @@ class TopCompetitors:
     columns: int  # number C of columns
 
     def best_columns(self, bias: float = 0.0) -> Ints:
-        """Each image's predicted column [N]: the first with the best score; -1 if all score -inf.
-
-        bias: is added to the scores of unseen columns.
-        """
+        """Each image's predicted column [N] at a `bias`: the first of the best; -1 if all are -inf."""
         label = self.label + np.where(self.is_seen, 0.0, bias)
         scores = np.stack([label, self.seen[:, 0], self.unseen[:, 0] + bias])
         columns = np.stack([self.target, self.seen_column, self.unseen_column])

@@ -37,9 +37,7 @@ NORMAL_95 = 1.959963984540054
 
 @dataclass(frozen=True)
 class Margins:
-    """Margin of each image: the bias on unseen scores at which it becomes right or wrong.
-
-    NaN if it is never right.
+    """Margin of each image: the bias at which it becomes right or wrong; NaN if it is never right.
 
     An image is right if fewer than `k` other columns score at least as much as its label. So a
     label that ties for the k-th place is wrong, and the order of columns has no effect.
@@ -162,13 +160,13 @@ class Curve:
 
 
 def share_right_until(until: Ints, breakpoints: int) -> Floats:
-    """Share right at points 0 to P (`breakpoints`); `until`: each image's last one, -1: never."""
+    """Share of images right at points 0 to P; `until`: the last point of each, -1: never."""
     counts = np.bincount(until + 1, minlength=breakpoints + 2)[1:]
     return _share(np.cumsum(counts[::-1])[::-1], until.size)
 
 
 def share_right_from(since: Ints, breakpoints: int) -> Floats:
-    """Share right at points 0 to P (`breakpoints`); `since`: each's first one, P + 1: never."""
+    """Share of images right at points 0 to P; `since`: the first point of each, P + 1: never."""
     return _share(np.cumsum(np.bincount(since, minlength=breakpoints + 2)[:-1]), since.size)
 
 

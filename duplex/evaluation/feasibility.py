@@ -1,15 +1,13 @@
 """Feasibility thresholds, which exclude implausible unseen compositions in the open world.
 
 Feasibility is a number per composition that is larger for more plausible ones (Mancini et al.,
-2021); it may be computed from word vectors. Unseen compositions below the threshold score -inf.
-All thresholds are tried in one pass: each step to a lower threshold adds one bucket of
-compositions to the candidates.
+2021). Unseen compositions below the threshold score -inf. All thresholds are tried in one pass:
+each step to a lower one adds one bucket of compositions to the candidates.
 
-The threshold with the best AUC on validation images is chosen, so its gain on the same images is
-optimistic: they do not show which real pairs outside of validation it excludes. The gain is
-therefore cross-fitted: the threshold is chosen on one half of the unseen pairs and measured on the
-other, both ways and for many random halves. Leaving out single pairs instead would hide the cost:
-only the least feasible pair could fall below a threshold chosen on the others.
+The threshold with the best validation AUC is chosen, so its gain on the same images is optimistic.
+The gain is therefore cross-fitted: the threshold is chosen on one half of the unseen pairs and
+measured on the other, both ways and for many random halves. Leaving out single pairs would hide
+the cost: only the least feasible pair could fall below a threshold chosen on the others.
 """
 
 from __future__ import annotations
@@ -65,18 +63,14 @@ def random_halvings(pairs: int) -> Bools:
 def crossfit_gain(wins: Floats, images: Ints, seen_images: int) -> CrossFitGain:
     """The gain in AUC by a threshold, measured on pairs that had no part in choosing it.
 
-    With `t_h` the best threshold of a half `h`, `H_p` the halves without the pair `p`, and
-    `N_u = sum_p n_p`,
+    With `t_h` the best threshold of a half `h`, `H_p` the halves without the pair `p`,
 
         g_p = mean_{h in H_p} (wins[t_h, p] - wins[0, p]) / (2 N_s)
         t_h = argmax_t sum_{q in h} wins[t, q]
         gain = sum_p g_p / N_u,   SE = sqrt(P / (P - 1) sum_p (g_p - n_p gain)^2) / N_u
 
-    Args:
-        wins: `auc_points_by_pair` at each threshold [T, P]; thresholds ascend, and the first one
-            excludes nothing. Of equally good thresholds the lowest is chosen.
-        images: number n_p of images of each unseen pair [P].
-        seen_images: number N_s of images of seen pairs.
+    wins: `auc_points_by_pair` at each threshold [T, P], ascending; the first excludes nothing.
+    images, seen_images: numbers n_p of images of each unseen pair [P], and N_s of seen pairs.
     """
     pairs = images.size
     unseen_images = int(images.sum())

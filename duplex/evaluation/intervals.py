@@ -110,9 +110,7 @@ def compare_seeds(
 def difference_intervals(values: Floats, draws: Floats) -> dict[str, Difference]:
     """Metric -> difference with interval and p-value; NaN differences are left out.
 
-    values: the differences [D] in the first D of these metrics.
-    draws: the differences in each bootstrap round [rounds, D], from which intervals and p-values
-        are computed.
+    values: the differences [D] in the first D metrics; draws: those in each bootstrap round.
     """
     return {
         name: Difference(float(value), percentiles(change), bootstrap_p(change))
@@ -133,11 +131,7 @@ def resample(runs: Sequence[Margins], rng: np.random.Generator) -> tuple[Ints, I
 
 
 def mean_change(curves: Sequence[Sequence[Curve]], runs: Ints, seen: Ints, unseen: Ints) -> Floats:
-    """Mean difference in S, U, HM and AUC [4], second method minus first.
-
-    curves: `curves[method][run]`. runs, seen, unseen: indices of runs, seen pairs' images and
-        unseen pairs' images.
-    """
+    """Mean difference in S, U, HM and AUC [4] of `curves[method][run]`, second method minus first."""
     drawn, times = np.unique(runs, return_counts=True)
     change = []
     for run in drawn:

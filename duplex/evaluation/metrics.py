@@ -148,7 +148,6 @@ def _primitive_accuracy(competitors: TopCompetitors, names: ArrayLike | None, no
 def group_table(groups: FrequencyGroups, train: Ints, test: Ints, right: Mapping[str, Bools]) -> pd.DataFrame:
     """Frequency groups (head, medium, tail, unseen): compositions, images, accuracies in percent.
 
-    train, test: composition of each training image and of each test image.
     right: name of a column of accuracies -> mask of the test images that count as right in it.
     """
     import pandas as pd
@@ -173,13 +172,8 @@ def vocabulary_accuracies(
 
     Returns group -> `images`, `accuracy`. `*` marks what is new: AO, seen pairs; (AO)*, unseen
     pairs of trained words; A*O, new states; AO*, new objects; A*O*, both. The keys `states` and
-    `objects` have the accuracies of the predicted states and objects, `trained` and `new` ones. A
-    group without images is left out.
-
-    bias: is added to the scores of unseen columns; published tables use the bias with the best
-        harmonic mean.
-    states, objects: state and object of each column [C].
-    trained: masks of the states [M] and objects [N] with training images.
+    `objects` have the accuracies of the predicted words, `trained` and `new` ones. Published
+    tables use the `bias` with the best harmonic mean.
     """
     label = competitors.target
     predicted = competitors.best_columns(bias)
@@ -204,11 +198,7 @@ def sampled_bias_metrics(
 ) -> Metrics:
     """Compute metrics from about 20 sampled biases, as published tables do (see above).
 
-    Args:
-        blocks: function that returns all scores in blocks `(slice of images, scores [b, C])`; it
-            is called twice.
-        target: column of each image's label [N].
-        seen, feasible_mask: masks of the columns [C] (default: all feasible).
+    blocks: function that returns all scores in blocks `(slice, scores [b, C])`; called twice.
     """
     import torch
 
@@ -254,11 +244,7 @@ def sampled_bias_metrics(
 
 
 def sampled_from_margins(margins: Margins) -> Metrics:
-    """Top-1 metrics from about 20 sampled biases, computed from margins instead of scores.
-
-    The results differ from those of `sampled_bias_metrics` where scores are equal or nearly equal
-    in single precision.
-    """
+    """Top-1 metrics from about 20 sampled biases, computed from margins instead of scores."""
     chosen = np.sort(margins.unseen[margins.unseen < FAR]) - EPSILON
     biases = [*chosen[:: max(chosen.size // POINTS, 1)].tolist(), FAR]
     hits = np.array([[(bias < margins.seen).sum(), (bias > margins.unseen).sum()] for bias in biases])

@@ -76,12 +76,6 @@ def fit_probabilities(log_p: Tensor, target: Any, seen: Bools, new_share: float 
     The log-odds are 0 unless there are images of both seen and unseen pairs. Far from its minimum,
     the loss of overconfident scores is flat; so Newton's method starts at the best of several
     points and takes short steps.
-
-    Args:
-        log_p: log probabilities of the candidates [N, C], in float64.
-        target: column of each image's label [N].
-        seen: mask of the seen candidates [C].
-        new_share: expected share of images of unseen pairs.
     """
     start = Confidence(new_share=new_share)
     unseen = torch.from_numpy(~seen).double()
@@ -162,7 +156,7 @@ class Reliability:
 
 
 def image_weights(is_seen: Bools, new_share: float) -> Floats:
-    """Weights [N] with sum 1, `new_share` for unseen pairs; all equal if a kind is missing."""
+    """Weights [N] with sum 1; images of unseen pairs, if both kinds exist, sum to `new_share`."""
     unseen = int((~is_seen).sum())
     if unseen in (0, len(is_seen)):
         return np.full(len(is_seen), 1 / max(1, len(is_seen)))

@@ -1,9 +1,8 @@
-"""Read score files, `.npz` or `.h5`: `scores [N, C]`, `target [N]` (a column) and `seen [C]`.
+"""Read score files (.npz, .h5): arrays `scores [N, C]`, `target [N]` (columns) and `seen [C]`.
 
-Optional arrays: `feasible_mask [C]` (columns outside of it score -inf), `k` (one or more numbers,
-for top-k accuracy), `state [C]` and `object [C]` (each column's state and object, as numbers or
-text). Files with further arrays are refused. An `.h5` file is read in blocks, so it may be larger
-than memory.
+Optional arrays: `feasible_mask [C]` (columns outside of it score -inf), `k` (for top-k accuracy),
+`state [C]` and `object [C]` (each column's, as numbers or text). An `.h5` file is read in blocks,
+so it may be larger than memory.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ def read_word_vectors(path: Path, names: Sequence[str]) -> WordVectors:
     """Read one vector per name: the mean over its words (`Faux.Fur`: faux, fur).
 
     A hyphenated word that the file lacks is replaced by its parts; other missing words are
-    skipped. If the file has no word of a name, `DuplexError` is raised.
+    skipped.
     """
     words = [prompt_name(name).split() for name in names]
     wanted = set(chain.from_iterable(words))
@@ -112,10 +112,7 @@ def unit(vectors: Vectors) -> Floats:
 
 
 def nearest(queries: Vectors, gallery: Vectors, k: int) -> tuple[Ints, Floats]:
-    """Rows of the k vectors in `gallery` [N, d] nearest to each query, and their cosines [Q, k].
-
-    The largest cosine comes first; of equal cosines, the one with the lower row number.
-    """
+    """Rows of the k vectors in `gallery` nearest to each query [Q, k], the first of equals, and cosines."""
     return most_similar(unit(queries), unit(gallery), k)
 
 

@@ -88,10 +88,9 @@ class LaunchedBatch:
     def launch(
         cls, encoder: Encoder, outputs: WantedOutputs, start: int, pixels: Tensor, decoded: Tensor, contents: Tensor
     ) -> LaunchedBatch:
-        """Start encoding B images, the first of which has the row `start`; a CPU finishes first.
+        """Start encoding B images, the first of which has the row `start`; a CPU finishes at once.
 
-        pixels: [B, 3, R, R] uint8. decoded: each file's status after decoding [B]. contents: the
-            files' sha256 [B, 32].
+        decoded: each file's status after decoding [B]; contents: the files' sha256 [B, 32].
         """
         device = encoder.device
         asynchronous = device.type == "cuda"
@@ -124,11 +123,7 @@ class LaunchedBatch:
 
 
 def encode_outputs(encoder: Encoder, pixels: Tensor, outputs: WantedOutputs) -> dict[str, Tensor]:
-    """Encode pixels [B, 3, R, R] uint8; returns the chosen `outputs` as name -> values [B, ...].
-
-    `cls` has one feature per image and `patch` one token per image patch; `block_inputs` are the
-    activations that enter the image tower's last blocks.
-    """
+    """Encode pixels [B, 3, R, R] uint8; returns the chosen `outputs` as name -> values [B, ...]."""
     with capture_block_input(encoder, outputs.block_inputs) as inputs:
         if outputs.patches:
             cls, patch = encoder.encode_patches(pixels)
@@ -173,12 +168,11 @@ AHEAD = 2  # batches that a worker may be ahead
 
 @dataclass(eq=False)
 class ImageRows(Dataset[tuple[Tensor, int, Tensor]]):
-    """Torch data set that decodes files; item i: pixels [3, R, R] uint8, status and content.
+    """Torch data set of image files: pixels [3, R, R] uint8, status and content of each.
 
-    The content is the sha256 of the file (and crop), [32] uint8; zero if it cannot be read. An
-    image that cannot be decoded becomes black, with the reason as its status, so that batches keep
-    their size. The status `RETRY` marks an image whose reading failed because of the machine
-    (memory, disk); it is to be tried again.
+    An image that cannot be decoded is black, with the reason as its status; `RETRY` marks one that
+    is to be read again, as the machine failed. The content is the file's sha256 [32]; zero if
+    unread.
     """
 
     images: Sequence[str]
@@ -228,11 +222,10 @@ def split_rows(rows: Sequence[int], size: int) -> list[Sequence[int]]:
 def decode_batches(
     images: ImageRows, batches: Sequence[Sequence[int]], num_workers: int, *, pinned: bool
 ) -> Iterator[PixelBatch]:
-    """Decode images in `num_workers` processes (0: in this one); yields each of `batches`.
+    """Decode images in `num_workers` processes (0: in this one); yields a `PixelBatch` per batch.
 
-    pinned: copy batches to page-locked memory for a GPU. Without a GPU, workers share cores with
-    the encoder. They then
-        have a lower priority, since a preempted encoder thread delays a whole matrix product.
+    Without a GPU (`pinned`), workers have a lower priority, since a preempted encoder thread
+    delays a whole matrix product.
     """
     loader: DataLoader[tuple[Tensor, int, Tensor]] = DataLoader(
         images,
@@ -251,11 +244,10 @@ def decode_batches(
 
 @contextmanager
 def explain_memory_errors(batch_size: int, kept: str = "finished rows are kept: ") -> Iterator[None]:
-    """Raise `DuplexError` if memory for encoding runs out, or if a process that decodes images dies.
+    """Context manager: `DuplexError` if memory for encoding runs out or a decoding process dies.
 
-    The `with` block must contain all code that uses the batches, because torch reports a dead
-    process from a signal handler, wherever the main process is at that moment. `kept` says in the
-    message which work is not lost.
+    All code that uses the batches must be inside, as torch reports a dead process from a signal
+    handler, wherever the main process is. `kept` says in the message which work is not lost.
     """
     again = f"{kept}run the same command again with a smaller"
     try:

@@ -1,9 +1,7 @@
 """Write the features of images to a cache: encode them, or find them in other caches by content.
 
 The last bits of a feature depend on its batch. Images are therefore always grouped into the same
-batches, and a resumed extraction gives the same features. An extraction can be divided into shards
-(`features.shards`). Images encoded before are found in caches of the same encoder by their files'
-content.
+batches, and a resumed extraction gives the same features.
 """
 
 from __future__ import annotations
@@ -75,33 +73,17 @@ LISTED_BAD = 5  # bad images that an error lists
 
 @dataclass(frozen=True)
 class ExtractionSettings:
-    """Which images an encoder encodes, what is stored of each, and in batches of which size.
+    """Which images an encoder encodes, what is stored of each, and in batches of which size."""
 
-    Attributes:
-        root: folder of the images.
-        manifest_sha256: digest of the list of images.
-        recorded_root: the images' folder as the cache should record it, such as `root` in
-            params.yaml.
-        num_workers: number of decoding processes; auto: one fewer than cores; 0: decode in this
-            process.
-        tokens: "patch" also stores patch tokens; "none" does not.
-        block_inputs: number of last blocks of the image tower whose input is stored, too, so that
-            they can be trained.
-        pixels: also store the images as they enter the encoder, so that any number of its blocks
-            can be trained.
-        max_bad: share of unreadable images above which `DuplexError` is raised; the unfinished
-            cache stays.
-    """
-
-    root: Path
-    manifest_sha256: str
-    recorded_root: str | None = None
+    root: Path  # folder of the images
+    manifest_sha256: str  # digest of the list of images
+    recorded_root: str | None = None  # as the cache should record it, such as `root` in params.yaml
     batch_size: int = 64
-    num_workers: int | Literal["auto"] = "auto"
-    tokens: str = "none"
-    block_inputs: int = 0
-    pixels: bool = False
-    max_bad: float = 0.01
+    num_workers: int | Literal["auto"] = "auto"  # decoding processes; auto: one fewer than cores; 0: none
+    tokens: str = "none"  # or patch: patch tokens are stored, too
+    block_inputs: int = 0  # last blocks of the image tower whose input is stored, to train them
+    pixels: bool = False  # also store the images as they enter the encoder, to train any block
+    max_bad: float = 0.01  # share of unreadable images above which `DuplexError` is raised
 
     def __post_init__(self) -> None:
         require(self.tokens, TOKENS, "tokens")
@@ -180,18 +162,12 @@ def extract(
     reuse: Sequence[Path] = (),
     fresh: bool = False,
 ) -> ExtractionReport:
-    """Encode images into the feature cache `out`.
+    """Encode images into the feature cache `out`; a `shard` (k, n), k from 0, into a file beside it.
 
     A finished cache with the same settings is kept, an unfinished one is resumed, except for
-    images whose files have changed. Images that are found in a cache of the same encoder, an
-    earlier one at `out` or one in `reuse`, are copied from there. Unreadable images keep their
-    row, with the reason as its status.
-
-    Args:
-        images: paths relative to `settings.root`, in the order of the manifest.
-        shard: (k, n) encodes only the k-th of n shards, counted from 0, into a file beside `out`.
-        reuse: other caches whose rows may be copied.
-        fresh: encode all images, even those that were encoded before.
+    images whose files have changed. Images found in an earlier cache at `out` or in `reuse` are
+    copied from there, unless `fresh`. Unreadable ones keep their row, with the reason as its
+    status.
     """
     root = settings.root
     if not root.is_dir():
@@ -334,11 +310,7 @@ def image_contents(root: Path, images: Sequence[str]) -> Contents:
 
 
 def has_outputs_of(identity: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
-    """Whether a cache with the settings `identity` could replace one of equal images with `wanted`.
-
-    The encoder must be the same, and all patch tokens, block inputs and pixels of the wanted cache
-    must be there.
-    """
+    """Whether a cache with settings `identity` has the encoder and all outputs of settings `wanted`."""
     shared = {*identity, *wanted} - set(OWN)
     same_encoder = all(identity.get(key) == wanted.get(key) for key in shared)
     needed = [key for key in ("tokens", "block_inputs", PIXELS) if key in wanted]
@@ -346,11 +318,7 @@ def has_outputs_of(identity: Mapping[str, str], wanted: Mapping[str, str]) -> bo
 
 
 def rows_by_content(path: Path, wanted: Mapping[str, str], *, bad: bool = False) -> dict[bytes, int]:
-    """Map each encoded file's sha256 to its row in a cache; `bad` includes images without features.
-
-    Empty if the cache cannot be read, or has another encoder or fewer outputs than the settings
-    `wanted`.
-    """
+    """Each image file's sha256 -> its row, if the cache fits the settings `wanted`; `bad`: all rows."""
     try:
         with open_cache(path) as file:
             if not has_outputs_of(read_identity(file), wanted):
@@ -365,10 +333,7 @@ def rows_by_content(path: Path, wanted: Mapping[str, str], *, bad: bool = False)
 
 
 def copy_equal_rows(cache: PartialCache, contents: Contents, sources: Iterable[Path]) -> None:
-    """Fill pending rows of an unfinished cache with copies of the same images' rows in `sources`.
-
-    contents: sha256 of the file of each image in `cache` [N, 32].
-    """
+    """Fill pending rows from other caches; `contents`: sha256 of each image's file [N, 32]."""
     keys = [content.tobytes() for content in contents]
     for source in sources:
         known = rows_by_content(source, cache.identity)

@@ -48,16 +48,15 @@ PIXELS = "pixels"
 CHECKSUMS = "checksums"
 CONTENTS = "contents"
 HALF = np.dtype(np.float16)
-DATASETS: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {  # name: allowed numbers of dimensions, type
-    "cls": ((2,), HALF),
-    "status": ((1,), np.dtype(np.uint8)),
-    "patch": ((3,), HALF),
-    "block_inputs": ((3, 4), HALF),
-    PIXELS: ((4,), np.dtype(np.uint8)),
-    CHECKSUMS: ((2,), np.dtype(np.uint32)),
-    CONTENTS: ((2,), np.dtype(np.uint8)),
+DATASETS: dict[str, np.dtype[Any]] = {
+    "cls": HALF,
+    "status": np.dtype(np.uint8),
+    "patch": HALF,
+    "block_inputs": HALF,
+    PIXELS: np.dtype(np.uint8),
+    CHECKSUMS: np.dtype(np.uint32),
+    CONTENTS: np.dtype(np.uint8),
 }
-REQUIRED = ("cls", "status", CHECKSUMS, CONTENTS)
 PENDING = 0
 ENCODED = 1
 FIRST_BAD = 2
@@ -120,8 +119,8 @@ def value_names(present: Container[str]) -> list[str]:
 
 
 def row_bytes(name: str, row: tuple[int, ...]) -> int:
-    """Number of bytes of one image's values, of shape `row`, in the HDF5 data set `name`."""
-    return int(np.prod(row)) * DATASETS[name][1].itemsize
+    """Number of bytes that one image's values, of shape `row`, take in the HDF5 data set `name`."""
+    return int(np.prod(row)) * DATASETS[name].itemsize
 
 
 def cache_shapes(dim: int, token_shapes: Shapes | None = None) -> dict[str, tuple[int, ...]]:
@@ -161,10 +160,7 @@ def contents_digest(file: Any, rows: NDArray[np.int64] | slice = slice(None)) ->
 
 
 def read_rows(file: Any, name: str, rows: Any = slice(None)) -> NDArray[Any]:
-    """Read rows (a slice or ascending numbers) of the HDF5 data set `name` in an open cache.
-
-    Raises `DamagedCache` if a row does not match its checksum; pending rows are not checked.
-    """
+    """Read rows (a slice or ascending numbers) of a data set; `DamagedCache` for a wrong checksum."""
     values: NDArray[Any] = file[name][rows]
     statuses: Statuses = file["status"][rows]
     checksums = row_checksums(values, statuses if name == "cls" else None)
@@ -213,9 +209,7 @@ DISPLAY_NAMES = {  # in messages, compared in this order: what others follow fro
 def check_identity(stored: Mapping[str, str], expect: Mapping[str, str | None], path: Path) -> None:
     """Raise `DuplexError`, naming the first difference, unless a cache has the expected settings.
 
-    Library versions may differ. For imported features, only manifest and width are compared, as
-    the rest is unknown. If a cache records no folder of images, folders are not compared. If None
-    is expected, the setting must be absent.
+    Of imported features, only manifest and width are compared. None: the setting must be absent.
     """
     imported = stored.get("encoder") == IMPORTED
     others = sorted(set(expect) - set(DISPLAY_NAMES) - set(LIBRARIES))
@@ -247,10 +241,7 @@ def cache_identity(
 
 
 def first_difference(stored: Mapping[str, str], expect: Mapping[str, str]) -> str | None:
-    """The name, for messages, of the first setting in which two caches differ; None if none does.
-
-    Folders of images are compared only if both caches record one.
-    """
+    """The name, for messages, of the first setting in which two caches differ; None if equal."""
     for key in [*DISPLAY_NAMES, *sorted({*stored, *expect} - set(DISPLAY_NAMES))]:
         if _differs(key, stored, expect):
             if key == ROOT:
@@ -291,10 +282,7 @@ HEAD = 1 << 16  # bytes within which every cache names its format
 
 
 def refuse_foreign(path: Path) -> None:
-    """Raise `DuplexError` if writing the cache `path` would overwrite a file of another kind.
-
-    Caches of any version may be overwritten, even damaged or unfinished ones; so may empty files.
-    """
+    """Raise `DuplexError` if writing a cache to `path` would overwrite a file of another kind."""
     for file, signature in ((path, FORMATS.encode()), (partial_path(path), HDF5_SIGNATURE)):
         if not os.path.lexists(file):
             continue
@@ -326,7 +314,6 @@ def open_cache(path: Path) -> Iterator[Any]:
                 raise DuplexError(
                     f"{path} has the format {version}, but this version of duplex reads {FORMAT}; {repair_hint(path)}"
                 )
-            check_layout(file)
             yield file
         except (DamagedCache, OSError, RuntimeError) as error:  # the latter two are h5py's
             raise DuplexError(f"{path} is damaged: {error}; {repair_hint(path)}") from error
@@ -351,29 +338,6 @@ def read_identity(file: Any) -> Identity:
 
 def read_row_span(file: Any) -> Span:
     return Span(int(file.attrs["start"]), int(file.attrs["stop"]), int(file.attrs["total"]))
-
-
-def check_layout(file: Any) -> None:
-    """Raise `DamagedCache` unless an open file has the data sets, types and shapes of a cache."""
-    missing = [name for name in (*REQUIRED, "identity") if name not in file]
-    if missing:
-        raise DamagedCache(f"its entry {missing[0]!r} is missing")
-    rows = read_row_span(file).rows
-    for name, (dimensions, dtype) in DATASETS.items():
-        if name not in file:
-            continue
-        data = file[name]
-        wanted = f"{rows} rows, {' or '.join(map(str, dimensions))} dimensions and type {dtype}"
-        if data.shape[:1] != (rows,) or data.ndim not in dimensions or data.dtype != dtype:
-            raise DamagedCache(f"{name!r} has shape {data.shape} and type {data.dtype}; expected {wanted}")
-        if data.id.get_offset() is None:
-            raise DamagedCache(f"{name!r} is compressed, chunked or otherwise not stored in one piece")
-    arrays = value_names(file)
-    units = {CHECKSUMS: (len(arrays), f"array ({', '.join(arrays)})"), CONTENTS: (SHA256, "byte")}
-    for name, (columns, unit) in units.items():
-        found = file[name].shape[1]
-        if found != columns:
-            raise DamagedCache(f"{name!r} has {found} columns; expected {columns}, one per {unit}")
 
 
 @dataclass(frozen=True)
@@ -447,7 +411,6 @@ class PartialCache:
         with opened as file:
             if read_format(file) != FORMAT:
                 raise DamagedCache("this version of duplex did not write it")
-            check_layout(file)
             self.identity = read_identity(file)
             self.span = read_row_span(file)
             self.statuses: Statuses = file["status"][...]
@@ -496,19 +459,15 @@ class PartialCache:
             for key, value in sorted(identity.items()):
                 group.attrs[key] = np.bytes_(value.encode())
             for name, row in shapes.items():
-                _allocate(file, name, (span.rows, *row), DATASETS[name][1])
+                _allocate(file, name, (span.rows, *row), DATASETS[name])
         return cls(path)
 
     def write(self, rows: int | Sequence[int] | NDArray[np.int64], statuses: Statuses, **values: NDArray[Any]) -> None:
-        """Write `rows` (ascending numbers, or the first of several); `commit` makes them count.
-
-        statuses: whether each image was encoded, or why not [B].
-        values: HDF5 data set -> values [B, ...]; `contents` may be missing.
-        """
+        """Write rows, given by numbers or the first of them; they count as finished after `commit`."""
         if isinstance(rows, int):
             rows = np.arange(rows, rows + len(statuses))
         places = np.asarray(rows, np.int64)
-        blocks = {name: np.ascontiguousarray(values[name], DATASETS[name][1]) for name in self.names}
+        blocks = {name: np.ascontiguousarray(values[name], DATASETS[name]) for name in self.names}
         for name, block in blocks.items():
             expected = (len(statuses), *self.shapes[name])
             if block.shape != expected:

@@ -46,11 +46,7 @@ class FeatureFile:
 
     @classmethod
     def open(cls, path: Path) -> FeatureFile:
-        """Open a file of image features and check the types and shapes of its arrays.
-
-        Raises UsageError if the file does not exist or holds other arrays, DuplexError if it is
-        damaged.
-        """
+        """Open a file of image features and check the types and shapes of its arrays."""
         if path.exists() and not path.is_file():
             raise UsageError(f"{path} is not a file; expected a .npy or .npz file")
         try:
@@ -79,10 +75,9 @@ class FeatureFile:
         return int(self.values.shape[1])
 
     def rows_of(self, images: Sequence[str], *, ordered: bool = True) -> Ints:
-        """The row of each image in the file, by name or, in a file without image names, in order.
+        """The row of each image, found by name; without image names, the rows in order.
 
-        Raises UsageError if an image is missing. A file without names must have one row per image,
-        and the images must have a fixed order (`ordered`), as in a table.
+        A file without names needs one row per image, in a fixed order of the images (`ordered`).
         """
         if self.names is None and not ordered:
             raise UsageError(
@@ -167,17 +162,11 @@ def import_features(
     max_bad: float = 1.0,
     listed: Sequence[str] | None = None,
 ) -> Identity:
-    """Write the feature cache `out` of `rows` images from a user's .npy or .npz file of features.
+    """Write the feature cache `out` of `rows` images from a user's file; returns its identity.
 
-    Images whose features are zero or not finite count as unreadable. Rows of a file with names are
-    matched to `images`. Returns the cache's identity, which records the file and the manifest but
-    no encoder, as that is unknown.
+    Images whose features are zero or not finite count as unreadable, at most the share `max_bad`.
 
     listed: images of the data set's table; rows of a file without names are those of this table.
-
-    Raises `UsageError` if the file lacks an image, has another number of rows, or values that
-    float16 cannot hold, and `DuplexError` if more than the share `max_bad` of images count as
-    unreadable; an existing cache stays as it is.
     """
     file = FeatureFile.open(source)
     if listed is not None and file.names is None:
@@ -219,12 +208,9 @@ def import_features(
 def check_features(
     path: Path, data: LabelledImages, is_table: bool, encoder: str, weights: str | None, max_bad: float
 ) -> Iterator[DataIssue]:
-    """Check a file of image features; yields issues about unusable, equal and surplus rows.
+    """Check a user's file of features; yields issues about unusable, equal and superfluous rows.
 
-    Raises UsageError unless the file fits the data set and the encoder (IMPORTED: an unknown one,
-    for which any width fits). If the file has no image names, the data set must be a table
-    (`is_table`), as its order is fixed. Unusable rows are a fatal issue if their share exceeds
-    `max_bad`.
+    Raises UsageError unless it fits the data set and the encoder (IMPORTED: an unknown one).
     """
     file = FeatureFile.open(path)
     images = data.manifest["image"].tolist()

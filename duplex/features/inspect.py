@@ -53,14 +53,9 @@ def verify(
     sample: int = 32,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Check that a cache belongs to its images; raises `DuplexError` for the first row that does not.
+    """Compare all rows with their checksums, and a random `sample` with the images encoded again.
 
-    All rows are compared with their checksums. A random `sample` of images is read and encoded
-    again: new and stored features must have nearly the same direction (cosine), and the same
-    images must be unreadable.
-
-    Returns:
-        A dict with the number of images `checked` and the `worst_cosine`.
+    Raises `DuplexError` for the first difference; returns `checked` (a number) and `worst_cosine`.
     """
     with cache_file.open_cache(path) as file:
         expected = {**encoder.identity.to_dict(), "manifest": manifest_sha256}

@@ -13,7 +13,6 @@ from duplex.features.file import (
     CONTENTS,
     DATASETS,
     PENDING,
-    REQUIRED,
     Identity,
     PartialCache,
     Span,
@@ -30,10 +29,9 @@ from duplex.features.file import (
 
 
 def plan_shard(total: int, batch_size: int, shard: tuple[int, int] | None, out: Path) -> tuple[Span, Path]:
-    """Rows and file of the shard (k, n), part k (from 0) of n; for None, all rows and the file `out`.
+    """Rows and file of the shard (k, n), part k (from 0) of n; for None, all rows and `out`.
 
-    Shards begin where batches begin, so their features equal those of an extraction without
-    shards. Raises `UsageError` if k is not below n, or if there are more shards than batches.
+    Shards begin where batches begin, so their features equal those of a whole extraction.
     """
     if total == 0:
         raise UsageError("the manifest lists no images, so there are none to encode; add images to the data set")
@@ -100,7 +98,7 @@ def join_shards(out: Path) -> int:
             shapes = {name: file[name].shape[1:] for name in DATASETS if name in file}
     if end != total:
         raise DuplexError(f"{paths[-1]} ends at row {end} of {total}, so it is not the last shard; {again}")
-    tokens = {name: shape for name, shape in shapes.items() if name not in REQUIRED}
+    tokens = {name: shapes[name] for name in value_names(shapes) if name != "cls"}
     step = max(1, BLOCK // sum(row_bytes(name, shape) for name, shape in shapes.items()))  # rows
     whole = Span(0, total, total)
     with claim_cache(out), closing(PartialCache.create(out, identity, whole, int(identity["dim"]), tokens)) as cache:

@@ -1,11 +1,10 @@
-"""The user's shared cache: features of images by content, for data sets outside of a project.
+"""The user's shared cache: features of images by their files' content, for data outside of a project.
 
-    FOLDER/features-KEY/LIST.h5    KEY: hash of the encoder and its code, LIST: of images and outputs
+    FOLDER/features-KEY/LIST.h5    KEY is a hash of the encoder, LIST one of images and outputs
 
-A cache there that has all wanted images is used as it is. Otherwise a new one is written, into
-which rows of the others are copied. Caches that are then superfluous, and those of older code, are
-removed. As a cache may disappear in this way, code that needs features later keeps a
-`SharedFeatures`, which searches for the images again, instead of a path.
+A cache that has all wanted images is used as it is. Otherwise a new one is written, into which
+rows of the others are copied, and caches that are then superfluous are removed. So code that needs
+features later keeps a `SharedFeatures`, which searches again, instead of a path.
 """
 
 from __future__ import annotations
@@ -66,10 +65,7 @@ class SharedFeatures:
     digests: tuple[str, ...]  # sha256 of each image file; "" for a missing one
 
     def find(self) -> tuple[Path, Ints] | None:
-        """Path of a cache that has all images, and each image's row in it (-1 for a missing file).
-
-        Returns None if no single cache has all of them.
-        """
+        """A cache that has all images, and each image's row (-1: missing file); None if there is none."""
         wanted = [bytes.fromhex(digest) for digest in self.digests]
         for path in sorted(self.folder.glob("*.h5")):
             rows = rows_by_content(path, self.identity, bad=True)
@@ -95,11 +91,9 @@ def encode_shared(
     block_inputs: int = 0,
     max_bad: float = 0.01,
 ) -> tuple[SharedFeatures, list[BadImage]]:
-    """Encode images that no cache in the folder has; returns the features of all, and bad images.
+    """Encode images that no cache in the folder has; returns all, and images without features.
 
-    `digests`: sha256 of files, "" if missing; `tokens`: "patch" stores patch tokens, too;
-    `block_inputs`: so many last blocks' inputs. Raises `DuplexError` if more than the share
-    `max_bad` is unreadable, or if a file changes meanwhile.
+    `digests`: sha256 of files, "" if missing. Raises `DuplexError` if a file changes meanwhile.
     """
     paths = {digest: image for digest, image in zip(digests, images, strict=True) if digest}
     listed = sorted(paths)

@@ -1,9 +1,9 @@
-"""Read tokens from a feature cache, and join features and labels into examples for training and evaluation.
+"""Read tokens from a feature cache, and join features and labels into examples.
 
-*Tokens* here are patch tokens, block inputs or pixels; fine-tuned blocks are computed from the
-last two. Tokens that do not fit into memory stay on disk: MIT-States at ViT-L/14 has 53,753 x 256
-x 1,024 x 2 B = 28 GB. A method then gets `DiskTokens` instead of a tensor; training reads images
-in shuffled groups and announces the next ones to the system.
+*Tokens* here are patch tokens, block inputs or pixels. What does not fit into memory stays on
+disk: MIT-States at ViT-L/14 has 53,753 x 256 x 1,024 x 2 B = 28 GB. A method then gets
+`DiskTokens` instead of a tensor; training reads images in shuffled groups and announces the next
+ones to the system.
 """
 
 from __future__ import annotations
@@ -37,11 +37,9 @@ CPU = torch.device("cpu")
 def read_tokens(
     path: Path, name: str = "patch", limit: int = IN_MEMORY, rows: Ints | None = None
 ) -> NDArray[Any] | DiskTokens | None:
-    """The tokens of a cache's images [N, ...], of the kind `name`; None if the cache does not store this kind.
+    """Tokens [N, ...] of all images or `rows`: "patch", "block_inputs" or "pixels"; None if not stored.
 
-    Kinds are "patch" and "block_inputs" (float16), and "pixels" (uint8). Images that could not be
-    read have zeros. Up to `limit` bytes are read into memory; more stay on disk. `rows` selects
-    images; None: all.
+    Up to `limit` bytes are read into memory; more stay on disk.
     """
     with open_cache(path) as file:
         if name not in file:
@@ -95,11 +93,7 @@ class MappedRows:
 
 @dataclass(frozen=True, eq=False)
 class DiskTokens:
-    """Patch tokens that stay in the cache file: `tokens[rows]` reads the tokens of the images numbered `rows`.
-
-    The file stays open until the last object made from it is deleted; it stays readable even if it
-    is replaced.
-    """
+    """Patch tokens that stay in the cache file: `tokens[rows]` reads those of the images `rows`."""
 
     path: Path
     stored: MappedRows
@@ -142,11 +136,7 @@ class DiskTokens:
         return values.to(self.device)
 
     def shuffled_rows(self, generator: torch.Generator) -> Tensor:
-        """The positions of all images in an order that is nearly random and yet lets a disk read their tokens fast.
-
-        Blocks of adjacent images are put into a random order, and images are shuffled within every
-        `WINDOW` blocks.
-        """
+        """All positions: blocks of adjacent images in random order, shuffled within `WINDOW` blocks."""
         blocks = torch.arange(len(self)).split(max(1, BLOCK // (int(np.prod(self.shape[1:])) * 2)))
         drawn = torch.randperm(len(blocks), generator=generator).tolist()
         mixed = []
@@ -180,10 +170,7 @@ class Examples:
 
 
 def join_labels(manifest: pd.DataFrame, labels: LabelSpace, inputs: Arrays, bad: np.ndarray) -> dict[str, Examples]:
-    """Join features with labels; returns the examples of each split, without the unreadable images (mask `bad` [N]).
-
-    Raises `DuplexError` if feature cache and manifest have different numbers of rows.
-    """
+    """Join features and labels: each split's examples, without unreadable images (mask `bad`)."""
     if len(manifest) != len(bad):
         raise DuplexError(
             f"the manifest has {len(manifest)} rows, but its feature cache has {len(bad)}; run `dvc repro extract`"

@@ -48,12 +48,10 @@ Run = Callable[[nn.Module, Tensor], Tensor]
 
 
 class BlockAdapters(nn.ModuleList):
-    """Base class of the modules that fine-tuning trains inside blocks; a subclass inserts them in `attach`.
+    """Base class of the modules that fine-tuning trains inside blocks; a subclass defines `attach`.
 
-    blocks: the blocks to fine-tune, whose own parameters are frozen.
     cut: names the modules of a transformer block at which its attention and its MLP begin and end.
-    channels: number of output channels of each block.
-    options: the settings under `finetune:`.
+    channels: number of output channels of each of the `blocks`, whose own parameters are frozen.
     """
 
     def __init__(self, blocks: TowerBlocks, cut: LastBlocks, channels: list[int], options: FinetuneOptions) -> None:

@@ -117,10 +117,8 @@ class Ade(WordMethod[AdeOptions]):
     ) -> tuple[Tensor, Tensor]:
         """Cross-entropies of images and partners that attend to each other; attention distance.
 
-        partner: index of each image's partner in the batch [B]; `z`, `tokens`: the batch's CLS
-            features and patches.
-        target: row in `words` of the state (or object) that an image and its partner share [B].
-        words: embedded states (or objects) [M, e].
+        partner: index of each image's partner in the batch [B]; target: row in `words` of the
+            state (or object) that both share [B].
         """
         v, to_partner = attend(z, tokens[partner])
         v_partner, to_image = attend(z[partner], tokens)

@@ -340,9 +340,7 @@ def tuned_weights(
 
     The last weight stays fixed, because multiplying all weights by one factor changes no ranking.
 
-    first: the weights [K] that the search starts from.
-    weighted: function that returns the summands [B, C], each multiplied by its weight.
-    auc: function that returns the validation AUC of scores [B, C].
+    first: the weights [K] to start from; weighted: summands [B, C], each times its weight.
     """
 
     def auc_with(weights: Weights) -> float:

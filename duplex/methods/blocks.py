@@ -35,10 +35,7 @@ FINETUNED_PREFIX = "blocks."  # of the names of the blocks' tensors in checkpoin
 def finetuned_blocks_factory(
     encoder: Mapping[str, str], options: FinetuneOptions, device: str
 ) -> Callable[[], FinetunedBlocks]:
-    """A function that builds the blocks to fine-tune, with float32 weights, for an image tower.
-
-    encoder: the encoder's `name`, `tag`, `precision` and so on, as checkpoints store them.
-    """
+    """A function that builds the float32 blocks to fine-tune of an image tower, as recorded."""
     tower = load_encoder(encoder["name"], encoder["tag"] or None, towers="image", device=device)
     count = cached_blocks(tower, encoder)
     shape = block_input_shape(tower, count)
@@ -49,13 +46,11 @@ def finetuned_blocks_factory(
 class FinetunedBlocks(nn.Module):
     """Trainable copies of an image tower's last blocks, which compute a method's inputs.
 
-    The state dict, and so a checkpoint, holds only trained parameters; frozen weights stay on the
-    tower's device.
+    The state dict, and so a checkpoint, holds only trained parameters.
 
     shape: shape of one image's block input: (T, w) for tokens, (C, H, W) for feature maps.
     precision: number format in which the encoder computed the cached block inputs.
-    begin: computes the first block's input from pixels [B, 3, R, R] uint8, for caches that hold
-        pixels.
+    begin: computes the first block's input from pixels [B, 3, R, R], for caches that hold pixels.
     """
 
     def __init__(

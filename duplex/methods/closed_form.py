@@ -59,7 +59,6 @@ class ClosedFormOptions(PathOptions):
     shrinkage: Positive | None = None  # the same of a pair's mean; null: by likelihood
     interactions: NonNegative | None = 0.0  # variance shared by similar words; null: by likelihood
     prior: bool = True  # whether pairs with more training images get higher scores
-    added_variance: NonNegative = 0.0  # share of the mean variance that is added to the covariance
 
     def rules(self) -> Iterable[tuple[object, str]]:
         yield from super().rules()
@@ -123,7 +122,7 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
     counts: Tensor  # number of training images per seen composition [K]
     sums: Tensor  # sums of their features [K, d]
     moment: Tensor  # sum of z z^T over all training features z [d, d]
-    chosen: Tensor  # [3] fitted shrinkage, tau (variance of interactions) and added variance
+    chosen: Tensor  # [2] fitted shrinkage and tau (variance of interactions)
     weights: Tensor  # one per score term of `inference`
 
     def __init__(self, context: MethodContext, options: ClosedFormOptions) -> None:
@@ -135,7 +134,7 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
         self.heads = LinearHeads(labels, context.dim) if has_heads else None
         seen = len(labels.pairs["train"])
         dim = context.dim
-        shapes = {"counts": (seen,), "sums": (seen, dim), "moment": (dim, dim), "chosen": (3,)}
+        shapes = {"counts": (seen,), "sums": (seen, dim), "moment": (dim, dim), "chosen": (2,)}
         for name, shape in shapes.items():
             self.register_buffer(name, torch.zeros(shape, dtype=torch.float64))
         weights = options.weights or tuple(INITIAL_WEIGHTS[term] for term in options.inference)
@@ -166,7 +165,7 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
             getattr(self, name).copy_(new)
         self._fitted = None
         model = self._fit(self._settings())
-        self.chosen.copy_(torch.tensor([model.shrinkage, model.tau, model.settings.added_variance]))
+        self.chosen.copy_(torch.tensor([model.shrinkage, model.tau]))
 
     def on_features_changed(self, train: Batch) -> None:
         self.start(train)
@@ -198,9 +197,8 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
 
     def _settings(self, chosen: Sequence[float] | None = None) -> FitSettings:
         options = self.options
-        given = (options.shrinkage, options.interactions, options.added_variance)
-        shrinkage, interactions, added = chosen or given
-        return FitSettings(options.ridge, shrinkage, interactions, options.prior, added)
+        shrinkage, interactions = chosen or (options.shrinkage, options.interactions)
+        return FitSettings(options.ridge, shrinkage, interactions, options.prior)
 
     def _fit(self, settings: FitSettings) -> ClosedForm:
         words = self.context.words

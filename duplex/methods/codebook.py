@@ -38,15 +38,10 @@ LEAST = 1e-12  # shortest vector that is normalised
 class Codebook(nn.Module):
     """A visual prototype for each composition: initialised by `start`, changed by `write_back`.
 
-    The state dict holds only the K stored prototypes `rows [K, d]` and their compositions `known
-    [K]`.
+    The state dict holds only the K stored prototypes `rows [K, d]`, of `known [K]`.
 
-    unseen: initial prototypes of compositions without training images: "compose" (of mean
-        features) or "random".
-    random_seen: whether to store random prototypes of the training compositions when the codebook
-        is made.
-    anchored: whether to keep the initial prototypes, as `initial`, so that every refinement can
-        start from them.
+    unseen, random_seen: initial prototypes of compositions without and with training images.
+    anchored: whether to keep the initial prototypes, from which every refinement can start.
     """
 
     growing = ("known", "rows")

@@ -39,22 +39,7 @@ Message = Literal["state", "object", "counterfactual"]
 
 @dataclass(frozen=True)
 class Reading(Options):
-    """Options for what the paper's text leaves open; other values also fit the text.
-
-    anchors: attached: gradients reach text features through the weights of messages, too;
-        detached: they do not.
-    codebook: buffer: only refinement changes prototypes; trained: gradients change them, too.
-    counterfactuals: pairs: one per pair of images; labels: one per pair of labels, from the
-        labels' mean factors.
-    diagonal: whether an image is also paired with itself.
-    edges: posterior: a factor sends messages to all candidates, weighted by posterior; label: to
-        those of its label.
-    fusion_rank: rank of the matrices M_s and M_o that fuse factors (Eq. 11); null: full rank.
-    normalise: together: a candidate gets one weighted mean of all messages; by_kind: a mean per
-        kind, then averaged.
-    softmax: candidates: posteriors of pairs are over the candidates; all: over all pairs (Eq. 4,
-        19, 21).
-    """
+    """Options for what the paper's text leaves open (docs/paper.md); other values also fit the text."""
 
     softmax: Literal["candidates", "all"] = "candidates"
     edges: Literal["posterior", "label"] = "posterior"
@@ -78,10 +63,9 @@ class CounterfactualSum(torch.autograd.Function):
 
         out_c = sum of w_p z^cf_p over the image pairs p = (i, j) of cell c,    z^cf_p = normalise(relu(a_i + b_j))
 
-    `a`, `b`: projected state and object factors [B, d]; no relu unless `rectified`. The
-        counterfactuals (at most `B^2`)
-    are computed in blocks that fit into the processor's cache, and again in the backward pass.
-        Differentiable once.
+    `a`, `b`: projected state and object factors [B, d]; no relu unless `rectified`. The at most
+    `B^2` counterfactuals are computed in blocks that fit into the processor's cache, and again in
+    the backward pass. Differentiable once.
     """
 
     @staticmethod
@@ -290,14 +274,8 @@ def refine(
 ) -> RefinedPrototypes:
     """Move the prototypes of a batch's candidates towards their mean message (Algorithm 1).
 
-    nodes: features, factors and posteriors of the batch's images, whose labels are `compositions`
-        [B].
-    candidates: the compositions whose prototypes may be refined.
-    fusion: computes counterfactuals from factors; None: images i and j give `normalise(z_i + z_j -
-        mean(z))`.
+    fusion: computes counterfactuals; None: images i and j give `normalise(z_i + z_j - mean(z))`.
     momentum: weight lambda of the old prototypes; for an anchored codebook, of the initial ones.
-    messages: kinds of messages that are sent; reading: options for what the paper's text leaves
-        open.
     """
     n = len(codebook.labels.objects)
     states = compositions // n

@@ -50,10 +50,8 @@ class SeenMethod(Method[OptionsT], Generic[OptionsT]):
     ) -> dict[str, Tensor]:
         """Cross-entropies of compositions, states and objects, by the three `names`.
 
-        logits: three tensors, for the training candidates [B, C], all states [B, M] and all
-            objects [B, N].
-        compositions: the images' labels [B].
-        primitives: weight of the cross-entropies of states and objects.
+        logits: for training candidates [B, C], states [B, M], objects [B, N]; primitives: a
+            weight.
         """
         targets = (self.train_candidates.positions_of_listed(compositions), *self.primitives(compositions))
         paths = zip(names, (1.0, primitives, primitives), logits, targets, strict=True)

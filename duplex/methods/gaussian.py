@@ -145,12 +145,11 @@ def oas_shrinkage_weight(covariance: Tensor, free: float) -> float:
     return min(1.0, above / below) if below > 0 else 1.0
 
 
-def shared_whitening(groups: GroupSums, added: float = 0.0) -> Tensor:
+def shared_whitening(groups: GroupSums) -> Tensor:
     """Matrix W [d, d] that whitens: `W W^T = Sigma^-1`, `Sigma = (1 - rho) S + rho tr(S)/d I`.
 
     S: sample covariance; rho: weight by OAS (Chen et al., 2010, Eq. 23). Ledoit and Wolf's weight
         would need a second pass over the images.
-    added: share of the mean variance tr(S)/d that is also added to the diagonal.
     """
     sample, free = within_group_covariance(groups)
     d = len(sample)
@@ -160,7 +159,7 @@ def shared_whitening(groups: GroupSums, added: float = 0.0) -> Tensor:
         sample = eye / d
         level = 1 / d
     rho = oas_shrinkage_weight(sample, free)
-    values, vectors = torch.linalg.eigh((1 - rho) * sample + (rho + added) * level * eye)
+    values, vectors = torch.linalg.eigh((1 - rho) * sample + rho * level * eye)
     values = values.clamp(min=1e-9 * level)  # rounding may give a zero eigenvalue a negative sign
     return torch.div(vectors, values.sqrt())
 
@@ -237,17 +236,13 @@ def compose(effects: AdditiveEffects, interactions: Interactions | None, states:
 class NormalEquations:
     """Normal equations `H beta = r` of pairs' means: `beta` is a mean, state and object effects.
 
-    If `w` is the `M x N` table of pairs' weights (0 without images), and `w 1`, `1 w` its sums by
-    state and by object,
+    If `w` is the `M x N` table of pairs' weights (0 without images), and `w 1`, `1 w` its sums,
 
         H = [[sum w, w 1, 1 w], [., diag(w 1) + ridge, w], [., ., diag(1 w) + ridge]]    (symmetric)
 
-    v: variance of interactions (means minus mean and effects); n images give a pair the weight `1
-        / (v + 1 / n)`.
-    ridge: penalty on the effects, not on the mean: the number of images at which an effect is
-        shrunk by half.
+    v: variance of interactions; n images give a pair the weight `1 / (v + 1 / n)`.
+    ridge: number of images at which an effect is shrunk by half; tau: variance of G.
     kernels: similarities of words; if given, `beta` also holds the interactions' coefficients G.
-    tau: variance of G; its inverse is the ridge on G.
     """
 
     def __init__(
@@ -356,7 +351,6 @@ class FitSettings:
     shrinkage: float | None = None  # k, images at which h_c is halfway from mu_mn to x_c
     interactions: float | None = None  # tau, their variance; 0: none
     prior: bool = True  # whether g_c includes log n_c of seen pairs
-    added_variance: float = 0.0  # share of the mean variance that is added to the covariance
 
 
 class MovableTensors:
@@ -398,7 +392,7 @@ class ClosedForm(MovableTensors):
         if not len(statistics.pairs):
             raise DuplexError("there is no readable training image; `duplex data check NAME` lists the unreadable ones")
         groups = statistics.by_pair()
-        whitening = shared_whitening(groups, settings.added_variance)
+        whitening = shared_whitening(groups)
         seen = PairMeans(
             states=statistics.state_of,
             objects=statistics.object_of,

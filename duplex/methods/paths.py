@@ -173,11 +173,7 @@ class Paths(nn.Module):
     def score_terms(
         self, z: Tensor, t: Prototypes, states: Tensor, objects: Tensor, names: Collection[str], logits: bool = False
     ) -> Iterator[tuple[str, Tensor]]:
-        """Yield (name, values [B, C]) of `names`: `semantic` by pairs, `factors` p(s|x) p(o|x).
-
-        states, objects: index of each candidate's state and object [C]. With `logits`, `semantic`
-            is not normalised.
-        """
+        """Yield (name, values [B, C]) of `names`: `semantic` by pairs, `factors` p(s|x) p(o|x)."""
         if "semantic" in names:
             c = self.logits(z, t.compositions)
             yield "semantic", c if logits else c.softmax(-1)

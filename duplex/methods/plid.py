@@ -150,14 +150,10 @@ class Plid(TextMethod[PlidOptions]):
         return 1 - torch.rand((), device=like.device, dtype=like.dtype) ** (1 / q)
 
     def margins(self, x: Tensor, deviations: Tensor, target: Tensor) -> Tensor:
-        """Margins [B, C] added to the logits of classes, for unit features `x` [B, d].
+        """Margins [B, C]: half the variance of the difference of a class's logit from the label's.
 
-        A margin is half the variance of the difference between the class's logit and the label's
-        logit.
-
-        deviations: how far each class's D samples are from their mean [C, D, d]; the variance is
-            over these samples.
-        target: the images' labels [B].
+        deviations: how far each class's D samples are from their mean [C, D, d]; target: labels
+            [B].
         """
         squares = x**2
         spread = squares @ deviations.square().sum(1).T  # [B, C]

@@ -1,52 +1,37 @@
 """Product of finished runs (trained models): adds their log probabilities, without any training.
 
-    log S(c|x) = sum_k w_k log p_k(c|x) / T_k - log Z
+    log S(c|x) = sum_k log p_k(c|x) / T_k - log Z
 
 * k: the members, the runs that are combined;  p_k(c|x): probability that run k gives to candidate c
-* T_k: the temperature that calibrates these probabilities on validation images
-* w_k: equal weights, or one per method, chosen by validation AUC;  Z normalises
+* T_k: the temperature that calibrates these probabilities on validation images;  Z normalises
 
-The checkpoint of a product only refers to its members: it holds their paths, fingerprints,
-temperatures and weights.
+The checkpoint of a product only refers to its members: it holds their paths, fingerprints and
+temperatures.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from collections.abc import Iterator
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from duplex.errors import UsageError
 from duplex.labels import Ints
-from duplex.methods.base import Inputs, Method, MethodContext, ScoreTerms, Weights, tuned_weights
+from duplex.methods.base import Inputs, Method, MethodContext, ScoreTerms
 from duplex.methods.portable import joined_members
 from duplex.methods.score_formula import LEAST
-from duplex.options import CombinedRunsOptions, refuse
+from duplex.options import CombinedRunsOptions
 
 
-@dataclass(frozen=True)
-class ProductOptions(CombinedRunsOptions):
-    """Options of `kind: product`: the methods whose runs are combined, and their weights."""
-
-    weights: Literal["equal", "tuned"] = "equal"  # of methods; tuned: by validation AUC
-
-    def rules(self) -> Iterable[tuple[object, str]]:
-        yield from super().rules()
-        message = f"weights: tuned needs two methods in `of`, not {list(self.of)}; add one, or omit weights"
-        yield refuse(self.weights == "tuned" and len(self.of) < 2, message)
-
-
-class ProductMethod(Method[ProductOptions]):
-    """Weighted sum of the log probabilities of finished runs, the members of the product."""
+class ProductMethod(Method[CombinedRunsOptions]):
+    """Sum of the log probabilities of finished runs, the members of the product."""
 
     combines_runs: ClassVar[bool] = True
     temperatures: Tensor  # [K], one per member
-    weights: Tensor  # one per method in `of`
 
-    def __init__(self, context: MethodContext, options: ProductOptions) -> None:
+    def __init__(self, context: MethodContext, options: CombinedRunsOptions) -> None:
         super().__init__(context, options)
         if not context.members:
             raise UsageError(
@@ -58,7 +43,6 @@ class ProductMethod(Method[ProductOptions]):
             member.requires_grad_(False)
         temperatures = [float(member["temperature"]) for member in options.members]
         self.register_buffer("temperatures", torch.tensor(temperatures, dtype=torch.float64))
-        self.register_buffer("weights", torch.ones(len(options.of), dtype=torch.float64))
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:  # moves members too
         for member in self._members:
@@ -80,35 +64,14 @@ class ProductMethod(Method[ProductOptions]):
     def groups(self) -> list[dict[str, Any]]:
         return []
 
-    def choose_options(self, images: Inputs, candidates: Ints, auc: Callable[[Tensor], float]) -> None:
-        if self.options.weights == "equal":
-            return
-        terms = [term.cpu() for _, term in self._log_terms(candidates)(images)]
-
-        def weighted(weights: Weights) -> list[Tensor]:
-            return [w * term for w, term in zip(weights, terms, strict=True)]
-
-        self.weights.copy_(tuned_weights(self.weights, weighted, auc))
-
     @torch.no_grad()
     def score_terms(self, candidates: Ints) -> ScoreTerms:
-        terms = self._log_terms(candidates)
-        weights = self.weights.tolist()
-
-        @torch.no_grad()
-        def named_terms(inputs: Inputs) -> Iterator[tuple[str, Tensor]]:
-            for weight, (name, term) in zip(weights, terms(inputs), strict=True):
-                yield name, weight * term
-
-        return named_terms
-
-    def _log_terms(self, candidates: Ints) -> Callable[[Inputs], Iterator[tuple[str, Tensor]]]:
         pairs = zip(self.options.members, self._members, strict=True)
         members = [(record["method"], method.eval()) for record, method in pairs]
         scorers = [method.scorer(candidates) for _, method in members]
 
         @torch.no_grad()
-        def log_terms(inputs: Inputs) -> Iterator[tuple[str, Tensor]]:
+        def named_terms(inputs: Inputs) -> Iterator[tuple[str, Tensor]]:
             for name in self.options.of:
                 total: Any = 0.0
                 for place, (own, method) in enumerate(members):
@@ -117,7 +80,7 @@ class ProductMethod(Method[ProductOptions]):
                         total = total + p.clamp(min=LEAST).log() / self.temperatures[place]
                 yield name, total.float()
 
-        return log_terms
+        return named_terms
 
     @torch.no_grad()
     def portable(self, candidates: Ints) -> dict[str, Tensor] | None:
@@ -125,6 +88,4 @@ class ProductMethod(Method[ProductOptions]):
         frozen = all(not member["finetuned"] for member in self.options.members)
         if not frozen or any(each is None for each in tensors):
             return None
-        places = [self.options.of.index(member["method"]) for member in self.options.members]
-        weights = (self.weights[places] / self.temperatures).float()
-        return joined_members([t for t in tensors if t is not None], weights)
+        return joined_members([t for t in tensors if t is not None], (1 / self.temperatures).float())

@@ -40,12 +40,8 @@ class Prompts(nn.Module):
     for a composition, `P^s = [v^s.., s_m]` for a state, `P^o = [v^o.., o_n]` for an object. All
     are rows of the table `lexicon`.
 
-    context: "learned" trains context vectors of each path, initialised with the template; "fixed"
-        uses the template.
-    vocabulary: "learned" trains one vector per name, at first the mean of its tokens; "fixed" uses
-        the name's tokens.
-    paths: "composition": prompts of compositions alone; "three": prompts of states and of objects
-        as well.
+    context: "learned" trains vectors of each path, initialised with the template; "fixed" uses it.
+    vocabulary: "learned" trains one vector per name, at first the mean of its tokens.
     state_end: words after the name in a state's prompt.
     """
 

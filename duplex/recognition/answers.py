@@ -1,12 +1,8 @@
 """Answers for images: the compositions to choose from, the chosen ones, and similar training images.
 
-Candidates are the compositions that an answer is chosen from, with the function that scores them
-and their prior, the probability of each before the image is seen.
-
-Users may add compositions, with trained or new words. They are scored without training. Their text
-features are encoded from prompts with the model's learned vectors for trained words and token
-embeddings for new ones. Their visual prototypes (estimated mean image features) are composed of
-means of the training pairs' prototypes or, in the closed form, of its terms:
+Users may add compositions, with trained or new words, which are scored without training. Their
+text features are encoded from prompts; their visual prototypes are composed of means of the
+training pairs' prototypes or, in the closed form, of its terms:
 
     normalise(mean_state + mean_object - mean_all)    mean_all replaces the mean of a new word
     mu + a_state + b_object                           0 replaces the term of a new word
@@ -306,10 +302,7 @@ def as_pair(composition: object, labels: LabelSpace) -> Pair:
 
 
 def split_composition(text: str, labels: LabelSpace) -> Pair:
-    """Split a text such as `rusty kettle` into state and object.
-
-    Names of several words that are no labels of the model need a comma: `very rusty,kettle`.
-    """
+    """Split `rusty kettle` into state and object; unknown names of several words need a comma."""
     if "," in text:
         before, _, after = text.partition(",")
         if before.strip() and after.strip():
@@ -334,11 +327,7 @@ def are_words_trained(pair: Pair, labels: LabelSpace) -> WordsSeen:
 def with_added_compositions(
     candidates: Candidates, tensors: Mapping[str, Tensor], labels: LabelSpace, tower: TextTower, pairs: Iterable[Pair]
 ) -> Candidates:
-    """Add pairs to the candidates without training; all are then scored from an export's tensors.
-
-    tensors: the model's tensors for scoring the candidates, from `TrainedModel.tensors`.
-    pairs: (state, object) names; those that are candidates already become feasible.
-    """
+    """Add pairs to the candidates without training; all are scored from `tensors` of the model."""
     states, objects = list(labels.states), list(labels.objects)
     found = [(find_or_append(state, states), find_or_append(name, objects)) for state, name in pairs]
     asked = dict.fromkeys(found)
@@ -386,8 +375,7 @@ def with_rows(
 ) -> dict[str, Tensor]:
     """An export's tensors `t`, extended to score P more pairs.
 
-    names: all states and all objects: those of `labels`, then new ones.
-    added: state and object of each further pair [P, 2], as indices into `names`.
+    added: state and object of each further pair [P, 2], as indices into all `names`, old and new.
     """
     if "members.weights" in t:  # a product: each of its models has rows of its own
         parts = score_formula.product_member_tensors(t)
@@ -446,13 +434,10 @@ def encode_prompts(
     path: str,
     names: Sequence[tuple[str | None, str | None]],
 ) -> Tensor:
-    """Unit text features [P, d] of prompts, which consist of a context, a state and an object.
+    """Unit text features [P, d] of the prompts of a `path` ("composition", "state" or "object").
 
-    Labels of the model have learned vectors, if there are any; other names have token embeddings.
-
-    t: tensors of an exported model, with the vectors of contexts and, if learned, of names.
-    path: kind of the prompts, which have different contexts: "composition", "state" or "object".
-    names: (state, object) of each prompt; None leaves a word out.
+    names: (state, object) of each prompt; None leaves a word out. Labels of the model have learned
+        vectors, if there are any; other names have token embeddings.
     """
     ends = tower.embedding([tower.start, tower.end])
     prompts = []

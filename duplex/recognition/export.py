@@ -37,7 +37,7 @@ from duplex.recognition import numpy_example
 from duplex.recognition.trained import MODEL, TrainedModel, encoder_code_changed
 from duplex.report.aggregate import stored_numbers
 from duplex.system.files import refuse_existing, replace_folder, sha256, sole_writer, write_json, write_text
-from duplex.training.checkpoint import read_header, read_tensors, tensor_digest, with_checksum, write_model
+from duplex.training.checkpoint import read_header, read_tensors, tensor_digest, write_model
 
 SCORE_TERMS = {  # with the tensor that each needs
     "visual": "visual",
@@ -206,7 +206,7 @@ def model_card_facts(run: Path, *, name: str | None, licence: str, repository: s
 def write_fit(folder: Path, record: Mapping[str, Any], model: Mapping[str, Tensor]) -> None:
     """Write `record` as fit.json into a model's folder, with the digest of the model's tensors."""
     record = {"format": FIT_FORMAT, **record, "model": tensor_digest(model)}
-    write_json(folder / FIT, with_checksum(record))
+    write_json(folder / FIT, record)
 
 
 @as_usage_error()
@@ -220,8 +220,6 @@ def read_fit(folder: Path) -> dict[str, Any]:
         raise UsageError(f"{problem}; expected a folder that `duplex fit` wrote") from error
     if record.get("format") != FIT_FORMAT:
         raise UsageError(f"{path} was not written by this version of duplex; run `duplex fit` again")
-    if record != with_checksum(record):
-        raise UsageError(f"{path} is damaged: it does not match its checksum; run `duplex fit` again")
     if record["model"] != read_header(folder / MODEL, "export").digest:
         problem = f"{path} belongs to a different model from the {MODEL} beside it"
         raise UsageError(f"{problem}; restore this model's {FIT}")
@@ -237,19 +235,13 @@ def fitted_digests(record: Mapping[str, Any]) -> dict[str, str]:
 
 
 def copied_images(contents: Mapping[str, str], others: Mapping[str, str]) -> list[bool]:
-    """For each image of `contents`, whether one of `others` has the same bytes or pixels.
-
-    contents, others: for each image, the sha256 of its file -> the digest of its pixels.
-    """
+    """For each image of `contents`, whether one of `others` has the same bytes or pixels."""
     taken = {*others, *others.values()}
     return [file in taken or pixels in taken for file, pixels in contents.items()]
 
 
 def sole_model_writer(folder: Path, instead: str) -> AbstractContextManager[None]:
-    """Context manager that locks a model's folder: only one `duplex update` or `fit` writes to it.
-
-    instead: what the user can do instead of waiting, for the message.
-    """
+    """Context manager that locks a model's folder: only one `duplex update` or `fit` writes to it."""
     folder = folder.resolve()  # a link and its target have one lock
     return sole_writer(folder.with_name(f"{folder.name}.update"), "update or fit", instead)
 
@@ -278,10 +270,7 @@ def write_statistics(folder: Path, fitted: FittedStatistics, model: Mapping[str,
 
 @as_usage_error()
 def read_statistics(folder: Path) -> FittedStatistics:
-    """Read the statistics of the training features from a model's folder.
-
-    Raises `UsageError` if they are missing or of another model, or an encoder's code changed.
-    """
+    """Read the statistics of the training features from a model's folder."""
     model = read_header(folder / MODEL, "export")
     path = folder / STATISTICS
     encoder = model.fields["encoder"]
@@ -322,11 +311,7 @@ def export(
 ) -> None:
     """Export a trained model to the folder `out`; after an error, `out` is as it was.
 
-    Raises `UsageError` if the model cannot be exported or `out` exists.
-
-    world: closed or open, the world whose candidates the exported model scores.
     add_files: function that writes further files; it gets the folder and the model's tensors.
-    force: replace a model at `out`.
     """
     refuse_existing_model(out, force=force)
     if is_random(trained.backbone.record.get("tag")):

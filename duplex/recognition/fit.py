@@ -2,12 +2,8 @@
 
     SOURCE -> check, split -> features -> choice of a recipe -> final fit on all images -> MODEL
 
-`duplex.fit` is another function: it trains one method on a loaded data set.
-
-`training/recipes` has the recipes that are tried and the search over them. Features are kept in
-the user's cache. Beside MODEL, `MODEL.cache` holds each recipe tried and unfinished training. A
-killed fit resumes from there and writes the same bytes; a second fit of the same data retrains
-nothing.
+`MODEL.cache` holds each recipe tried and unfinished training. A killed fit resumes from there and
+writes the same bytes; a second fit of the same data retrains nothing.
 """
 
 from __future__ import annotations
@@ -102,12 +98,10 @@ OFFERS = {
 
 
 def choose_encoder(labels: LabelSpace, images: int, *, gpu: bool, cores: int) -> tuple[EncoderParams, str]:
-    """Choose the most accurate encoder that needs at most half an hour (with a GPU: any time).
+    """The most accurate encoder that needs at most half an hour (with a GPU: any time), and why.
 
-    If none is fast enough, takes the fastest. Prefers weights on disk; without any, takes the
-    small encoder that ships with the package if its vocabulary has all words of the labels, and
-    otherwise the best whose weights can be downloaded. Raises `UsageError` if there is none. Also
-    returns the reason for the choice.
+    Prefers weights on disk; without any, takes the packaged encoder if it knows all words, and
+    otherwise the best whose weights can be downloaded.
     """
     in_time = [name for name, (_, seconds) in OFFERS.items() if gpu or seconds * images / cores <= LONGEST]
     machine = "a GPU" if gpu else f"{cores} cores and no GPU"
@@ -269,10 +263,7 @@ class FolderFit:
         return answers_with_labels(run.method, val, self.data.labels, confidence, self.world).accuracy
 
     def search(self, began: float) -> RecipeChoice:
-        """Try the recipes of the search space, and choose one by validation.
-
-        began: `time.monotonic()` at which the time for training began.
-        """
+        """Try the recipes, and choose one by validation; `began`: `time.monotonic()` of the start."""
         frozen = [[self.space.nothing_trained], self.space.prompts]
         return search_recipes(frozen, self._finetuned(began), self.trials.result, self.say)
 
@@ -299,11 +290,7 @@ class FolderFit:
 
 
 def fit_on_all_images(fit: FolderFit, recipe: Trial) -> TrainedMethod:
-    """Train the final model: the chosen recipe on all labelled images, with what validation chose.
-
-    The run is saved in the folder `all` beside the recipe's; an interrupted training continues
-    from there.
-    """
+    """Train the chosen recipe on all labelled images, or continue an interrupted training."""
     record, method, _ = fit.trials.load(recipe)
     files = fit.final_files(recipe)
     resume = ResumePoint("all images", files.unfinished_training, fit.trials.files(recipe).root.name)

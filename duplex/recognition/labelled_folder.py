@@ -23,7 +23,6 @@ from duplex.errors import UsageError, as_usage_error
 from duplex.labels import Ints, LabelSpace
 from duplex.options import SourceOptions
 from duplex.system.files import write_json
-from duplex.training.checkpoint import with_checksum
 
 MOST_CONTRADICTED = 0.01  # share of images whose copies have another label; more is an error
 PIXELS = "pixels.json"  # in MODEL.cache: digest of the pixels of each image, by its file's sha256
@@ -63,10 +62,6 @@ def read_labelled_folder(
     source: Path, images: Path | None = None, known_pixels: Mapping[str, str] = MappingProxyType({})
 ) -> LabelledFolder:
     """Read and split the labelled images of a folder `state/object/*.jpg`, a table or a benchmark.
-
-    Copies of an image with the same label are used once; images with two labels are left out.
-    Raises `UsageError` if more than one image in a hundred has two labels, and for data that
-    cannot be split into seen and unseen pairs.
 
     images: folder that a table's image paths start from; by default the table's folder.
     known_pixels: digests of pixels that were computed before, by the sha256 of the file.
@@ -121,19 +116,17 @@ def near_copy_notes(data: LabelledImages, images: Sequence[str], copies: Ints) -
 
 
 def load_pixel_digests(cache: Path) -> dict[str, str]:
-    """Read cached digests of pixels, by the file's sha256; empty if damaged or by another Pillow."""
-    try:
-        record = json.loads((cache / PIXELS).read_text(encoding="utf-8"))
-        pixels: dict[str, str] = record["pixels"]
-    except (OSError, ValueError, LookupError, TypeError):
-        return {}
-    return pixels if record == with_checksum({**DECODER, "pixels": pixels}) else {}
+    """Read cached digests of pixels, by the file's sha256; empty if by another Pillow."""
+    path = cache / PIXELS
+    record = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    pixels: dict[str, str] = record.pop("pixels", {})
+    return pixels if record == DECODER else {}
 
 
 def save_pixel_digests(cache: Path, pixels: Mapping[str, str]) -> None:
     """Write digests of pixels, by the sha256 of the image file; unreadable images are left out."""
     decoded = {file: digest for file, digest in sorted(pixels.items()) if digest != file}
-    write_json(cache / PIXELS, with_checksum({**DECODER, "pixels": decoded}))
+    write_json(cache / PIXELS, {**DECODER, "pixels": decoded})
 
 
 def distinct_images(
@@ -141,9 +134,8 @@ def distinct_images(
 ) -> DistinctImages:
     """Read the labelled images of a folder or table, each only once; also notes on copies left out.
 
-    Files with equal bytes or pixels are copies (`known_pixels`: known digests of pixels, by sha256
-    of the file). Copies with different labels are all left out; if they are more than 1 % of all
-    images, this raises `UsageError`.
+    Files with equal bytes or pixels are copies. Copies with different labels are all left out;
+    more than 1 % of them raise `UsageError`.
     """
     root = description.root
     skipped: dict[str, int] = {}

@@ -1,7 +1,5 @@
 """Print the composition that an exported model recognises in each image, using onnxruntime.
 
-Besides onnxruntime, it needs only numpy, safetensors and Pillow.
-
 Usage: python see.py IMAGE...
 """
 
@@ -22,10 +20,7 @@ RESIZE = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILI
 
 
 def resize_and_crop(image: Any, preprocess: Any) -> Any:
-    """The encoder's input [3, R, R] uint8: an RGB image's shorter side becomes R, its centre is kept.
-
-    preprocess: the encoder's preprocessing, with `size` (R) and `interpolation`.
-    """
+    """The encoder's input [3, R, R] uint8: an RGB image's shorter side becomes R, its centre is kept."""
     size = preprocess["size"]
     short = min(image.size)
     width = int(size * image.width / short)
@@ -36,11 +31,7 @@ def resize_and_crop(image: Any, preprocess: Any) -> Any:
 
 
 def to_rgb(image: Any) -> Any:
-    """Convert an image to RGB; raises ValueError for pixels of more than 16 bits.
-
-    As `as_rgb` in duplex/data/images.py, repeated here because this script runs without duplex.
-    Sixteen-bit grey is scaled first: Pillow would clip it to white.
-    """
+    """As `as_rgb` in duplex/data/images.py, for this script, which runs without duplex."""
     if image.mode == "F":
         raise ValueError("its pixels are floats; expected integers from 0 to 65535")
     if image.mode.startswith("I"):

@@ -1,12 +1,4 @@
-"""`Recognizer`, which names the compositions in images, and functions that turn images into its inputs.
-
-recognizer = Recognizer.load("artifacts/shapes/duplex/0")
-for answer in recognizer(["kettle.jpg"], top=3):
-    print(answer.best.name, answer.best.probability)
-
-Probabilities, and the share of new pairs in them (`new_share`), are in `evaluation/probabilities`.
-On the command line, images are files, folders, patterns, or `-` for a list on stdin.
-"""
+"""`Recognizer`, which names the compositions in images, and what turns images into its inputs."""
 
 from __future__ import annotations
 
@@ -302,10 +294,7 @@ class Recognizer:
             yield self.encode([self.encoder.image_transform(image) for image in opened])
 
     def encode(self, pixels: Sequence[Tensor]) -> Inputs:
-        """Compute the model's inputs for images, such as `{"cls": features [B, d]}`.
-
-        pixels: an array [3, R, R] of uint8 per image, as the encoder's `image_transform` gives.
-        """
+        """The model's inputs for images, each [3, R, R] uint8, such as `{"cls": features [B, d]}`."""
         return encode(self.encoder, torch.stack(list(pixels)), **self._encoding)
 
     @property
@@ -324,10 +313,9 @@ class Recognizer:
 
 
 def encode(encoder: Encoder, pixels: Tensor, *, outputs: WantedOutputs, batch_multiple: int = BATCH_MULTIPLE) -> Inputs:
-    """A model's inputs for images, equal to those in a feature cache; `UsageError` if some are not finite.
+    """A model's inputs for pixels [B, 3, R, R]; `UsageError` if some are not finite.
 
-    pixels: preprocessed images [B, 3, R, R] uint8.
-    batch_multiple: batches are padded with blank images to a multiple of this number.
+    Batches are padded to a multiple of `batch_multiple`, so that inputs equal cached ones.
     """
     decoded = torch.full((len(pixels),), ENCODED, dtype=torch.uint8)
     batches = pad_batches([(0, pixels, decoded, UNREAD.expand(len(pixels), -1))], batch_multiple)
@@ -422,9 +410,8 @@ def open_image(image: ImageLike) -> Image.Image:
 
 
 def list_images(names: Iterable[str], stdin: TextIO, log: Callable[[str], None] = lambda line: None) -> list[Path]:
-    """The files meant by `names`, each once, in order; the images of a folder are sorted.
+    """The files meant by `names`, each once, in order: files, folders, patterns, `-` for stdin.
 
-    names: files, folders, patterns, or `-` for a list on `stdin`.
     log: called with a line on the files in folders that were skipped, if any.
     """
     paths: dict[Path, None] = {}

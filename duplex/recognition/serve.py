@@ -1,9 +1,9 @@
 """HTTP server that takes images and answers in JSON, with a web page and metrics for Prometheus.
 
-Python runs one thread at a time, and with a small encoder half the time per image is spent in
-Python code; so the server process handles HTTP only. It collects the images of concurrent requests
-into batches for worker processes, each with its own recognizer. If a file crashes its decoder,
-only a worker dies, and it is replaced.
+The server process handles HTTP only and collects the images of concurrent requests into batches
+for worker processes, each with its own recognizer, since with a small encoder half the time per
+image is spent in Python code. If a file crashes its decoder, only a worker dies, and it is
+replaced.
 """
 
 from __future__ import annotations
@@ -75,11 +75,7 @@ WaitingImage = tuple[ImageRequest, asyncio.Future[Reply]]
 def recognizer_workers(
     load: Callable[[], Recognizer], count: int, *, world: World | None, max_pixels: int, threads: int
 ) -> Iterator[list[WorkerProcess]]:
-    """Context manager that yields worker processes with loaded models; they are killed at the end.
-
-    load: returns the recognizer; it is pickled and called in each worker.
-    threads: number of torch threads per worker.
-    """
+    """Context manager that yields worker processes with loaded models; they are killed at the end."""
     workers: list[WorkerProcess] = []
     try:
         for _ in range(count):
@@ -148,12 +144,9 @@ class WorkerRecognizer:
 class Batcher:
     """Queue that gives each free worker a batch; `await batcher.answer(request)` answers one image.
 
-    A batch is an even share: the number of images in progress divided by the number of workers. A
-    free worker waits at most `wait` seconds for its share to arrive. Clients that get their
-    answers together also send their next images together, so batches stay full; a single image is
-    a whole share and is not delayed.
-
-    room: number of waiting images at which further requests are refused.
+    A batch is an even share of the images in progress, for which a free worker waits at most
+    `wait` seconds. Clients that get their answers together also send their next images together,
+    so batches stay full; a single image is a whole share and is not delayed.
     """
 
     def __init__(self, workers: Sequence[WorkerProcess], size: int = 32, wait: float = 0.01, room: int = 512) -> None:
@@ -320,11 +313,7 @@ def application(
     neighbours: NeighbourIndex | None,
     world: World | None,
 ) -> Any:
-    """Make the server's ASGI application.
-
-    workers: running processes, each with the same model, that recognise the images.
-    neighbours: training images to search for similar ones; None: none are searched.
-    """
+    """The server's ASGI application; `workers`: running processes, each with the same model."""
     batcher = Batcher(workers)
     metrics = ServerMetrics(batcher, workers)
     candidates = recognizer.candidates(world)

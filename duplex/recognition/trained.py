@@ -54,10 +54,7 @@ class LazyEncoder:
             raise UsageError(f"{problem}; make the model again or choose another")
 
     def tower(self, which: str) -> Encoder:
-        """The encoder with its "image" or "text" tower; `UsageError` if it is not that of training.
-
-        If "text" is wanted first and the precisions are equal, both are loaded from their file.
-        """
+        """The encoder with its "image" or "text" tower; `UsageError` if it is not that of training."""
         if which not in self.towers:
             name = self.record["name"]
             precision = self.record["text_precision" if which == "text" else "precision"]
@@ -308,7 +305,6 @@ def open_trained(where: str | Path, device: torch.device, words: Path | None = N
     """Load a trained model; every error is a `UsageError`, since the user named the model.
 
     where: a run's folder or checkpoint, a folder of `duplex export`, or `hf-hub:OWNER/NAME`.
-    words: the GloVe-format file that training read, if it read one.
     """
     is_on_hub = str(where).startswith(HUB)
     path = download(str(where).removeprefix(HUB)) if is_on_hub else expanded_path(where, "model")
@@ -337,10 +333,7 @@ def _open_export(folder: Path, device: torch.device) -> ExportedModel:
 
 
 def download(name: str, **settings: Any) -> Path:
-    """Download the export in the repository `name`, unless it is cached; returns its local folder.
-
-    settings: arguments of `huggingface_hub.snapshot_download`.
-    """
+    """Download the export in the repository `name`, unless it is cached; returns its local folder."""
     from huggingface_hub import snapshot_download
 
     try:

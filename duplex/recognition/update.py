@@ -1,9 +1,8 @@
 """Add labelled images to a fitted model without training: `duplex update`.
 
-The model's visual prototypes follow in closed form (least squares) from statistics in its folder:
-counts and sums of features by pair, and second moments. An update adds the statistics of more
-images, which may show new words, and solves again: the result equals a closed-form fit to all.
-Trained prompts and fine-tuned blocks stay; prompts of new words come from the text tower.
+The visual prototypes follow in closed form from statistics in the model's folder, to which an
+update adds those of more images: the result equals a closed-form fit to all. Trained prompts and
+fine-tuned blocks stay; prompts of new words come from the text tower.
 """
 
 from __future__ import annotations
@@ -73,11 +72,9 @@ class UpdatedModel:
 def update_model(
     model: Path, source: Path, out: Path, *, images: Path | None = None, say: Say = print, force: bool = False
 ) -> Path:
-    """Copy a fitted model to the folder `out` and add labelled images to the copy; returns `out`.
+    """Add labelled images to a copy of a fitted model in the folder `out`; returns `out`.
 
-    model: folder that `duplex fit` or `duplex update` wrote; `out` may be the same folder.
     source: a folder `state/object/*.jpg`, or a table with the columns image, state and object.
-    images: folder that a table's image paths start from.
     force: replace another model at `out`, unless this would lose images that updates added to it.
     """
     model = named_path(model)
@@ -114,11 +111,7 @@ def _update(model: Path, source: Path, out: Path, images: Path | None, say: Say)
 
 
 def read_images(recognizer: Recognizer, source: Path, images: Path | None, record: Mapping[str, Any]) -> NewImages:
-    """Read and encode the labelled images to add to a model.
-
-    Raises `UsageError` for images that are unreadable or in the model already (`record` is its
-    fit.json), and `DuplexError` for images that change while they are read.
-    """
+    """Read and encode the labelled images to add to a model, whose fit.json is `record`."""
     description = detect_source(source, None, images)
     with as_usage_error():
         distinct = distinct_images(description, source)
@@ -168,10 +161,7 @@ def updated_model(
     new: NewImages,
     counts: Mapping[str, Any],
 ) -> UpdatedModel:
-    """A model's labels, tensors (so far `stored`) and statistics (so far `fitted`) with images `new`.
-
-    counts: numbers of states and objects of the first fit, which come first in its labels.
-    """
+    """A model's labels, tensors (so far `stored`) and statistics (so far `fitted`) with images `new`."""
     labels = trained.labels
     rows = new.rows
     world = next(iter(trained.calibration))
@@ -221,10 +211,7 @@ def refitted_closed_form(
     candidates: np.ndarray,
     tensors: Mapping[str, Tensor],
 ) -> dict[str, Tensor]:
-    """Fit the closed form again, and return its exported tensors with prototypes of `candidates`.
-
-    Posteriors of states and objects are included only if `tensors`, those of the model, have them.
-    """
+    """The exported tensors of the closed form, fitted again, with prototypes of `candidates`."""
     words = None
     if fitted.settings.interactions != 0:
         states, objects = encode_words(labels, trained.backbone.tower("text").text)

@@ -66,13 +66,10 @@ def evaluate_world(
     split: str = "test",
     task: SplitScorer | None = None,
 ) -> WorldResult:
-    """Evaluate a method on one split in one world (closed or open).
+    """Evaluate a method on one split in one world; `task` (such as a `StreamScorer`) may replace it.
 
     In the open world, compositions below the feasibility threshold score -inf; `auc_all` is the
     AUC with every composition a candidate.
-
-    inputs: data set with the split's features on the method's device.
-    task: scores the images for all candidates, such as a `StreamScorer`; None: the method itself.
     """
     labels = inputs.labels
     test = inputs.examples[split]

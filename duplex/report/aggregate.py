@@ -77,10 +77,7 @@ def aggregate(runs: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]) -> Ag
 
 
 def headline_numbers(table: Aggregate) -> Aggregate:
-    """Select at most fourteen averaged numbers per method, for artifacts/metrics.json.
-
-    Validation AUC comes first, since options should be chosen by it and not by test metrics.
-    """
+    """Select at most fourteen averaged numbers per method, validation AUC first."""
     shown: dict[str, tuple[str, ...]] = {"validation": tuple(VALIDATION), "closed": SHOWN, "open": SHOWN}
     return {
         dataset: {
@@ -239,7 +236,7 @@ def read_run(files: RunPaths) -> RunRecord:
 
 
 def read_table(path: Path, advice: str = "`dvc repro -f` runs the pipeline again and writes it") -> pd.DataFrame | None:
-    """Read a CSV file, names as text, even a state `NA`; None if it does not exist."""
+    """Read a CSV file, all names as text; None if missing. `advice` ends error messages."""
     text = ("image", "label", "object", "map", "kind", "world", "top1", "top2", "top3")
     missing = {"margin": ["", "nan"], "val_auc": [""]}  # not every epoch is validated
     try:
@@ -261,13 +258,7 @@ def margins_of(predictions: pd.DataFrame, world: str) -> Margins | None:
 
 
 def mean_curve(seeds: Sequence[Margins], points: int = POINTS, rounds: int = ROUNDS) -> MeanCurve:
-    """The seen–unseen curve averaged over seeds.
-
-    It has a bootstrap interval if all seeds have the same test images.
-
-    points: of the curve; rounds: of the bootstrap, each of which resamples the same images for all
-        seeds.
-    """
+    """The seen–unseen curve averaged over seeds, with an interval if all have the same test images."""
     curves = [Curve.of(margins) for margins in seeds]
     grid = np.linspace(0.0, max(float(curve.seen_accuracies[0]) for curve in curves), points)
     centre = np.mean([unseen_at(c.seen_accuracies, c.unseen_accuracies, grid) for c in curves], axis=0)

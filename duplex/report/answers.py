@@ -1,8 +1,7 @@
 """Parts of a page on answers for test images: examples, confusions, accuracies, probabilities.
 
-`answers` is a table with one line per image: `image` (its name), `label`, `answer`, `seen`
-(whether the label occurs in training) and `right` (whether the answer is the label). `training`
-maps each training image to its label.
+`answers` is a table with the columns `image`, `label`, `answer`, `seen` (whether the label occurs
+in training) and `right`. `training` maps each training image to its label.
 """
 
 from __future__ import annotations

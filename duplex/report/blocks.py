@@ -1,8 +1,7 @@
 """Building blocks of an HTML page, and functions that draw and write them.
 
-A report has sections, a section has parts, a part has blocks: tables, figures, notes, galleries of
-thumbnails and confusion matrices. Colours of line charts are CSS classes (`charts.css`), so that
-one drawing fits light pages, dark pages and print.
+A report has sections, a section has parts, a part has blocks. Colours of line charts are CSS
+classes (`charts.css`), so that one drawing fits light pages, dark pages and print.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Find the runs that match rows of the paper's tables, and judge the claims of claims.yaml.
 
-A run is recognised as a row by its settings in the summary or, if the summary has none, by its
-name. Its numbers are compared with the paper's if the encoder is the row's and the data set has a
-benchmark's number of pairs and images. A claim that one row is above another is judged on any
-data, between runs with the same data, encoder and fine-tuned blocks; if a claim is about whole
-methods, their blocks may differ.
+A run is recognised as a row by its settings or, if the summary has none, by its name. Its numbers
+are compared with the paper's if encoder and data set are the row's. A claim that one row is above
+another is judged on any data, between runs with the same data, encoder and fine-tuned blocks; if a
+claim is about whole methods, their blocks may differ.
 """
 
 from __future__ import annotations
@@ -136,9 +135,7 @@ class Measured:
     def value(self, table: str, metric: str, sampled: bool = False) -> MeanWithError | None:
         """Mean of a metric in a table of the summary (or `costs`); None if not measured.
 
-        Open-world metrics are at the feasibility threshold by words, if there is one.
-
-        sampled: prefer the value by the published protocol, which samples the bias.
+        `sampled`: prefer the value by the published protocol, which samples the bias.
         """
         if table == "costs":
             return self._cost(metric)

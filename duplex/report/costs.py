@@ -139,14 +139,7 @@ def auto_finetune_tables(data: DatasetResults) -> list[Table]:
 def recipe_table(
     caption: str, recipes: Sequence[Mapping[str, Any]], heading: str, sources: Sequence[str] = ()
 ) -> Table:
-    """Table of training recipes that were compared on validation images.
-
-    Args:
-        recipes: mappings with `recipe` (a name), validation `auc`, `chosen`, `epoch` and further
-            results.
-        heading: title of the column with the recipes' names.
-        sources: pointers to the recipes in a JSON file, which cells cite.
-    """
+    """Table of training recipes that were compared on validation images, with their `sources`."""
 
     def name_cell(line: RecipeLine) -> TableCell:
         name = line[0]["recipe"]

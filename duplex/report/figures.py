@@ -1,9 +1,8 @@
 """Figures of the report: seen–unseen curves, training curves, results by lambda, t-SNE maps.
 
-Maps show images (dots) and prototypes (other symbols) in two dimensions, as in the Duplex paper's
-figures. The map `prototypes` shows test images with semantic and visual prototypes; `before` and
-`after` show test images with visual prototypes before and after training; `semantic`, `visual` and
-`combined` show prototypes only, coloured by object.
+Maps show images (dots) and prototypes (other symbols): `prototypes` test images with semantic and
+visual prototypes; `before` and `after` test images with visual prototypes before and after
+training; `semantic`, `visual` and `combined` prototypes only, coloured by object.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Report parts on test images: nearest to prototypes, their nearest texts, swapped factors.
 
-Nearest means the largest cosine, as in the Duplex paper's qualitative figure; the bias on unseen
-pairs is not used. A swap joins the state factor of one image with the object factor of another,
-and looks for the nearest image.
+Nearest means the largest cosine, without the bias. A swap joins the state factor of one image with
+the object factor of another, and looks for the nearest image.
 """
 
 from __future__ import annotations
@@ -262,9 +261,8 @@ def retrieve_texts(context: RetrievalContext, file: str) -> RetrievedTexts:
 def swap_parts(context: RetrievalContext, file: str) -> tuple[list[Block], dict[str, Any]]:
     """Blocks on swapped factors of test images, and the numbers that they cite from `file`.
 
-    For each test pair, the state factor of an image that shares only its state is joined with the
-    object factor of one that shares only its object; the nearest other test image should show the
-    pair.
+    The state factor of an image that shares only a pair's state is joined with the object factor
+    of one that shares only its object; the nearest other test image should show the pair.
     """
     if context.features.states is None or context.features.objects is None:
         return [Note("The method has no state and object factors to swap.")], {}

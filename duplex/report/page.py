@@ -34,7 +34,7 @@ ENCODER = ("encoder", "architecture", "weights", "preprocessing", "precision", "
 
 
 def build_report(results: Results, image_parts: Mapping[str, Sequence[ReportPart]] | None = None) -> Report:
-    """The report; `image_parts`: data set -> parts that show images or need a method."""
+    """The report of all data sets, with image_parts: data set -> parts that show images."""
     sections = []
     claims = []
     for data in results.datasets:

@@ -103,7 +103,7 @@ def metrics_as_text(table: Aggregate) -> list[list[str]]:
 
 
 def run_table(results: Results, options: Mapping[tuple[str, str], Mapping[str, Any]]) -> pd.DataFrame:
-    """A line per run and world; `options`: (data set, method) -> the column `options`."""
+    """Table with one line per run and world; options: (data set, method) -> text of that column."""
     lines = []
     for data in results.datasets:
         for method, runs in data.runs.items():
@@ -175,10 +175,7 @@ def run_cell(
 def mean_cell(
     places: Sequence[tuple[RunRecord, Sequence[str]]], form: str, part: str = "metrics", scale: float = 1.0
 ) -> TableCell:
-    """The mean of a number over those runs that recorded it, multiplied by `scale`.
-
-    places: each run's record, and the keys under which the record's `part` has the number.
-    """
+    """The mean of a number over those runs that recorded it in `places`, multiplied by `scale`."""
     numbers = []
     sources = []
     for run, keys in places:

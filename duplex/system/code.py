@@ -1,9 +1,10 @@
 """Hashes of the code that results depend on.
 
-The code of a stage is the script in `pipeline/` that runs it, everything of this package that the script imports,
-directly or not, and the files beside these modules that they name, such as `weights.safetensors`. Methods, encoders and
-adapters are found through entry points, so callers add their modules. Of a plug-in, its whole top-level package counts.
-Syntax trees without docstrings are hashed, so edits of comments, docstrings and formatting change no hash.
+The code of a stage is the script in `pipeline/` that runs it, everything of this package that it
+imports, directly or not, and the files beside these modules that they name, such as
+`weights.safetensors`. Callers add the modules of methods, encoders and adapters. Of a plug-in, its
+whole top-level package counts. Syntax trees without docstrings are hashed, so edits of comments
+and formatting change no hash.
 """
 
 from __future__ import annotations
@@ -48,10 +49,7 @@ def code_hash(*modules: str | Path) -> str:
 
 
 def code_files(*modules: str | Path) -> Files:
-    """The files of modules, of all that they import from this package or beside a plug-in, and of data that they name.
-
-    Raises FileNotFoundError for a module of this package or a script that does not exist.
-    """
+    """The files of modules, of what they import here or beside a plug-in, and of data that they name."""
     files: Files = {}
     for module in modules:
         if isinstance(module, Path):

@@ -15,7 +15,6 @@ import traceback
 import unicodedata
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib.metadata import entry_points
 from types import FrameType
 
 from duplex.errors import DuplexError
@@ -23,9 +22,6 @@ from duplex.system.threads import keep_freed_memory
 
 DEBUG = "DUPLEX_DEBUG"
 STOPPED = "stopped; the same command resumes the work"
-PLUGIN_GROUPS = tuple(
-    f"duplex.{kind}" for kind in ("methods", "adapters", "stream_adapters", "encoders", "training_logs")
-)
 LARGEST_SEED = 2**63 - 1  # the largest that every random generator accepts
 
 
@@ -63,10 +59,6 @@ def report_errors() -> Iterator[None]:
         sys.exit(128 + signal.SIGPIPE)
     except OSError as error:
         _exit(str(error), 1)
-    except Exception as error:
-        if plugin := _plugin_of(error):
-            print(f"duplex: the plug-in {plugin} raised an error:", file=sys.stderr)
-        raise
 
 
 def escape_unprintable(text: str) -> str:
@@ -79,17 +71,6 @@ def _exit(message: str, code: int) -> None:
         traceback.print_exc()
     print(f"duplex: {escape_unprintable(' '.join(message.split()))}", file=sys.stderr)
     sys.exit(code)
-
-
-def _plugin_of(error: Exception) -> str | None:
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    modules = [str(frame.f_globals.get("__name__")) for frame in frames]
-    packages = {module.partition(".")[0] for module in modules} - {"duplex"}
-    for group in PLUGIN_GROUPS:
-        for point in entry_points(group=group):
-            if point.module.partition(".")[0] in packages:
-                return f"{point.name!r} ({point.value})"
-    return None
 
 
 def _raise_terminated(_number: int, _frame: FrameType | None) -> None:

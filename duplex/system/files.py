@@ -46,9 +46,8 @@ def refuse_existing(path: Path, *, force: bool = False) -> None:
 def replace_file(path: Path, *, sync: bool = True) -> Iterator[Path]:
     """Context manager that yields a scratch path; the file there is renamed to `path` at the end.
 
-    If the block fails, `path` stays as it was. A symbolic link is replaced: its target, which may lie
-    in DVC's cache, is not changed. `sync=False` is faster for many small files, but a power cut may
-    leave them empty. Raises `DuplexError` for any `OSError`.
+    If the block fails, `path` stays as it was. A link is replaced, not its target, which may lie
+    in DVC's cache. `sync=False` is faster, but a power cut may leave the file empty.
     """
     with report_write_errors(path):
         scratch = path.with_name(f"{path.name}.{os.getpid()}{SCRATCH}")
@@ -71,11 +70,7 @@ def replace_file(path: Path, *, sync: bool = True) -> Iterator[Path]:
 
 @contextmanager
 def replace_folder(path: Path) -> Iterator[Path]:
-    """Context manager that yields a scratch folder, which replaces the folder `path` at the end.
-
-    The old folder is renamed first. If the process is killed before the new one takes its place, the
-    next call undoes this renaming.
-    """
+    """Context manager that yields a scratch folder, which replaces the folder `path` at the end."""
     scratch = path.with_name(f"{path.name}.{os.getpid()}{SCRATCH}")
     with report_write_errors(path):
         shutil.rmtree(scratch, ignore_errors=True)
@@ -209,9 +204,9 @@ def is_running(process: int) -> bool:
 def sole_writer(path: Path, work: str, instead: str = "") -> Iterator[None]:
     """Context manager: hold the lock for writing `path`; `DuplexError` if another process holds it.
 
-    The lock is a record lock, which ends with this process. A lock of another kind would stay with
-    decoding workers, which outlive a killed parent for a moment. For the message, `work` is what the
-    other process does, such as "extraction", and `instead` what to do other than wait.
+    It is a record lock, which ends with this process: others would stay with its decoding workers.
+    For the message, `work` is what the other process does, and `instead` what to do other than
+    wait.
     """
     lock = path.with_name(path.name + ".lock.partial")
     with report_write_errors(lock):

@@ -10,12 +10,8 @@ from duplex.errors import DuplexError
 
 def installed_plugins(group: str) -> dict[str, EntryPoint]:
     """The entry points of a group, sorted by name; a built-in one hides others of its name."""
-    points = sorted(entry_points(group=group), key=lambda point: (not _is_built_in(point), point.value))
-    return dict(sorted({point.name: point for point in reversed(points)}.items()))
-
-
-def _is_built_in(point: EntryPoint) -> bool:
-    return point.value.startswith("duplex.")
+    points = sorted(entry_points(group=group), key=lambda point: point.value.startswith("duplex."))
+    return dict(sorted({point.name: point for point in points}.items()))
 
 
 def module_of(point: EntryPoint) -> str:
@@ -32,17 +28,9 @@ def load_plugin(
 ) -> Any:
     """Import an entry point's class; raises `error` if that fails, or if it is no subclass of `base`.
 
-    It also raises `error` if two other packages use the same name for different classes. In messages,
-    `kind` is what the entry point is, such as "encoder family", and `advice` what the user can do.
+    In messages, `kind` is what it is, such as "encoder family", and `advice` what the user can do.
     """
     name = f"{kind} {point.name!r} of {provider(point)}"
-    same_name = entry_points(group=point.group, name=point.name)
-    others = [each for each in same_name if each.value != point.value]
-    if others and not _is_built_in(point):
-        raise error(
-            f"{kind} {point.name!r} comes from both {provider(point)} and {provider(others[0])}; "
-            f"uninstall one of them{advice}"
-        )
     try:
         plugin = point.load()
     except Exception as reason:

@@ -35,8 +35,7 @@ class ProcessFailed(DuplexError):
 class WorkerProcess:
     """A spawned process that makes a callable object by `create()` and calls it on request.
 
-    `create` must be picklable; it runs at the first call, with the variables of `environment` set. The
-    process is not forked, since it would inherit torch's threads and locks and could not use a GPU.
+    `create` must be picklable; it runs at the first call, with the variables of `environment` set.
     """
 
     def __init__(self, create: Callable[[], Callable[..., Any]], environment: Mapping[str, str] | None = None) -> None:
@@ -55,11 +54,7 @@ class WorkerProcess:
         return 0 if process is None else process.pid or 0
 
     def submit(self, *args: Any) -> Future[Any]:
-        """Schedule a call of the worker's object with `args`; without `args`, only its creation.
-
-        The future raises `BrokenProcessPool` if the process dies during the call, and `ProcessFailed`
-        if the object could not be created. If the process died before, a new one is started.
-        """
+        """Schedule a call of the object, in a new process if it died; without `args`, its creation."""
         try:
             return self._executor.submit(_call, *args)
         except BrokenProcessPool:
@@ -81,7 +76,7 @@ class WorkerProcess:
 
 
 class _Process(SpawnProcess):
-    """A spawned process that ignores Ctrl-C even while it imports, if the main thread starts it."""
+    """A spawned process that ignores Ctrl-C even while it imports modules."""
 
     def start(self) -> None:
         if threading.current_thread() is not threading.main_thread():  # which alone may set handlers

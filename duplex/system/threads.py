@@ -69,10 +69,7 @@ def dtype_of(precision: str) -> torch.dtype:
 
 @contextmanager
 def float32_arithmetic(precision: str) -> Iterator[None]:
-    """Context manager: allow TF32 on GPUs if `precision` is "tf32", and forbid it otherwise.
-
-    TF32 changes features by about a thousandth. A backward pass must run inside the block, too.
-    """
+    """Context manager, around backward passes too: allow TF32 on GPUs if `precision` is "tf32"."""
     import torch
 
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul

@@ -66,8 +66,7 @@ def write_model(path: Path, kind: Kind, fields: Mapping[str, Any], tensors: Mapp
     for name, tensor in tensors.items():
         stored[name] = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
     header = {"format": FORMAT, "holds": kind, "tensors": tensor_digest(stored), **fields}
-    text = json.dumps({**header, "checksum": json_digest(header)}, ensure_ascii=False)
-    write_tensors(path, stored, {KEY: text})
+    write_tensors(path, stored, {KEY: json.dumps(with_checksum(header), ensure_ascii=False)})
 
 
 def read_header(path: Path, kind: Kind) -> ModelHeader:
@@ -231,9 +230,7 @@ def check_inputs(place: object, record: TrainingRecord, labels: LabelSpace, enco
 def load_checkpoint(checkpoint: Path | ModelHeader, context: MethodContext, encoder: Mapping[str, str]) -> Method[Any]:
     """Load a trained method for evaluation; prints a warning if a plug-in's code has changed since.
 
-    Raises `DuplexError` if the labels or the encoder differ from those of training, or if the
-    tensors are damaged or do not fit the method. `encoder`: the fields that identify the encoder
-    in use.
+    Raises `DuplexError` for other labels or another encoder, and for damaged tensors.
     """
     checkpoint = read_checkpoint_header(checkpoint) if isinstance(checkpoint, Path) else checkpoint
     path = checkpoint.path

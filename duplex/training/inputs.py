@@ -263,11 +263,10 @@ class Data:
     def _block_inputs(
         self, opened: OpenedFeatures, request: InputRequest, finetune: FinetuneOptions
     ) -> tuple[Any, dict[str, str]]:
-        """The activations [N, ...] that enter the last blocks, and what checkpoints record.
+        """The activations that enter the last image-tower blocks, and what a checkpoint records.
 
-        They are read from the cache. If it starts at an earlier block, `skip_frozen_blocks` runs
-        the frozen blocks once (memory permitting). Pixels replace them for augmentation, or if the
-        cache starts at too late a block.
+        If the cache starts at an earlier block, `skip_frozen_blocks` runs the frozen blocks once.
+        Pixels replace them for augmentation, or if the cache starts at too late a block.
         """
         path = opened.path
         assert path is not None
@@ -350,7 +349,10 @@ NEEDED = ("state", "object")  # columns of a table of labels
 def label_table(
     table: pd.DataFrame | Mapping[str, Sequence[str]], rows: int, index: pd.Index | None = None
 ) -> pd.DataFrame:
-    """Check a table of labels of `rows` images, whose features have the pandas index `index`."""
+    """Check and return a table of labels of `rows` images, which are matched by position.
+
+    index: the features' pandas index, which must equal the table's.
+    """
     columns = table.values() if isinstance(table, Mapping) else [table]
     indexes = [each for each in (index, *map(pandas_index, columns)) if each is not None]
     if not all(each.equals(indexes[0]) for each in indexes):
@@ -386,7 +388,7 @@ def pandas_index(value: object) -> pd.Index | None:
 
 
 def missing_needs(params: Params, dataset: str, method: str) -> list[str]:
-    """What a method needs and a data set lacks: `text` (tower), `words` (vectors) or `patch`."""
+    """The inputs (`text`, `words`, `patch`) that a method needs and a data set lacks."""
     entry = params.dataset(dataset)
     is_unknown = entry.encoder.name == IMPORTED
     no_text = is_unknown or not find_family(entry.encoder.name).has_text

@@ -214,11 +214,7 @@ BUILT_IN: dict[str, Callable[[Path], TrainingLog]] = {
 
 
 def open_log(name: str, folder: Path) -> TrainingLog | None:
-    """Open the training log `name` in a folder; None for the name `none`.
-
-    name: one of `BUILT_IN`, `none` or the name of a package's entry point in the group
-        `duplex.training_logs`.
-    """
+    """Open the training log `name`, built-in or of a package, in a folder; None for `none`."""
     registered = {point.name: point for point in entry_points(group=GROUP)}
     require(name, dict.fromkeys([*BUILT_IN, *registered, NONE]), "training.log")
     if name == NONE:

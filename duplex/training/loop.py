@@ -40,7 +40,6 @@ def make_optimiser(
     kinds: dict[str, Callable[..., torch.optim.Optimizer]] = {
         "adam": partial(torch.optim.Adam, eps=settings.eps, weight_decay=decay),
         "adamw": partial(torch.optim.AdamW, eps=settings.eps, weight_decay=decay),
-        "sgd": partial(torch.optim.SGD, momentum=settings.sgd_momentum, weight_decay=decay),
     }
     make = hooks.optimiser or kinds[settings.optimiser]
     optimiser = make([{"lr": settings.learning_rate, **group} for group in groups])
@@ -74,19 +73,11 @@ def make_schedule(
 
 
 def rate_share(epoch: int, settings: TrainingOptions) -> float:
-    """The factor by which the learning rate is multiplied in an epoch, counted from 0.
-
-    The factor rises to 1 in equal steps over `warm_up` epochs. Then the schedule `step` multiplies
-    it by `decay` every `decay_every` epochs, `cosine` lowers it along half a cosine to 0 at the
-    end, and `constant` keeps it.
-    """
-    if epoch < settings.warm_up:
-        return (epoch + 1) / (settings.warm_up + 1)
+    """The factor by which the learning rate is multiplied in an epoch, counted from 0."""
     if settings.schedule == "step":
         return settings.decay ** (epoch // settings.decay_every)
     if settings.schedule == "cosine":
-        progress = (epoch - settings.warm_up) / (settings.epochs - settings.warm_up)
-        return 0.5 * (1 + math.cos(math.pi * min(progress, 1.0)))
+        return 0.5 * (1 + math.cos(math.pi * min(epoch / settings.epochs, 1.0)))
     return 1.0
 
 
@@ -200,10 +191,7 @@ def shuffled_rows(images: Batch, order: torch.Generator) -> Tensor:
 
 
 class EpochLosses:
-    """Mean of each loss term over an epoch's images, for progress bars, logs and the history.
-
-    Terms of several steps are read from the device at once, as each read waits until it is idle.
-    """
+    """Mean of each loss term over an epoch's images; terms of several steps are read at once."""
 
     def __init__(self, epoch: int, settings: TrainingOptions) -> None:
         self.means: dict[str, float] = {}
@@ -247,9 +235,8 @@ def optimiser_step(
 ) -> dict[str, Tensor]:
     """Take one optimiser step on the images of indices `rows`; returns each loss term's mean.
 
-    A step consists of `accumulate` batches. Tensors that these share (`Method.shared`, such as
-    encoded text) are computed only once; their gradients are summed and propagated once. Nothing
-    in a step waits for the device.
+    Its `accumulate` batches share tensors (`Method.shared`), whose gradients are summed and
+    propagated once. Nothing in a step waits for the device.
     """
     optimiser.zero_grad(set_to_none=True)
     method.before_step(images.compositions_np[rows.cpu().numpy()])
@@ -285,10 +272,7 @@ def learning_rates(optimiser: torch.optim.Optimizer) -> tuple[float, ...]:
 
 
 def prefetch(images: Batch, steps: Iterable[Tensor]) -> Iterator[tuple[Batch, Tensor]]:
-    """For each step (`steps`: image indices), yield a batch and the positions of its images in it.
-
-    The batch is `images` for inputs in memory, and the step's images, read ahead, for those on disk.
-    """
+    """For each step (`steps`: image indices), yield a batch and the positions of its images in it."""
     on_disk: list[Any] = [each for each in images.inputs.values() if not isinstance(each, Tensor)]
     if not on_disk:
         for rows in steps:
@@ -340,10 +324,7 @@ def train(
 ) -> TrainingResult:
     """Train a method in place on images; it then holds the tensors of its best epoch.
 
-    Epoch 0 is the untrained method; a method without parameters to train has no other epoch.
-
-    validate: called after epochs; returns the AUC, or metrics and the name of the one that chooses
-        the best epoch. None: the last epoch is kept.
+    validate: called after epochs, from epoch 0 (untrained) on; None: the last epoch is kept.
     """
     if not len(examples):
         raise DuplexError(

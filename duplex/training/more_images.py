@@ -36,10 +36,7 @@ class SampleSizeCurve:
 
     @classmethod
     def of(cls, examples: Mapping[str, Examples], labels: LabelSpace) -> SampleSizeCurve | None:
-        """Measure accuracy with a quarter, half and all training images.
-
-        None if two of these numbers are equal. All images of unseen pairs count `NEW_SHARE`.
-        """
+        """Measure accuracy with a quarter, half and all images; None if two of these are as many."""
         train = examples["train"].compositions.numpy()
         known = np.flatnonzero(train >= 0)  # rows with both labels
         target = examples["test"].compositions.numpy()
@@ -71,10 +68,7 @@ def extrapolate(images: list[int], accuracies: list[float], measured: int) -> tu
 
         log e(n) = alpha + beta log n,    e = 100 - accuracy, fitted by least squares
 
-    Args:
-        images: numbers of training images, ascending.
-        accuracies: the accuracy in percent with each of them.
-        measured: number of test images; an error below half a test image counts as half an image.
+    An error below half of the `measured` test images counts as half an image.
     """
     error = np.maximum(100 - np.array(accuracies), 50 / measured)
     beta, alpha = np.polyfit(np.log(images), np.log(error), 1)
@@ -83,10 +77,7 @@ def extrapolate(images: list[int], accuracies: list[float], measured: int) -> tu
 
 
 def closed_form_answers(examples: Mapping[str, Examples], labels: LabelSpace, rows: Ints) -> Ints:
-    """Answers for test images by a closed form, fitted to the training images `rows`.
-
-    Its probabilities are calibrated on validation images.
-    """
+    """Answers for test images by a closed form, fitted to the training images `rows`."""
     train = examples["train"]
     val = examples["val"]
     chosen = torch.from_numpy(rows)

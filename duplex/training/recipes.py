@@ -1,25 +1,19 @@
 """The search over recipes, by which `finetune: auto` and `duplex fit` choose how much to train.
 
 A *recipe* is a trial of such a search: nothing trained, prompts, or prompts with one, two, four …
-fine-tuned blocks of the image tower. Recipes are tried in order of cost, the cheapest first. A
-recipe replaces the best one so far if its validation AUC is higher by more than the standard error
-of the difference,
+fine-tuned blocks of the image tower, tried in this order. A recipe replaces the best one so far if
+its validation AUC is higher by more than the standard error of the difference,
 
     AUC' - AUC > SE(AUC' - AUC),    by DeLong's formula over the same validation images.
 
-Of recipes with equal costs, such as two learning rates, the one with the highest AUC replaces it.
-
 Recipes with fine-tuned blocks are first compared with each other, after the same two epochs of
-each. Any gain in AUC decides, as recipes recognise images equally fast once they are trained.
-Several learning rates are tried at the smallest number of blocks, and all larger numbers use the
-best of them. Two numbers of blocks in a row without a gain are the last. Only the best of these
-recipes is trained to its end and compared with those without blocks. If its last epoch was its
-best, it is trained for twice as many epochs, as long as time is left and validation AUC rises.
+each; any gain decides. All learning rates are tried at the smallest number of blocks only. Two
+numbers of blocks in a row without a gain are the last. Only the best of these recipes is trained
+to its end and compared with those without blocks. If its last epoch was its best, it is trained
+for twice as many epochs, as long as time is left and validation AUC rises.
 
-A *lineup* says which recipes with fine-tuned blocks fit into a time limit. `finetunable_blocks`
-finds how many blocks can be fine-tuned at all, `block_cost` times these on random inputs, and
-`choose_lineup` chooses. The lineup is stored: an interrupted search continues with the same
-recipes, even if the machine is faster or slower then.
+A *lineup* says which recipes with fine-tuned blocks fit into a time limit. It is stored: an
+interrupted search continues with the same recipes, even if the machine is faster or slower then.
 """
 
 from __future__ import annotations
@@ -45,7 +39,7 @@ from duplex.methods.registry import parse_options
 from duplex.options import AutoFinetune, FinetuneOptions, TrainingOptions
 from duplex.system.files import write_text
 from duplex.training.run import MethodSpec, TrainedMethod
-from duplex.training.trials import Trial, TrialResult, Trials, errors_as_damage
+from duplex.training.trials import Trial, TrialResult, Trials
 
 FAILURES = 2  # numbers of blocks in a row without a gain, after which the search ends
 
@@ -80,8 +74,6 @@ def search_recipes(
 
     frozen: lists of recipes of equal cost, such as two learning rates, without fine-tuned blocks.
     finetuned: lists of recipes with a number of fine-tuned blocks; read after `frozen` is tried.
-    train: function that trains a recipe and returns its result.
-    report: function that is called with a line of text per recipe.
     """
     table: list[dict[str, Any]] = []
 
@@ -102,10 +94,7 @@ def search_recipes(
 
 
 def best_frozen(levels: Iterable[Sequence[Trial]], attempt: TryRecipe) -> Attempt:
-    """Try all recipes; returns the last whose gain over cheaper ones exceeds the gain's error.
-
-    Of several recipes of equal cost with such a gain, the one with the highest AUC counts.
-    """
+    """Try all recipes; returns the last whose gain over cheaper ones exceeds the gain's error."""
     best: Attempt | None = None
     for level in levels:
         gaining = [attempt(recipe, best) for recipe in level]
@@ -119,11 +108,7 @@ def best_frozen(levels: Iterable[Sequence[Trial]], attempt: TryRecipe) -> Attemp
 
 
 def best_depth(levels: Iterable[Sequence[Trial]], frozen: Attempt, attempt: TryRecipe) -> Attempt | None:
-    """Try recipes with fine-tuned blocks up to their pause; returns the best, None without any.
-
-    Ends after `FAILURES` numbers of blocks in a row without a gain in AUC. After the first number
-    of blocks, only its best rate is tried.
-    """
+    """Try recipes with fine-tuned blocks up to their pause; returns the best, None without any."""
     best: Attempt | None = None
     failures = 0
     for level in levels:
@@ -139,10 +124,7 @@ def best_depth(levels: Iterable[Sequence[Trial]], frozen: Attempt, attempt: TryR
 
 
 def extend(paused: Attempt, frozen: Attempt, attempt: TryRecipe) -> Attempt:
-    """Train a paused recipe to its end, then longer as long as AUC rises; returns the best.
-
-    If it gains no more over `frozen` than the error of the gain, `frozen` is the best.
-    """
+    """Train a paused recipe to its end, then longer as long as AUC rises; returns the best."""
     best = frozen
     for recipe in paused.recipe.longer:
         longer = attempt(recipe, best)
@@ -268,11 +250,7 @@ def finetuned_recipes(
     epochs: Sequence[int] = EPOCHS[:1],
     seed: int = 0,
 ) -> list[list[Trial]]:
-    """Recipes that train a method with the image tower's last blocks, paused after two epochs.
-
-    Returns one list per number of blocks, with a recipe per learning rate of the blocks. The
-    method keeps its own rate, but trains along half a cosine, without warm-up, and stops if
-    validation AUC has not risen for half of the epochs.
+    """Lists of recipes with a number of fine-tuned blocks, paused after two epochs, one per rate.
 
     epochs: numbers of epochs of a recipe's complete trainings (`Trial.longer`).
     """
@@ -282,9 +260,7 @@ def finetuned_recipes(
         name = f"{blocks} block{'s' * (blocks > 1)}, rate {rate:g}"
         whole = []
         for number in epochs:
-            training = replace(
-                spec.training, epochs=number, schedule="cosine", warm_up=0, patience=number // 2, validate_every=1
-            )
+            training = replace(spec.training, epochs=number, schedule="cosine", patience=number // 2, validate_every=1)
             tuned = replace(spec, training=training, finetune=options)
             whole.append(Trial(f"{name}, {number} epochs", tuned, seed))
         return Trial(f"{name}, epoch {PAUSE}", whole[0].spec, seed, PAUSE, tuple(whole))
@@ -302,11 +278,7 @@ class BlockRoom:
 
 
 def finetunable_blocks(encoder: Encoder, images: int, folder: Path) -> BlockRoom:
-    """Find how many last blocks of the image tower can be fine-tuned at most.
-
-    The tower must be of a kind that can be cut before these blocks, and their inputs, cached for
-    all images, must fit into half of the free space of the disk of `folder`, which need not exist.
-    """
+    """Find how many last blocks can be fine-tuned at most, so that the disk of `folder` holds inputs."""
     existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
     free = shutil.disk_usage(existing).free
     room = BlockRoom(0, 0, "")
@@ -336,9 +308,7 @@ class BlockCost:
 
 
 def block_cost(encoder: Encoder, blocks: int, cached: int, images: int = TIMED_IMAGES) -> BlockCost:
-    """Measure how many seconds per image it takes to train the last blocks, and to run them only.
-
-    Random numbers stand in for the blocks' inputs. The fastest of three passes counts.
+    """Measure seconds per image to train the last blocks, and to run them, on random inputs.
 
     cached: number of last blocks that a pass runs; all before the last `blocks` are frozen.
     """
@@ -391,13 +361,9 @@ def choose_lineup(
 ) -> Lineup:
     """Choose the numbers of fine-tuned blocks and learning rates to try in `budget` seconds.
 
-    Of the numbers `DEPTHS` up to `depth`, the largest that fits the budget is always tried; if
-    none fits, the lineup is empty. If time remains, all smaller ones are tried as well or, if it
-    is too short for all, only the smallest. Time left then goes to more learning rates for the
-    smallest, and then to more epochs of the best. Times include a final fit with the largest.
-
-    cost: number of blocks -> measured seconds per image.
-    epoch_seconds: duration of an epoch without fine-tuned blocks.
+    Of the numbers `DEPTHS` up to `depth`, the largest that fits is always tried. Time left goes to
+    smaller ones (all, or only the smallest), then to more learning rates for the smallest, and
+    then to more epochs of the best. Times include a final fit with the largest.
     """
     costs = {blocks: cost(blocks) for blocks in DEPTHS if blocks <= depth}
 
@@ -449,19 +415,15 @@ def stored_lineup(folder: Path, minutes: float, make: Callable[[], Lineup]) -> L
     path = folder / f"lineup-{minutes:g}.json"
     if not path.is_file():
         write_text(path, json.dumps(asdict(make())) + "\n")
-    with errors_as_damage(folder):
-        record = json.loads(path.read_text(encoding="utf-8"))
-        lists = {name: tuple(record[name]) for name in ("depths", "rates", "epochs")}
-        return Lineup(**{**record, **lists})
+    record = json.loads(path.read_text(encoding="utf-8"))
+    lists = {name: tuple(record[name]) for name in ("depths", "rates", "epochs")}
+    return Lineup(**{**record, **lists})
 
 
 def search_block_counts(
     spec: MethodSpec, options: AutoFinetune, seed: int, trials: Trials, say: Callable[[str], None]
 ) -> TrainedMethod:
-    """Train with several numbers of fine-tuned blocks and return the run that validation chooses.
-
-    The run's metadata has a table of all recipes tried. Keep the files of `trials` until it is saved.
-    """
+    """Train with several numbers of fine-tuned blocks and return the run that validation chooses."""
 
     def report(line: str) -> None:
         say(f"{trials.label}: {line}")

@@ -140,11 +140,10 @@ class TrainedMethod:
 
 @contextmanager
 def reproducible(wanted: Threads = "auto") -> Iterator[None]:
-    """Context of training and evaluation: inside it, the seed determines every bit of the result.
+    """Context manager for training and evaluation: inside it, the seed determines every bit.
 
-    PyTorch uses deterministic algorithms, its initial modes (gradients on, autocast off, new
-    tensors float32 on the CPU) and `wanted` CPU threads. At the end, the caller's settings and the
-    states of PyTorch's random generators are restored. Other threads wait for their turn.
+    PyTorch uses deterministic algorithms, its initial modes and `wanted` CPU threads. At the end,
+    settings and random generators are restored. Other threads wait for their turn.
     """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     gpus = range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)
@@ -170,12 +169,9 @@ def train_run(
     hooks: TrainingHooks = TrainingHooks(),
     choose_by: ChooseBy | None = None,
 ) -> TrainedMethod:
-    """Train a method and keep the epoch that validation chooses, with bias and threshold.
+    """Train a method, keep the epoch that validation chooses, and choose bias and threshold.
 
-    Call this inside `reproducible`, so that the result can be compared with other runs.
-
-    choose_by: the caller's own validation metric, which chooses the epoch instead of the option
-        `select`.
+    Call this inside `reproducible`. `choose_by`: the caller's own metric instead of `select`.
     """
     code = plugin_code_hash(spec.kind)  # before training: the file may be edited while it runs
     images = inputs.examples["train"].to(device)
@@ -220,16 +216,12 @@ def train_on_all_images(
     device: torch.device,
     resume: ResumePoint = ResumePoint(),
 ) -> TrainedMethod:
-    """Train on all labelled images, without validation, for the epochs that an earlier run chose.
+    """Train on all labelled images, without validation, as an earlier run chose.
 
-    chosen: metadata of the earlier run, which gives the number of epochs, bias and novelty
-        threshold.
-    tuned: values of options that the earlier run chose on validation images
-        (`Method.chosen_options`).
-    inputs: data set with every image in the training split.
+    tuned: values of options that the earlier run chose on validation images.
     """
     options = replace(spec.options, **tuned)
-    training = replace(spec.training, epochs=max(1, chosen.epoch), patience=None, warm_up=0)
+    training = replace(spec.training, epochs=max(1, chosen.epoch), patience=None)
     context = inputs.context(spec.trained_for)
     method = initialised_method(spec.kind, options, context, inputs, chosen.seed, device)
     images = inputs.examples["train"].to(device)
@@ -256,11 +248,7 @@ def train_on_all_images(
 def initialised_method(
     kind: str, options: Options, context: MethodContext, inputs: RunInputs, seed: int, device: torch.device
 ) -> Method[Any]:
-    """Build a method and initialise it from training images (`Method.start`).
-
-    Raises `UsageError` for labels without images, and for images with half a label, unless the method
-    can use them.
-    """
+    """Build an untrained method and initialise it from the training images (`Method.start`)."""
     labels = context.labels
     images = inputs.examples["train"].to(device)
     known = np.concatenate(labels.trained_words)

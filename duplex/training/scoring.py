@@ -1,12 +1,8 @@
 """Score images with a method in blocks that fit into memory; choose settings on validation images.
 
-An image's *margin* is the bias on the scores of unseen compositions at which it becomes right or
-wrong; all curves are computed from margins.
-
 Validation chooses the epoch (`Validation`) and, after training, a *calibration* per world
-(`calibrate`): the bias and, in the open world, a threshold of *feasibility*, which is how
-plausible an unseen composition is by word vectors (`duplex.methods.word_feasibility`). Less
-feasible compositions are excluded. Test images have no part in any choice.
+(`calibrate`): the bias and, in the open world, a threshold of *feasibility*, which excludes
+implausible compositions. Test images have no part in any choice.
 """
 
 from __future__ import annotations
@@ -112,14 +108,10 @@ def score_split(
 ) -> ScoringResult:
     """Score a split in one pass; return statistics of the scores and best candidates.
 
-    k: an image counts as right if its label is among the k best candidates.
     bucket: [C] number of the interval between feasibility thresholds in which each unseen
         candidate lies; with it, one pass measures all thresholds.
-    feasible_mask: [C] whether a candidate is feasible; others score -inf.
     top: number of best compositions to keep per image, after adding `bias` to unseen ones.
-    further: other bucket numbers [C], for each of which top-1 statistics are accumulated from the
-        same scores.
-    reader: called with each block of scores and its images.
+    further: other buckets, for each of which top-1 statistics are accumulated, too.
     """
     candidates = task.candidates
     if not len(examples):
@@ -228,12 +220,9 @@ ChooseBy = Callable[[Mapping[str, float]], float]
 
 @dataclass(frozen=True)
 class Validation:
-    """Callable that computes a method's closed-world `auc` and `name`, which chooses the epoch.
+    """Computes a method's closed-world `auc` and `name`, which chooses the epoch.
 
-    name: auc, hm, unseen, loss (the labels' mean negative log probability), or last (only `auc` is
-        computed).
-    choose_by: the caller's function that computes the metric `name` from seen and unseen accuracy,
-        HM and AUC.
+    choose_by: the caller's function that computes `name` from seen and unseen accuracy, HM, AUC.
     """
 
     examples: Examples
@@ -314,15 +303,10 @@ def calibrate(
     rule: FeasibilityRule = "auto",
     reader: ScoreReader | None = None,
 ) -> tuple[Calibration, Margins]:
-    """Choose bias and feasibility threshold on validation images.
+    """Choose bias and feasibility threshold; also returns margins with no pair excluded.
 
-    Also returns the images' margins with no pair excluded.
-
-    words, points: word vectors that give the feasibility, and number of thresholds to try.
-    reader: called with each block of scores and its images, but only if no thresholds are tried.
-    rule: "words" uses the threshold with the best validation AUC. "auto" uses it only if its
-        cross-fitted gain (gain in AUC on pairs that had no part in choosing it) exceeds twice its
-        standard error. "none" uses no threshold.
+    rule: "words" uses the threshold with the best validation AUC, "auto" only if its gain on pairs
+        that had no part in choosing it exceeds twice its standard error, "none" uses none.
     """
     task = SplitScorer.of(method, CandidateSet.of(labels, world, "val"))
     values = None
@@ -388,9 +372,6 @@ def best_bias(margins: Margins) -> float:
 def fit_confidence(method: Method[Any], val: Examples, labels: LabelSpace, scores: Tensor | None = None) -> Confidence:
     """Fit the temperature and the log-odds of unseen pairs that turn scores into probabilities.
 
-    Both are fitted on validation images, with the candidates of the closed world. If there are
-    more images than can be scored at once in memory, evenly spaced ones are used.
-
     scores: scores of all validation images [V, C], if they were computed already.
     """
     candidates = labels.candidates("closed", "val")
@@ -423,9 +404,8 @@ class NoveltyDetector:
         m_c = mean of z W over the training images of pair c
 
     D is the Mahalanobis distance of a unit feature z; Sigma is the covariance of features within
-    pairs. The threshold is chosen so that a given share of validation images does not exceed it.
-    As images of unseen pairs are farther away and most splits have more of them than expected in
-    use, they are weighted to count as the expected share.
+    pairs. A given share of validation images, weighted to have the expected share of images of
+    unseen pairs, which are farther away, does not exceed the threshold.
     """
 
     whitening: Tensor  # W [d, d]

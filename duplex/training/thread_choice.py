@@ -19,10 +19,7 @@ MARGIN = 0.9  # all threads are taken where they need at most this share of one 
 
 
 def choose_threads(method: Method[Any], images: Batch, batch_size: int) -> tuple[int, dict[int, float]]:
-    """Choose the number of CPU threads of training; also returns seconds per step by number.
-
-    Steps of a copy of the method are timed; a method that cannot be copied gets all threads.
-    """
+    """The number of CPU threads of training, by timing a copy; also seconds per step by number."""
     every = torch.get_num_threads()
     if every == 1 or images.compositions.device.type != "cpu":
         return every, {}
@@ -47,12 +44,7 @@ def choose_threads(method: Method[Any], images: Batch, batch_size: int) -> tuple
 
 
 def time_threads(step: Callable[[], None], counts: tuple[int, ...], rounds: int = ROUNDS) -> dict[int, float]:
-    """The median seconds of a step for each number of threads in `counts`.
-
-    In each of `rounds` rounds, every count is timed once, so that the load of other programs
-    affects all equally. A count that needs more than four times as long as the fastest is left out
-    of further rounds.
-    """
+    """The median seconds of a step for each number of threads in `counts`, timed in turn."""
     taken: dict[int, list[float]] = {count: [] for count in counts}
     torch.set_num_threads(min(counts))
     step()  # the first one allocates

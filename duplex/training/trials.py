@@ -1,8 +1,6 @@
 """Trials: trainings that validation compares, each in a folder named by a digest.
 
-`duplex tune` tries a grid of trials; `finetune: auto` and `duplex fit` search for a recipe
-(`training/recipes`). A trial whose files exist is not trained again, and an interrupted one
-continues.
+A trial whose files exist is not trained again, and an interrupted one continues.
 """
 
 from __future__ import annotations
@@ -10,8 +8,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +19,6 @@ import torch
 
 from duplex.artifacts import RunPaths
 from duplex.config.params import EvaluationParams
-from duplex.errors import DuplexError
 from duplex.evaluation.curve import AucComponents, Margins
 from duplex.features.tokens import Examples
 from duplex.methods.base import Method
@@ -91,8 +87,7 @@ class TrialResult:
 class Trials:
     """Store of the trials on one data set, each with a folder of its own inside `folder`.
 
-    Results and tensors are always read from files, even those of a trial trained in this process,
-    so that an interrupted search makes the same choice.
+    Results and tensors are always read from files, so that an interrupted search chooses equally.
     """
 
     folder: Path
@@ -113,14 +108,14 @@ class Trials:
         return RunPaths(self.folder / json_digest(key)[:12])
 
     def result(self, trial: Trial) -> TrialResult:
-        """A trial's result; trains it if files are missing, raises `DuplexError` for damaged ones."""
+        """A trial's result; trains it if files are missing."""
         files = self.files(trial)
         part = "" if trial.pause is None else f"-epoch{trial.pause}"
         result = files.root / f"result{part}.json"
         margins = files.root / f"margins{part}.npz"
         if not result.is_file():
             self._train(trial, files, result, margins)
-        with errors_as_damage(files.root), np.load(margins) as arrays:
+        with np.load(margins) as arrays:
             return TrialResult(trial.name, Margins(**arrays), **json.loads(result.read_text("utf-8")))
 
     def _train(self, trial: Trial, files: RunPaths, result: Path, margins: Path) -> None:
@@ -157,33 +152,19 @@ class Trials:
         """Load a finished trial: its metadata, the trained method and the inputs of its training."""
         files = self.files(trial)
         inputs = self.read(trial.spec.request)
-        with errors_as_damage(files.root):
-            header = read_checkpoint_header(files.checkpoint)
-            method = load_checkpoint(header, inputs.context(), inputs.encoder).to(self.device)
-            record = replace(header.record, novelty=read_novelty(header, self.device))
+        header = read_checkpoint_header(files.checkpoint)
+        method = load_checkpoint(header, inputs.context(), inputs.encoder).to(self.device)
+        record = replace(header.record, novelty=read_novelty(header, self.device))
         return record, method, inputs
 
     def run(self, trial: Trial) -> TrainedMethod:
         """The run of a finished trial, restored from files."""
         record, method, _ = self.load(trial)
         files = self.files(trial)
-        with errors_as_damage(files.root):
-            history: list[dict[str, float]] = []
-            for row in pd.read_csv(files.history).to_dict("records"):
-                history.append({str(name): float(value) for name, value in row.items()})
-                history[-1]["epoch"] = int(row["epoch"])
-            timing = json.loads(files.timing.read_text(encoding="utf-8"))
+        history: list[dict[str, float]] = []
+        for row in pd.read_csv(files.history).to_dict("records"):
+            history.append({str(name): float(value) for name, value in row.items()})
+            history[-1]["epoch"] = int(row["epoch"])
+        timing = json.loads(files.timing.read_text(encoding="utf-8"))
         result = TrainingResult(record.epoch, record.val_auc, history, timing, record.selected_by)
         return TrainedMethod(trial.spec.name, method, record, trial.spec.training, result)
-
-
-@contextmanager
-def errors_as_damage(folder: Path) -> Iterator[None]:
-    """Context manager for reading a trial's files: errors become a `DuplexError` naming `folder`."""
-    try:
-        yield
-    except Exception as error:
-        problem = str(error).partition(";")[0]  # what comes after is advice for other folders
-        raise DuplexError(
-            f"the folder {folder} has a damaged file ({problem}); delete that folder and run the same command again"
-        ) from error

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import h5py
 import numpy as np
@@ -20,38 +19,6 @@ VALUES = np.random.default_rng(0).normal(size=(ROWS, WIDE))
 @pytest.fixture
 def cache(tmp_path: Path) -> Path:
     return write_cache(tmp_path / "pics" / "features.h5", VALUES)
-
-
-def store(name: str, change: Callable[[Any], Any], **options: Any) -> Callable[[h5py.File], None]:
-    def apply(file: h5py.File) -> None:
-        values = change(file[name][...])
-        del file[name]
-        file.create_dataset(name, data=values, **options)
-
-    return apply
-
-
-DAMAGE: dict[str, tuple[Callable[[h5py.File], object], str]] = {
-    "float32": (store("cls", np.float32), r"'cls' has shape \(12, 128\) and type float32; expected 12 rows"),
-    "few statuses": (store("status", lambda x: x[:5]), r"'status' has shape \(5,\) and type uint8; expected 12 rows"),
-    "three dimensions": (store("cls", lambda x: x[:, :, None]), r"'cls' has shape \(12, 128, 1\) and type float16"),
-    "no statuses": (lambda file: file.pop("status"), "its entry 'status' is missing"),
-    "no identity": (lambda file: file.pop("identity"), "its entry 'identity' is missing"),
-    "chunks": (store("cls", np.array, chunks=(4, 128), compression="gzip"), "'cls' is compressed, chunked"),
-    "two columns of checksums": (store("checksums", lambda x: x.repeat(2, axis=1)), "'checksums' has 2 columns"),
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGE)
-def test_a_cache_of_another_layout_is_neither_read_nor_resumed(cache: Path, damage: str) -> None:
-    change, message = DAMAGE[damage]
-    with h5py.File(cache, "r+") as file:
-        change(file)
-    with pytest.raises(DuplexError, match=rf"is damaged: {message}.*; `duplex extract --dataset pics` makes it again"):
-        read_features(cache)
-    cache.rename(layout.partial_path(cache))
-    with pytest.raises(layout.DamagedCache, match=message):
-        PartialCache(cache)
 
 
 def test_a_cache_of_another_version_is_refused_with_the_command_to_run(cache: Path) -> None:

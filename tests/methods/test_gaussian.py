@@ -21,7 +21,6 @@ from duplex.methods.gaussian import (
     _fit_means,
     oas_shrinkage_weight,
     shared_whitening,
-    within_group_covariance,
 )
 from tests.methods import twin_closed_form as twin
 
@@ -372,12 +371,3 @@ def test_few_images_give_finite_scores(case: dict, shared: bool) -> None:
     z, own, m, n = world(**case)
     model = ClosedForm.fit(ClassStatistics.of(z, own, m, n), words=words(m, n) if shared else None)
     assert torch.isfinite(model.scorer(every(model), 0)(world(seed=2, **case)[0])).all()
-
-
-def test_added_variance_is_a_share_of_the_mean_variance_in_every_direction() -> None:
-    z, own, m, n = world()
-    statistics = ClassStatistics.of(z, own, m, n)
-    plain, more = (ClosedForm.fit(statistics, FitSettings(added_variance=added)).whitening for added in (0.0, 0.5))
-    covariances = [torch.linalg.inv(whitening @ whitening.T) for whitening in (plain, more)]
-    variance = within_group_covariance(statistics.by_pair())[0].diagonal().mean()
-    assert torch.allclose(covariances[1] - covariances[0], 0.5 * variance * torch.eye(z.shape[1], dtype=z.dtype))

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from duplex.methods.closed_form import ClosedFormMethod
 from duplex.methods.compcos import CompCos
-from duplex.methods.product import ProductMethod, ProductOptions
+from duplex.methods.product import ProductMethod
 from duplex.methods.prompt_method import PromptMethod
-from duplex.options import OptionError
+from duplex.options import CombinedRunsOptions, OptionError
 from tests.methods.field import LABELS, batch, build, context
 
 KINDS = {"prompts": PromptMethod, "compcos": CompCos, "closed_form": ClosedFormMethod}
@@ -24,18 +24,17 @@ def member(method: str, kind: str, temperature: float = 1.0) -> dict[str, Any]:
     return {"method": method, "kind": kind, "needs": needs, "finetuned": False, "temperature": temperature}
 
 
-def product_of(*members: tuple[str, str, float], weights: str = "equal", seeds: str = "own") -> ProductMethod:
+def product_of(*members: tuple[str, str, float], seeds: str = "own") -> ProductMethod:
     """Return the product of random methods, one per (method, kind, temperature)."""
     records = [member(*each) for each in members]
     built = tuple(build(KINDS[kind], seed=place) for place, (_, kind, _) in enumerate(members))
     names = tuple(dict.fromkeys(name for name, *_ in members))
-    options = ProductOptions.from_dict({"of": names, "members": records, "weights": weights, "seeds": seeds})
+    options = CombinedRunsOptions.from_dict({"of": names, "members": records, "seeds": seeds})
     return ProductMethod(replace(context(), members=built), options).eval()
 
 
 def naive_scores(product: ProductMethod, columns: Any, inputs: Any) -> list[list[float]]:
-    """Scores by loops: probabilities of each member by its own rule, logarithms, temperatures and weights."""
-    weight = dict(zip(product.options.of, product.weights.tolist(), strict=True))
+    """Scores by loops: probabilities of each member by its own rule, logarithms and temperatures."""
     tables = [method.scorer(columns)(inputs).double().tolist() for method in product._members]
     found = []
     for image in range(len(tables[0])):
@@ -48,7 +47,7 @@ def naive_scores(product: ProductMethod, columns: Any, inputs: Any) -> list[list
                 masses = [math.exp(score - max(scores)) for score in scores]
             for column, mass in enumerate(masses):
                 p = max(mass / sum(masses), 1e-30)
-                row[column] += weight[record["method"]] * math.log(p) / record["temperature"]
+                row[column] += math.log(p) / record["temperature"]
         found.append(row)
     return found
 
@@ -57,13 +56,11 @@ def naive_scores(product: ProductMethod, columns: Any, inputs: Any) -> list[list
 @given(
     kinds=st.lists(st.sampled_from(sorted(KINDS)), min_size=2, max_size=3),
     temperatures=st.lists(st.sampled_from([0.5, 1.0, 3.0]), min_size=3, max_size=3),
-    weight=st.sampled_from([0.25, 1.0, 4.0]),
     world=st.sampled_from(["closed", "open"]),
 )
-def test_scores_are_those_of_loops(kinds, temperatures, weight, world) -> None:
+def test_scores_are_those_of_loops(kinds, temperatures, world) -> None:
     members = [(f"m{place}", kind, temperatures[place]) for place, kind in enumerate(kinds)]
     product, images = product_of(*members), batch(5)
-    product.weights[0] = weight
     columns = LABELS.candidates(world, "test")
     found = product.scorer(columns)(images.inputs)
     assert found.dtype == torch.float32
@@ -74,7 +71,7 @@ def test_runs_of_one_method_are_one_score_term() -> None:
     product = product_of(("a", "compcos", 1.0), ("a", "prompts", 2.0), ("b", "compcos", 1.0), seeds="all")
     columns, images = LABELS.candidates("closed", "test"), batch(4)
     terms = dict(product.score_terms(columns)(images.inputs))
-    assert list(terms) == ["a", "b"] and product.weights.tolist() == [1, 1]
+    assert list(terms) == ["a", "b"]
     alone = product_of(("a", "compcos", 1.0), ("c", "prompts", 2.0))
     torch.testing.assert_close(product.scorer(columns)(images.inputs), terms["a"] + terms["b"])
     torch.testing.assert_close(terms["a"], alone.scorer(columns)(images.inputs))
@@ -82,42 +79,23 @@ def test_runs_of_one_method_are_one_score_term() -> None:
 
 def test_members_are_neither_trained_nor_stored_and_move_with_their_product() -> None:
     product = product_of(("a", "compcos", 1.0), ("b", "prompts", 1.0))
-    assert product.groups() == [] and set(product.state_dict()) == {"temperatures", "weights"}
+    assert product.groups() == [] and set(product.state_dict()) == {"temperatures"}
     assert not any(parameter.requires_grad for each in product._members for parameter in each.parameters())
     product.to("meta")
     assert {tensor.device.type for each in product._members for tensor in each.state_dict().values()} == {"meta"}
-
-
-def test_tuned_weights_have_at_least_the_validation_auc_of_equal_ones() -> None:
-    columns, images = LABELS.candidates("closed", "val"), batch(20)
-    wanted = torch.randn(20, len(columns), generator=torch.Generator().manual_seed(1))
-
-    def auc(scores: torch.Tensor) -> float:  # any function of the scores
-        return float(torch.corrcoef(torch.stack([scores.flatten(), wanted.flatten()]))[0, 1])
-
-    equal, tuned = (
-        product_of(("a", "compcos", 1.0), ("b", "prompts", 1.0), weights=weights) for weights in ("equal", "tuned")
-    )
-    for product in (equal, tuned):
-        product.choose_options(images.inputs, columns, auc)
-    assert equal.weights.tolist() == [1, 1]
-    assert tuned.weights.tolist() != [1, 1] and tuned.weights[1] == 1
-    first, second = (auc(product.scorer(columns)(images.inputs)) for product in (equal, tuned))
-    assert second > first
 
 
 @pytest.mark.parametrize(
     ("record", "message"),
     [({}, "of: missing"), ({"of": ["a"]}, "expected a list of 2 or more methods"),
      ({"of": [], "seeds": "all"}, "expected a list of 1 or more methods"), ({"of": ["a", "a"]}, "has a method twice"),
-     ({"of": ["a"], "seeds": "all", "weights": "tuned"}, "tuned needs two methods"),
-     ({"of": ["a", "b"], "weights": "even"}, "weights")],
+     ({"of": ["a", "b"], "weights": "tuned"}, "weights: unknown key")],
 )  # fmt: skip
 def test_wrong_options_are_refused(record: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError, match=message):
-        ProductOptions.from_dict(record)
+        CombinedRunsOptions.from_dict(record)
 
 
 def test_needs_are_those_of_all_members() -> None:
     members = (member("a", "prompts"), member("b", "compcos"))
-    assert ProductMethod.needs(ProductOptions(of=("a", "b"), members=members)) == {"cls", "text", "words"}
+    assert ProductMethod.needs(CombinedRunsOptions(of=("a", "b"), members=members)) == {"cls", "text", "words"}

@@ -26,7 +26,6 @@ from tests.projects import edited_params, encoded_project
 
 PRODUCTS = {
     "both": {"kind": "product", "of": ["csp", "closed_form"]},
-    "tuned": {"kind": "product", "of": ["csp", "closed_form"], "weights": "tuned"},
     "csp_seeds": {"kind": "product", "of": ["csp"], "seeds": "all"},
     "deep": {"kind": "product", "of": ["csp", "csp_deep"]},
 }
@@ -106,13 +105,13 @@ def test_members_with_fine_tuned_blocks_compute_their_own_features(params: Param
 
 
 def test_a_product_recognises_and_exports_where_its_members_do(params: Params, project: Path, command: Command) -> None:
-    train_stage(ProjectRun("own", "tuned", 0, params))
-    evaluate_stage(ProjectRun("own", "tuned", 0, params))
+    train_stage(ProjectRun("own", "both", 0, params))
+    evaluate_stage(ProjectRun("own", "both", 0, params))
     features = np.asarray(read_features(project / "artifacts/own/features.h5").cls[:20], dtype=np.float32)
-    here = Recognizer.load("artifacts/own/tuned/0", device="cpu")
+    here = Recognizer.load("artifacts/own/both/0", device="cpu")
     answers = here(features)
     assert list(answers[0].top[0].score_terms) == ["csp", "closed_form"]
-    assert command("export", "artifacts/own/tuned/0", "out").code == 0
+    assert command("export", "artifacts/own/both/0", "out").code == 0
     assert "score terms gaussian, semantic" in Path("out/README.md").read_text()
     there = Recognizer.load("out", device="cpu")
     np.testing.assert_allclose(there.scores(features).numpy(), here.scores(features).numpy(), rtol=1e-4, atol=1e-4)
@@ -159,9 +158,9 @@ def test_runs_of_another_data_set_are_refused(params: Params) -> None:
     ("change", "message"),
     [
         (lambda r: r["run"].update(products=["csp"]), "csp is not of kind product; move it to run.methods"),
-        (lambda r: r["run"].update(methods=["csp", "closed_form", "tuned"]), "tuned combines runs; list it"),
+        (lambda r: r["run"].update(methods=["csp", "closed_form", "both"]), "both combines runs; list it"),
         (lambda r: r["run"].update(methods=["csp"]), "both needs closed_form; add closed_form to run.methods"),
-        (lambda r: r["methods"]["both"].update(of=["csp", "tuned"]), "both.of: tuned is itself a product"),
+        (lambda r: r["methods"]["both"].update(of=["csp", "csp_seeds"]), "both.of: csp_seeds is itself a product"),
         (lambda r: r["methods"]["both"].update(of=["csp", "cps"]), "methods.both.of: 'cps'"),
         (lambda r: r["methods"]["both"].update(members=[]), "both.members: training sets this option"),
         (lambda r: r["methods"]["both"].update(per_dataset={"own": {"of": ["csp"]}}), "per_dataset.own.of"),

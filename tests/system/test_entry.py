@@ -6,15 +6,12 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from duplex.cli import main
 from duplex.errors import DuplexError, UsageError
-from duplex.system import entry
 from duplex.system.entry import Terminated, run_command
 from tests.subprocesses import ENVIRONMENT, Forked, duplex
 
@@ -24,20 +21,6 @@ def raising(error: BaseException) -> Callable[[], None]:
         raise error
 
     return work
-
-
-@pytest.mark.parametrize("group", ["methods", "adapters", "stream_adapters", "encoders", "training_logs"])
-def test_an_error_of_a_plug_in_names_it_before_its_traceback(monkeypatch, capsys, group):
-    points = {f"duplex.{group}": [EntryPoint("mine", "my_package.heads:Head", f"duplex.{group}")]}
-    monkeypatch.setattr(entry, "entry_points", lambda group: points.get(group, []))
-    namespace: dict[str, Any] = {"__name__": "my_package.layers"}
-    exec("def work(): return 1 / 0", namespace)
-    with pytest.raises(ZeroDivisionError), entry.report_errors():
-        namespace["work"]()
-    assert capsys.readouterr().err == "duplex: the plug-in 'mine' (my_package.heads:Head) raised an error:\n"
-    with pytest.raises(ZeroDivisionError), entry.report_errors():
-        raising(ZeroDivisionError())()
-    assert capsys.readouterr().err == ""  # no plug-in took part
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ def test_a_precision_of_the_text_tower_is_used(with_text, precision):
 def test_every_setting_changes_training(with_text):
     plain = losses(with_text, batch_size=8)
     changes: dict[str, dict[str, Any]] = {
-        "clip": {"clip": 1e-3}, "sgd": {"optimiser": "sgd"}, "momentum": {"optimiser": "sgd", "sgd_momentum": 0.0},
+        "clip": {"clip": 1e-3}, "decay": {"optimiser": "adamw", "weight_decay": 0.5},
         "optimiser": {"optimiser": torch.optim.NAdam}, "schedule": {"schedule": lambda epoch: 0.0},
     }  # fmt: skip
     found = {name: losses(with_text, batch_size=8, **settings) for name, settings in changes.items()}
@@ -46,7 +46,7 @@ def test_every_setting_changes_training(with_text):
 
 @pytest.mark.parametrize(
     ("own", "setting"),
-    [({"optimiser": torch.optim.NAdam}, {"weight_decay": 0.1}), ({"schedule": lambda epoch: 0.5}, {"warm_up": 1})],
+    [({"optimiser": torch.optim.NAdam}, {"weight_decay": 0.1}), ({"schedule": lambda epoch: 0.5}, {"decay": 0.9})],
 )
 def test_settings_that_a_function_replaces_are_refused(own: dict[str, Any], setting: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=f"^{next(iter(setting))} has no effect with your own {next(iter(own))}"):

@@ -243,9 +243,6 @@ def test_hooks_are_called_in_order():
         ({}, [1, 1, 0.5, 0.5]),
         ({"schedule": "constant"}, [1, 1, 1, 1]),
         ({"schedule": "cosine"}, [1, 0.85355, 0.5, 0.14645]),
-        ({"warm_up": 2, "schedule": "constant"}, [1 / 3, 2 / 3, 1, 1]),
-        ({"warm_up": 1, "schedule": "cosine", "epochs": 5}, [0.5, 1, 0.85355, 0.5, 0.14645]),
-        ({"warm_up": 3}, [0.25, 0.5, 0.75, 0.5]),
         ({"decay": 0.25, "decay_every": 1}, [1, 0.25, 0.0625, 0.015625]),
     ],
 )
