@@ -39,6 +39,8 @@ from duplex.methods.families import EmbeddingHead, WordOptions
 from duplex.methods.layers import CompositionIndex, Mlp, unit
 from duplex.options import Count, Natural, NonNegative, Positive, Rate
 
+IMAGE_WIDTH = 768  # hidden units of the image head
+
 
 class NodeFeatures(NamedTuple):
     states: Tensor  # [M, w]
@@ -127,7 +129,6 @@ class CgeOptions(WordOptions):
     width: Count = 4096  # outputs of every convolution but the last
     out: Count = 512  # outputs of the last convolution
     image_layers: Natural = 2  # hidden layers of the image head; 0: a linear map
-    image_width: Count = 768  # hidden units of the image head
     dropout: Rate = 0.5  # in the graph network and the image head
 
 
@@ -145,7 +146,7 @@ class GraphHead(EmbeddingHead[CgeOptionsT], Generic[CgeOptionsT]):
         word_width = self.words.width
         rate = options.dropout
         self.network = GraphNetwork(graph, word_width, options.width, options.out, options.layers, rate)
-        self.head = Mlp(context.dim, options.image_width, self.network.out, options.image_layers, rate)
+        self.head = Mlp(context.dim, IMAGE_WIDTH, self.network.out, options.image_layers, rate)
 
     def embed_images(self, z: Tensor) -> Tensor:
         embedded: Tensor = self.head(unit(z))

@@ -50,7 +50,7 @@ class CgeVisual(GraphHead[CgeVisualOptions]):
         labels = context.labels
         dim = context.dim
         self.codebook = Codebook(labels, dim, unseen="compose", random_seen=False)
-        self.factors = FactorNetworks(dim, options.factor_width, residual=False)
+        self.factors = FactorNetworks(dim, options.factor_width)
         self.fusion = Fusion(dim) if options.graph else None
         self.embed_s = nn.Linear(self.words.width, dim)
         self.embed_o = nn.Linear(self.words.width, dim)

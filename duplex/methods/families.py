@@ -261,7 +261,7 @@ class ThreePaths(TextMethod[ThreePathOptionsT], Generic[ThreePathOptionsT]):
         self.paths = Paths(context.labels, context.tower, path_options, context.world)
         if options.disentangler == "batch_norm":
             dim = context.tower.dim
-            self.paths.factors = FactorNetworks(dim, options.width, residual=False, batch_norm=True)
+            self.paths.factors = FactorNetworks(dim, options.width, batch_norm=True)
 
     def shared(self) -> Prototypes:
         return self.paths.prototypes(LOSSES, self.checkpointing)

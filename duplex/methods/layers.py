@@ -61,23 +61,19 @@ class Mlp(nn.Sequential):
 
 
 class Disentangler(nn.Module):
-    """Two-layer MLP for a feature's state or object factor; `residual`: adds the feature."""
+    """Two-layer MLP for a feature's state or object factor."""
 
-    def __init__(self, dim: int, width: int, residual: bool) -> None:
+    def __init__(self, dim: int, width: int) -> None:
         super().__init__()
         self.first = nn.Linear(dim, width)
         self.second = nn.Linear(width, dim)
-        self.residual = residual
 
     def forward(self, z: Tensor) -> Tensor:  # [B, d] -> [B, d]
-        out = self.second(relu(self.first(z)))
-        return normalize(z + out if self.residual else out, dim=-1)
+        return normalize(self.second(relu(self.first(z))), dim=-1)
 
 
 class BatchNormDisentangler(nn.Module):
     """Disentangler `normalise(dropout(relu(batch_norm(linear(z)))))`."""
-
-    residual = False
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -91,11 +87,11 @@ class BatchNormDisentangler(nn.Module):
 class FactorNetworks(nn.Module):
     """Two networks that map features [B, d] to state and object factors [B, d] of unit length."""
 
-    def __init__(self, dim: int, width: int, residual: bool, batch_norm: bool = False) -> None:
+    def __init__(self, dim: int, width: int, batch_norm: bool = False) -> None:
         super().__init__()
 
         def network() -> Disentangler | BatchNormDisentangler:
-            return BatchNormDisentangler(dim) if batch_norm else Disentangler(dim, width, residual)
+            return BatchNormDisentangler(dim) if batch_norm else Disentangler(dim, width)
 
         self.state = network()
         self.object = network()

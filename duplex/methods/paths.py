@@ -43,7 +43,6 @@ class PathOptions(Options):
     adapter_width: Count = 64  # hidden units of the bottleneck
     adapter_dropout: Rate = 0.1
     adapter_scale: float = 0.1  # factor of the bottleneck's output
-    disentangler: Literal["plain", "residual"] = "plain"  # residual: adds its input
     width: Count = 768  # hidden units of each disentangler
 
     # the classes of the semantic loss L_c^t: the training compositions, or all candidates
@@ -108,7 +107,7 @@ class Paths(nn.Module):
             self.adapter = Adapter(tower.dim, options.adapter_width, rate, scale)
         self.factors: FactorNetworks | None = None
         if options.paths == "three":
-            self.factors = FactorNetworks(tower.dim, options.width, residual=options.disentangler == "residual")
+            self.factors = FactorNetworks(tower.dim, options.width)
         if negatives is None:
             seen = options.semantic_negatives == "seen"
             negatives = labels.pairs["train"] if seen else labels.candidates(world, "train")

@@ -84,7 +84,7 @@ class Plid(TextMethod[PlidOptions]):
         dim = context.tower.dim
         self.prompts = self.soft_prompts(options.template)
         self.enrich = Enrichment(dim)
-        self.factors = FactorNetworks(dim, options.width, residual=False)
+        self.factors = FactorNetworks(dim, options.width)
         self.register_buffer("described", torch.zeros(0, len(options.templates), dim), persistent=False)
 
     def start(self, train: Batch) -> None:

@@ -3,7 +3,6 @@
 scale                                       1 / tau
 adapter.{down,up}.{weight,bias}, adapter.scale          the adapter, if there is one
 {state,object}.{first,second}.{weight,bias}             networks that split a feature into state and object
-residual                                    1 if each disentangler adds its input, else 0
 visual, semantic [C, d]                     prototypes of the candidates, if the score needs them
 states [M, d], objects [N, d]               semantic prototypes of states and objects
 state_of, object_of [C]                     the state and the object of each candidate
@@ -55,7 +54,6 @@ def portable_paths(paths: Paths, candidates: Ints, names: Collection[str]) -> di
     if "factors" in names and paths.factors is not None:
         tensors |= {"states": prototypes.states, "objects": prototypes.objects}
         tensors |= dict(paths.factors.state_dict())
-        tensors["residual"] = torch.tensor(float(paths.factors.state.residual), device=device)
     prompts = paths.prompts
     lexicon = paths.prompts.lexicon()
     tensors |= {f"context.{path}": lexicon[rows] for path, rows in prompts.context_rows.items()}

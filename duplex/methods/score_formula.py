@@ -38,7 +38,7 @@ def named_log_probabilities(t: Mapping[str, Any], x: Any, xp: Any) -> Iterator[t
     if "states" in t:
         logs = []
         for factor, prototypes in (("state", "states"), ("object", "objects")):
-            z_factor = two_layer_network(t, f"{factor}.first", f"{factor}.second", z, xp) + t["residual"] * z
+            z_factor = two_layer_network(t, f"{factor}.first", f"{factor}.second", z, xp)
             logs.append(log_softmax(t["scale"] * (unit(z_factor, xp) @ t[prototypes].T), xp))
         yield "factors", xp.clip(logs[0][:, t["state_of"]] + logs[1][:, t["object_of"]], floor, None)
 

@@ -31,7 +31,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from duplex.errors import UsageError
 from duplex.methods.base import AdaptedRun, Inputs, StreamAdapter, UnsuitableMethod
 from duplex.methods.codebook import Codebook
 from duplex.methods.layers import unit
@@ -94,8 +93,6 @@ class Tomcat(StreamAdapter):
         self.steps = 0
         self.book: Codebook | None = None
         if options.warm:
-            if not len(run.train):
-                raise UsageError("tomcat's warm start needs training images, but there are none; set `warm` to false")
             self.book = Codebook(run.method.labels, dim, unseen="compose", random_seen=False).to(self.t.device)
             self.book.start(unit(self.features(run.train.inputs)), run.train.compositions, seen=True)
         if len(self.t) <= MOST:

@@ -11,7 +11,7 @@ from duplex.methods.word_feasibility import feasibility
 from tests.methods.field import LABELS, SEEN, M, N, batch, build, check_losses, context, scores
 from tests.methods.loops import close, convolved, cross_entropy, dot, mlp, products, unit
 
-ROW: dict[str, Any] = {"width": 6, "out": 5, "image_layers": 1, "image_width": 4}
+ROW: dict[str, Any] = {"width": 6, "out": 5, "image_layers": 1}
 
 
 def dense(method, target, weights=None):

@@ -13,7 +13,7 @@ from tests.methods.field import LABELS, SEEN, N, batch, build, check_losses, sco
 from tests.methods.loops import close, cross_entropy, dot, linear, products, softmax, unit
 from tests.methods.world import every_row
 
-GRAPH: dict[str, Any] = {"width": 6, "out": 5, "image_layers": 1, "image_width": 4}
+GRAPH: dict[str, Any] = {"width": 6, "out": 5, "image_layers": 1}
 ROW: dict[str, Any] = {**GRAPH, "factor_width": 5, "scale": 6.0, "momentum": 0.7}
 
 

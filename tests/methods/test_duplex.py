@@ -38,7 +38,7 @@ def twin_features(method: Duplex, z: torch.Tensor, t: Prototypes) -> tuple[torch
 
     def disentangle(d):
         out = torch.relu(z @ d.first.weight.T + d.first.bias) @ d.second.weight.T + d.second.bias
-        return twin.unit(z + out if method.options.disentangler == "residual" else out)
+        return twin.unit(out)
 
     def posteriors(f, rows, trained):  # a word without training images has the probability 0
         kept, p = np.flatnonzero(trained), f.new_zeros(len(f), len(rows))
@@ -100,7 +100,6 @@ options_of_duplex = st.fixed_dictionaries(
     {
         "adapter": st.sampled_from(["none", "feature"]),
         "adapter_dropout": st.just(0.0),
-        "disentangler": st.sampled_from(["plain", "residual"]),
         "graph": st.sampled_from([True, True, False]),
         "messages": st.sampled_from([subset for k in (1, 2, 3) for subset in itertools.combinations(MESSAGES, k)]),
         "fusion": st.sampled_from(["learned", "linear", "additive"]),

@@ -25,7 +25,7 @@ def refined(**row: Any) -> Any:
     return method.eval()
 
 
-@pytest.mark.parametrize("row", [{}, {"disentangler": "residual", "adapter": "none"}], ids=str)
+@pytest.mark.parametrize("row", [{}, {"adapter": "none"}], ids=str)
 @pytest.mark.parametrize("terms", [("visual", "semantic", "factors"), ("semantic",), ("visual",)], ids=str)
 @pytest.mark.parametrize("columns", [LABELS.candidates("closed", "test"), EVERY, EVERY[::-1].copy(), EVERY[:-1]])
 def test_terms_and_exported_tensors_sum_to_the_score(row, terms, columns):

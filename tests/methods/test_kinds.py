@@ -15,7 +15,7 @@ from tests.methods.field import batch, build, context, scores
 from tests.methods.world import KINDS
 
 TRAINED = [kind for kind in KINDS if kind not in ("lde", "linear", "product")]
-NARROW = {"width": 6, "image_width": 6, "out": 5, "factor_width": 6, "context_width": 6, "heads": 2, "inner": 2}
+NARROW = {"width": 6, "out": 5, "factor_width": 6, "context_width": 6, "heads": 2, "inner": 2}
 
 
 def made(kind: str, rate: float) -> Any:
