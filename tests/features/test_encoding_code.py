@@ -144,13 +144,14 @@ def test_images_read_in_another_way_are_encoded_again(tmp_path: Path) -> None:
     draw_project(project)
 
     def work() -> tuple[int, np.ndarray, np.ndarray]:
-        words = [sys.executable, "-c", SCRIPT, package]
+        words = [sys.executable, "-c", SCRIPT, str(package)]
         environment = {**ENVIRONMENT, "PYTHONPATH": str(package.parent)}
         done = subprocess.run(words, cwd=project, env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         resumed, shared_cache = done.stdout.split()
         caches = project / "artifacts/own/features.h5", project / shared_cache
-        return int(resumed), *(read_features(path).cls for path in caches)
+        first, second = (read_features(path).cls for path in caches)
+        return int(resumed), first, second
 
     first, *before = work()
     again, *same = work()
