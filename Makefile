@@ -20,9 +20,12 @@ ablations: $(VENV)/.ready
 	@cd ablations && PATH="$(BIN):$$PATH" && duplex params --check && duplex sweep && dvc repro
 	@$(BIN)/duplex report
 
-# Run the tests that take minutes; ARGS are passed to pytest.
+# Run the tests that take minutes; ARGS are passed to pytest, THREADS is the number of threads of each of its processes.
+# `passive`: threads that wait sleep. Else those of several processes take each other's cores, and tests take hours.
+THREADS ?= 1
 test: $(VENV)/.ready
-	@PATH="$(BIN):$$PATH" OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile $(ARGS)
+	@PATH="$(BIN):$$PATH" OMP_NUM_THREADS=$(THREADS) OMP_WAIT_POLICY=passive \
+	    $(BIN)/python -m pytest -n auto --dist loadfile $(ARGS)
 
 # Write the manual as a site: site/index.html.
 docs: $(VENV)/.ready

@@ -19,9 +19,7 @@ if TYPE_CHECKING:
     from duplex.features.file import read_features as read_features
     from duplex.labels import LabelSpace as LabelSpace
     from duplex.library import Dataset as Dataset
-    from duplex.library import Result as Result
     from duplex.library import Run as Run
-    from duplex.library import compare as compare
     from duplex.library import evaluate as evaluate
     from duplex.library import fit as fit
     from duplex.library import load_dataset as load_dataset
@@ -29,6 +27,8 @@ if TYPE_CHECKING:
     from duplex.recognition.answers import Answer as Answer
     from duplex.recognition.fit import fit_folder as fit_folder
     from duplex.recognition.recognizer import Recognizer as Recognizer
+    from duplex.report.result import Result as Result
+    from duplex.report.result import compare as compare
 
 PUBLIC = {
     "Answer": "duplex.recognition.answers",
@@ -38,10 +38,10 @@ PUBLIC = {
     "LabelSpace": "duplex.labels",
     "Options": "duplex.options",
     "Recognizer": "duplex.recognition.recognizer",
-    "Result": "duplex.library",
+    "Result": "duplex.report.result",
     "Run": "duplex.library",
     "ScoreAccumulator": "duplex.evaluation.accumulate",
-    "compare": "duplex.library",
+    "compare": "duplex.report.result",
     "evaluate": "duplex.library",
     "fit": "duplex.library",
     "fit_folder": "duplex.recognition.fit",

@@ -11,12 +11,12 @@ RESERVED = (
 
 
 def log_folder(log: str, dataset: str, method: str, seed: int) -> Path:
-    """Folder of a run's training log: `LOG/DATASET/METHOD/SEED`; `log` is the logger's name, such as `tensorboard`."""
+    """Folder of a run's training log, `LOG/DATASET/METHOD/SEED`; `log`: the logger's name."""
     return Path(log) / dataset / method / str(seed)
 
 
 class RunPaths:
-    """Paths of the files in a run's folder `root`; a run is a method trained on a data set with a seed."""
+    """Files in the folder `root` of a run, which is a method trained on a data set with a seed."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -30,7 +30,7 @@ class RunPaths:
         self.unfinished_training = root / "training.partial"  # state from which interrupted training continues
 
     def stamp(self, stage: str) -> Path:
-        """Path of the stamp, a JSON file that records what the stage `train` or `evaluate` was computed from."""
+        """File that records what the stage `train` or `evaluate` was computed from."""
         return self.root / f"{stage}.stamp.json"
 
 
@@ -51,8 +51,9 @@ class ArtifactPaths:
         self.trials = root / "trials.partial"  # folder of the trials of `duplex tune`
 
     def of_reproduction(self, dataset: str) -> ArtifactPaths:
-        """Copy of these paths for `duplex reproduce`, with report, plots and tables in `reproduced/DATASET`."""
-        paths, folder = ArtifactPaths(self.root), self.root / "reproduced" / dataset
+        """These paths for `duplex reproduce`: report, plots and tables in `reproduced/DATASET`."""
+        paths = ArtifactPaths(self.root)
+        folder = self.root / "reproduced" / dataset
         paths.report = folder
         paths.plots = folder / "plots"
         paths.runs = folder / "runs.csv"
@@ -65,11 +66,15 @@ class ArtifactPaths:
     def manifest(self, dataset: str) -> Path:
         return self.root / dataset / "manifest.csv"
 
+    def image_digests(self, dataset: str) -> Path:
+        """Path of a file that remembers the images' digests by size and time; it may be deleted."""
+        return self.root / dataset / "images.partial"
+
     def labels(self, dataset: str) -> Path:
         return self.root / dataset / "labels.json"
 
     def stamp(self, dataset: str, stage: str) -> Path:
-        """Path of the stamp, a JSON file that records what the stage `prepare` or `extract` was computed from."""
+        """File that records what the stage `prepare` or `extract` was computed from."""
         return self.root / dataset / f"{stage}.stamp.json"
 
     def statistics(self, dataset: str) -> Path:
@@ -79,20 +84,20 @@ class ArtifactPaths:
         return self.root / dataset / "features.h5"
 
     def extraction(self, dataset: str) -> Path:
-        """Path of extraction.json: the size of the feature cache, and a list of the images that could not be read."""
+        """File with the size of the feature cache, and the images that could not be read."""
         return self.root / dataset / "extraction.json"
 
     def run(self, dataset: str, method: str, seed: int) -> RunPaths:
         return RunPaths(self.root / dataset / method / str(seed))
 
     def trained(self, dataset: str, method: str, seed: int) -> Path:
-        """Path of a file with the digest of a run's checkpoint; DVC stages that combine runs depend on this file."""
+        """Digest of a run's checkpoint, on which DVC stages that combine runs depend."""
         return self.root / "trained" / dataset / f"{method}-{seed}.json"
 
     def inventory(self, dataset: str) -> Path:
-        """Path of a folder that records hashes of a data set's files and the run shown in the report's t-SNE maps."""
+        """Folder with hashes of a data set's files, and the run shown in the report's maps."""
         return self.root / "inventory" / dataset
 
     def maps(self, dataset: str) -> Path:
-        """Path of a CSV table of t-SNE coordinates: one row for each test image and each prototype on the map."""
+        """CSV table of t-SNE coordinates of test images and prototypes."""
         return self.root / "maps" / f"{dataset}.csv"

@@ -1,4 +1,4 @@
-"""The library's functions: load a data set, train a method (`fit`), `evaluate` it and `compare` results.
+"""The library's functions: load a data set, `fit` a method, `evaluate` it.
 
 A data set comes from params.yaml, from a folder or table of images, or from arrays of features.
 """
@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
@@ -27,9 +27,6 @@ from duplex.data.sources import detect_source, load_source
 from duplex.data.tables import from_rows
 from duplex.encoders.base import encoder_identity, is_random, load_encoder, resolve_device, unknown_words
 from duplex.errors import DuplexError, UsageError, require, require_type, require_whole, shown
-from duplex.evaluation.curve import Curve, Margins
-from duplex.evaluation.intervals import compare_seeds
-from duplex.evaluation.metrics import METRICS, OPEN_METRICS, interval_of
 from duplex.evaluation.vectors import word_vectors_file
 from duplex.features.file import IMPORTED
 from duplex.features.imported import FEATURES, checked_features
@@ -40,8 +37,7 @@ from duplex.methods.registry import find_method, installed_methods, parse_option
 from duplex.options import DEFAULT_TRAINING, AutoFinetune, SplitOptions, TrainingOptions, finetune_options
 from duplex.recognition.recognizer import Recognizer
 from duplex.recognition.worlds import calibration_for, evaluate_world
-from duplex.report.aggregate import mean_curve
-from duplex.report.blocks import Chart, Series, draw
+from duplex.report.result import Result
 from duplex.system.entry import LARGEST_SEED
 from duplex.system.files import expanded_path, refuse_existing
 from duplex.system.threads import in_initial_modes
@@ -51,19 +47,20 @@ from duplex.training.logs import EpochReport, StepReport, TrainingHooks, Trainin
 from duplex.training.run import MethodSpec, TrainedMethod, reproducible, train_run
 from duplex.training.scoring import ChooseBy
 
+REPLACED = {  # argument of `fit` -> training options without effect if it is a function
+    "optimiser": ("weight_decay", "eps"),
+    "schedule": ("decay", "decay_every"),
+}
+
 
 class Dataset:
-    """Data set for training and evaluation: images as encoder features, with labels and a train, val and test split.
+    """Data set: images as encoder features, with labels and a train, val and test split.
 
     `load_dataset` and `Dataset.from_arrays` make one.
     """
 
     def __init__(self, name: str, data: Data, *, project: Params | None = None) -> None:
-        """Make a data set of the labels and features `data`; users call `load_dataset` or `from_arrays` instead.
-
-        name: its name in messages and, in a project, in params.yaml.
-        project: the project's params.yaml, where `fit` finds methods by name; None: the one that the package ships.
-        """
+        """Users call `load_dataset` or `from_arrays`; no `project`: the shipped params.yaml."""
         self.name = name
         self.labels = data.labels
         self._data = data
@@ -77,12 +74,12 @@ class Dataset:
 
     @property
     def manifest(self) -> pd.DataFrame:
-        """A copy of the data set's table (columns image, state, object, split); `from_arrays` accepts a changed one."""
+        """A copy of the table (image, state, object, split), for `from_arrays` if changed."""
         return self._data.manifest.copy()
 
     @property
     def features(self) -> NDArray[np.float32]:
-        """CLS features [images, width], one row per line of `manifest`, not normalised; zero for unreadable images."""
+        """CLS features [images, width], not normalised; zero for unreadable images."""
         opened = self._data.open()
         return np.where(opened.bad[:, None], np.float32(0), opened.cls)
 
@@ -102,38 +99,42 @@ class Dataset:
         """Make a data set from features that are already computed.
 
         features: numbers [images, width], as an array or a tensor, not normalised.
-        table: one row per image with the columns state, object and split (train, val or test), and optionally image,
-            the names of the images. Without a split column, images are split at random as by `duplex data add`, which
-            holds out some pairs as unseen and keeps images with equal features together. Rows match features by
-            position; if both are pandas objects, their indexes must be equal.
-        encoder: name of the encoder that computed the features (`duplex encoders`). Without it there is no text tower,
-            and only methods without prompts can be trained.
+        table: a row per image, with the columns state, object and, optionally, image (its name) and
+            split (train, val, test). Without split, images are split at random as by `duplex data
+            add`. Rows match features by position; indexes of pandas objects must be equal.
+        encoder: name of the encoder that computed the features (`duplex encoders`). Without it,
+            only methods without prompts can be trained.
         weights: the encoder's weights, a published tag or a file.
-        word_vectors: file in GloVe format, for methods that use word vectors, and to exclude implausible unseen pairs
-            in the open world.
+        word_vectors: file in GloVe format, for methods that use word vectors, and to exclude
+            implausible unseen pairs in the open world.
         device: device for training and evaluation: auto, cpu or cuda.
         name: name of the data set, for messages.
         """
         if encoder is None and weights is not None:
             raise UsageError("weights are given without an encoder; give their encoder as `encoder=`")
         if is_random(weights):
-            raise UsageError(f"weights={weights!r} is only for images; give the tag or file that made the features")
+            reason = f"weights={weights!r} is only for images"
+            raise UsageError(f"{reason}; give the tag or file that made the features")
         values = checked_features(features)
         try:
             rows = label_table(table, len(values), pandas_index(features))
             keys = row_keys(values)
-            data = from_rows(rows, SplitOptions(), "the table", lambda images: keys)  # `label_table` keeps all rows
+            # `label_table` keeps all rows
+            data = from_rows(rows, SplitOptions(), "the table", lambda images: keys)
         except DuplexError as error:
             raise UsageError(str(error)) from None
         issues = content_issues(data.manifest, dict(zip(rows["image"], keys, strict=True)), FEATURES)
         for line in [*alike_labels(data), *(issue for issue in issues if issue.count)]:
             print(f"{name}: {line}", file=sys.stderr)
-        entry = EncoderParams(name=IMPORTED) if encoder is None else _known_encoder(encoder, weights, data.labels)
-        if encoder is not None and (width := encoder_identity(encoder, weights).dim) != values.shape[1]:
-            raise UsageError(
-                f"the features have the width {values.shape[1]}, but those of {encoder} have the width {width}; "
-                "give the encoder that made them, or leave out `encoder=`"
-            )
+        entry = EncoderParams(name=IMPORTED)
+        if encoder is not None:
+            entry = _known_encoder(encoder, weights, data.labels)
+            width = encoder_identity(encoder, weights).dim
+            if width != values.shape[1]:
+                raise UsageError(
+                    f"the features have the width {values.shape[1]}, but those of {encoder} have the "
+                    f"width {width}; give the encoder that made them, or leave out `encoder=`"
+                )
         words = word_vectors_file(word_vectors)
         return cls(name, Data(data.manifest, data.labels, values, entry, _checked_device(device), words))
 
@@ -141,8 +142,8 @@ class Dataset:
         images = {split: int((self.manifest["split"] == split).sum()) for split in SPLITS}
         counts = ", ".join(f"{count:,} {split}" for split, count in images.items())
         return (
-            f"Dataset({self.name}: {counts} images; {len(self.labels.states)} states, {len(self.labels.objects)} "
-            f"objects, {len(self.labels.pairs['train'])} seen pairs)"
+            f"Dataset({self.name}: {counts} images; {len(self.labels.states)} states, "
+            f"{len(self.labels.objects)} objects, {len(self.labels.pairs['train'])} seen pairs)"
         )
 
 
@@ -160,33 +161,35 @@ def load_dataset(
     cache: str | Path | None = None,
     device: str | None = None,
 ) -> Dataset:
-    """Load a data set: one of params.yaml in the current folder or, if `encoder` is given, one of image files.
+    """Load a data set of the params.yaml here or, given `encoder`, one of image files.
 
-    Features of image files are computed once: the cache, which `duplex fit` shares, recognises the files by content.
-    All arguments but `source` and `device` are for image files; params.yaml describes its own data sets.
+    Features of image files are computed once: the cache recognises the files by content. All
+    arguments but `source` and `device` are for image files; params.yaml describes its own data sets.
 
-    source: name of a data set of params.yaml; or a folder `state/object/*.jpg`, the folder of a published benchmark, or
-        a table (CSV or Parquet) with the columns image, state, object and optionally split; or, on the Hugging Face
-        hub, `hf-datasets:OWNER/NAME`.
+    source: name of a data set of params.yaml; or a folder `state/object/*.jpg`, the folder of a
+        published benchmark, or a table (CSV or Parquet) with the columns image, state, object and
+        optionally split; or, on the Hugging Face hub, `hf-datasets:OWNER/NAME`.
     encoder: name of the frozen encoder (`duplex encoders` lists those on disk).
     weights: the encoder's weights, a published tag or a file.
     images: folder that a table's image paths start from; by default the table's folder.
     split_seed: seed of the random split, for data without a split. None: 0.
     tokens: "patch" also keeps patch tokens, for the methods that need them.
-    block_inputs: number of the image tower's last blocks that may be fine-tuned (`finetune=` of `fit`).
-    word_vectors: file in GloVe format, for methods that use word vectors, and to exclude implausible unseen pairs in
-        the open world.
+    block_inputs: number of the image tower's last blocks that `fit` may fine-tune.
+    word_vectors: as in `Dataset.from_arrays`.
     cache: folder of the feature caches; by default `duplex` in the user's cache folder.
-    device: device for encoder, training and evaluation: auto, cpu or cuda. None: as in params.yaml, else auto.
+    device: auto, cpu or cuda. None: as in params.yaml, else auto.
     """
     if encoder is None:
-        given: dict[str, object] = {"weights": weights, "images": images, "word_vectors": word_vectors, "cache": cache}
-        given |= {"split_seed": split_seed, "tokens": None if tokens == "none" else tokens}
-        given["block_inputs"] = block_inputs or None
+        given: dict[str, object] = {"weights": weights, "images": images, "word_vectors": word_vectors}
+        given |= {"cache": cache, "split_seed": split_seed}
+        given |= {"tokens": tokens if tokens != "none" else None, "block_inputs": block_inputs or None}
         if names := [f"`{name}=`" for name, value in given.items() if value is not None]:
-            raise UsageError(f"{' and '.join(names)} can be used only with `encoder=`; add it, or omit the others")
+            used = f"{' and '.join(names)} can be used only with `encoder=`"
+            raise UsageError(f"{used}; add it, or omit the others")
         return _project_dataset(str(source), device)
-    seed = SplitOptions.seed if split_seed is None else require_whole(split_seed, "split_seed", 0, LARGEST_SEED)
+    seed = SplitOptions.seed
+    if split_seed is not None:
+        seed = require_whole(split_seed, "split_seed", 0, LARGEST_SEED)
     require_whole(block_inputs, "block_inputs", 0)
     device = _checked_device(device or "auto")
     folder = user_cache() if cache is None else expanded_path(cache, "cache").resolve()
@@ -203,8 +206,10 @@ def load_dataset(
         print(f"{place.name}: {note}: {count:,}", file=sys.stderr)
     for line in alike_labels(data):
         print(f"{place.name}: {line}", file=sys.stderr)
-    entry, words = _known_encoder(encoder, weights, data.labels), word_vectors_file(word_vectors)
-    names, root = data.manifest["image"].tolist(), description.root
+    entry = _known_encoder(encoder, weights, data.labels)
+    words = word_vectors_file(word_vectors)
+    names = data.manifest["image"].tolist()
+    root = description.root
     digests = file_digests(root, names)
     present = {image: digest for image, digest in zip(names, digests, strict=True) if digest}
     for issue in (issue for issue in content_issues(data.manifest, present) if issue.count):
@@ -213,8 +218,8 @@ def load_dataset(
     features, bad = encode_shared(folder, tower, root, names, digests, tokens=tokens, block_inputs=block_inputs)
     if bad:
         print(
-            f"{len(bad)} of {len(names)} images cannot be encoded and are left out; the first is {bad[0].image} "
-            f"({bad[0].reason})",
+            f"{len(bad)} of {len(names)} images cannot be encoded and are left out; the first is "
+            f"{bad[0].image} ({bad[0].reason})",
             file=sys.stderr,
         )
     loaded = Data(data.manifest, data.labels, features, entry, device, words, skip_frozen_blocks=True)
@@ -231,10 +236,10 @@ def _project_dataset(name: str, device: str | None) -> Dataset:
         raise UsageError(
             f"this folder has no params.yaml; change to the project of {name!r}, or give `encoder=` to load image files"
         )
-    params, paths = load_params(), ArtifactPaths(ArtifactPaths.root.resolve())
+    params = load_params()
     if name not in params.datasets and Path(name).exists():
-        raise UsageError(f"{name!r} is a path, not a data set of params.yaml; give `encoder=` to load its images")
-    data = open_data(params, name, paths)
+        raise UsageError(f"{name!r} is a path, not a data set of params.yaml; `encoder=` loads its images")
+    data = open_data(params, name, ArtifactPaths(ArtifactPaths.root.resolve()))
     if device is not None:
         data = replace(data, device=_checked_device(device))
     return Dataset(name, data, project=params)
@@ -250,7 +255,8 @@ def _checked_device(device: str | torch.device) -> str:
 def _known_encoder(name: str, weights: str | None, labels: LabelSpace) -> EncoderParams:
     encoder_identity(name, weights)
     if unknown := unknown_words(name, map(prompt_name, (*labels.states, *labels.objects))):
-        raise UsageError(f"encoder {name!r} does not know the label words {', '.join(unknown[:5])}; choose another")
+        words = ", ".join(unknown[:5])
+        raise UsageError(f"encoder {name!r} does not know the label words {words}; choose another")
     return EncoderParams(name=name, weights=weights)
 
 
@@ -264,27 +270,25 @@ class Run(TrainedMethod):
 
     @property
     def selected_by(self) -> str:
-        """The metric that chose the epoch: a value of the option `select`, or the name of the caller's function."""
+        """The metric that chose the epoch: a value of `select`, or the caller's function."""
         return self.result.selected_by
 
     def save(self, folder: str | Path, *, force: bool = False) -> Path:
-        """Write checkpoint, history and timing into a folder that `Recognizer.load` can read; returns the folder.
+        """Write the run to a folder for `Recognizer.load`, which must not hold an exported model.
 
-        Raises `UsageError` if the folder holds an exported model, which would be loaded instead, or one of these files.
-
-        folder: made if it does not exist.
-        force: replace an earlier run. Its metrics are removed if the checkpoint changes.
+        force: replace an earlier run; its metrics are removed if the checkpoint changes.
         """
         files = RunPaths(expanded_path(folder, "folder"))
         if (files.root / "model.safetensors").is_file():
-            raise UsageError(f"{files.root} has an exported model, which would be loaded instead; use another folder")
+            found = f"{files.root} has an exported model, which would be loaded instead"
+            raise UsageError(f"{found}; use another folder")
         for file in (files.checkpoint, files.history, files.timing):
             refuse_existing(file, force=force)
         self.write(files)
         return files.root
 
     def export(self, out: str | Path, *, word_vectors: str | Path | None = None, **settings: Any) -> Path:
-        """Write the model to a folder that works without this package, as `duplex export` does; return the folder.
+        """Write the model to a folder that works without this package, as `duplex export` does.
 
         out: made if it does not exist.
         word_vectors: the GloVe-format file that training read, if it read one.
@@ -316,11 +320,13 @@ def fit(
 ) -> Run:
     """Train a method on the training images and return it as a `Run`.
 
-    The epoch, the bias on unseen pairs and the open world's feasibility threshold are chosen on validation images.
+    The epoch, the bias on unseen pairs and the open world's feasibility threshold are chosen on
+    validation images.
 
     data: data set from `load_dataset` or `Dataset.from_arrays`.
-    method: name of a method in params.yaml (outside of a project, in the params.yaml that ships with the package); or,
-        with default options, an installed kind (`duplex methods`), `module:Class` or a subclass of `Method`.
+    method: name of a method in params.yaml (outside of a project, in the one that ships with the
+        package); or, with default options, an installed kind (`duplex methods`), `module:Class` or
+        a subclass of `Method`.
     seed: seed of the initial parameters and of the order of images.
     world: closed or open: the world whose candidates are used in training, and for which bias and threshold are chosen.
         None: as the method's entry in params.yaml says; a kind or a class is trained for the closed world, and its bias
@@ -331,11 +337,11 @@ def fit(
         `torch.optim.NAdam`. Groups without a learning rate are trained with the option `learning_rate`.
     schedule: step, cosine, constant, or a function of the epoch (from 0) that returns the factor of the learning rates.
     on_step: function that is called with a `StepReport` after each optimiser step.
-    on_epoch: function that is called with an `EpochReport` after each epoch, first before training (epoch 0).
-    log: dvclive, tensorboard, wandb or mlflow, whose files go to a subfolder of that name; a plug-in's log; or an
-        object with the methods of `TrainingLog`.
-    settings: training options, such as `epochs`, `clip` and `precision`, options of the method's kind, and `finetune`:
-        the number of the image tower's last blocks to fine-tune, or a dict of the options that `finetune:` has in
+    on_epoch: the same with an `EpochReport` after each epoch, first before training (epoch 0).
+    log: dvclive, tensorboard, wandb or mlflow, whose files go to a subfolder of that name; a
+        plug-in's log; or an object with the methods of `TrainingLog`.
+    settings: training options, such as `epochs` and `precision`, options of the method's kind, and
+        `finetune`: the number of the image tower's last blocks to fine-tune, or a dict as in
         params.yaml, such as `{"blocks": 2, "adapter": "full", "learning_rate": 1e-3}`.
     """
     if not isinstance(data, Dataset):
@@ -343,20 +349,24 @@ def fit(
     seed = require_whole(seed, "seed", 0, LARGEST_SEED)
     if world is not None:
         require(world, WORLDS, "world")
-    chosen: dict[str, Any] = {"select": select, "optimiser": optimiser, "schedule": schedule, "log": log}
+    chosen: dict[str, Any] = {"select": select, "optimiser": optimiser}
+    chosen |= {"schedule": schedule, "log": log}
     settings |= {key: value for key, value in chosen.items() if isinstance(value, str)}
     own = {key: value for key, value in chosen.items() if not isinstance(value, str)}
     name, entry = _entry(data, method)
     spec = _spec(data, name, entry, world, settings)
-    if (tuned := spec.finetune) is not None and isinstance(data._data.features, np.ndarray):
-        raise UsageError(f"fine-tuning {spec.name!r} needs images; use load_dataset(..., block_inputs={tuned.blocks})")
+    if spec.finetune is not None and isinstance(data._data.features, np.ndarray):
+        call = f"load_dataset(..., block_inputs={spec.finetune.blocks})"
+        raise UsageError(f"fine-tuning {spec.name!r} needs images; use {call}")
     reads_text = find_method(spec.kind).needs(spec.options) & {"text", "words"}
     if settings.get("precision") in ("bf16", "fp16") and not reads_text:
-        raise UsageError(f"precision is for the text tower, which {spec.name} does not use; leave out precision")
-    replaced = {"optimiser": ("weight_decay", "eps"), "schedule": ("decay", "decay_every")}
-    for key, names in replaced.items():
-        if own.get(key) is not None and (given := [each for each in names if each in settings]):
-            raise UsageError(f"{given[0]} has no effect with your own {key}; set it in that function, or leave it out")
+        unused = f"precision is for the text tower, which {spec.name} does not use"
+        raise UsageError(f"{unused}; leave out precision")
+    for key, names in REPLACED.items():
+        given = [each for each in names if each in settings]
+        if given and own.get(key) is not None:
+            unused = f"{given[0]} has no effect with your own {key}"
+            raise UsageError(f"{unused}; set it in that function, or leave it out")
     training_log = own.get("log")
     if training_log is None:
         training_log = open_log(spec.training.log, log_folder(spec.training.log, data.name, name, seed))
@@ -370,11 +380,12 @@ def fit(
 
 
 def require_both_groups(inputs: RunInputs, split: str, name: str) -> None:
-    """Raise UsageError unless a split of the data set `name` has images of seen and of unseen pairs: AUC needs both."""
+    """Raise UsageError unless a split has images of seen and of unseen pairs: AUC needs both."""
     is_seen = inputs.labels.is_seen(inputs.examples[split].compositions.cpu().numpy())
     if is_seen.all() or not is_seen.any():
         group = "unseen" if is_seen.all() else "seen"
-        raise UsageError(f"data set {name!r} has no {split} images of {group} pairs, so AUC is undefined; add some")
+        found = f"data set {name!r} has no {split} images of {group} pairs"
+        raise UsageError(f"{found}, so AUC is undefined; add some")
 
 
 def _entry(data: Dataset, method: str | type[Method[Any]]) -> tuple[str, MethodEntry]:
@@ -390,13 +401,16 @@ def _entry(data: Dataset, method: str | type[Method[Any]]) -> tuple[str, MethodE
 
 
 def _kind_of(method: type[Method[Any]]) -> str:
-    """The text that names a method's class in checkpoints: the name of a registered kind, else `module:Class`."""
+    """A class's name in checkpoints: that of a registered kind, else `module:Class`."""
     target = f"{method.__module__}:{method.__qualname__}"
     if "<locals>" in target:
-        raise UsageError(f"{method.__name__} is defined in a function, so saved runs cannot load it; move it outside")
-    kind = next((name for name, source in installed_methods().items() if source.value == target), target)
+        found = f"{method.__name__} is defined in a function"
+        raise UsageError(f"{found}, so saved runs cannot load it; move it outside")
+    names = [name for name, source in installed_methods().items() if source.value == target]
+    kind = names[0] if names else target
     if find_method(kind) is not method:
-        raise UsageError(f"{kind!r} now names another class; pass that one, or define the old one under a new name")
+        found = f"{kind!r} now names another class"
+        raise UsageError(f"{found}; pass that one, or define the old one under a new name")
     return kind
 
 
@@ -406,7 +420,8 @@ def _spec(data: Dataset, name: str, entry: MethodEntry, world: World | None, set
     asked = entry.finetune_for(dataset) if asked is None else asked
     finetune = finetune_options(asked if isinstance(asked, Mapping) else {"blocks": asked})
     if isinstance(finetune, AutoFinetune):
-        raise UsageError(f"{name} has `finetune: auto`, which only `duplex train` supports; give `finetune=` a number")
+        found = f"{name} has `finetune: auto`, which only `duplex train` supports"
+        raise UsageError(f"{found}; give `finetune=` a number")
     spec = MethodSpec(
         name,
         entry.kind,
@@ -419,155 +434,40 @@ def _spec(data: Dataset, name: str, entry: MethodEntry, world: World | None, set
     return spec.with_settings(settings)
 
 
-SHARED_COLUMNS = ["image", "label", "seen"]  # of predictions; must agree between results that are compared
-
-
-@dataclass(frozen=True, eq=False)  # arrays and tables have no single truth value
-class Result:
-    """Metrics of one run in one world on one split, in percent; `duplex.evaluate` returns it."""
-
-    name: str  # of the run: method and seed
-    dataset: str
-    world: World
-    split: str
-    metrics: dict[str, Any]  # as in the run's metrics.json
-    predictions: pd.DataFrame  # one row per image, as in predictions.csv
-    margins: Margins
-
-    @property
-    def seen(self) -> float:
-        """S: accuracy in percent on images of seen pairs, with only seen pairs as candidates."""
-        return float(self.metrics["seen"])
-
-    @property
-    def unseen(self) -> float:
-        """U: accuracy in percent on images of unseen pairs, with only unseen pairs as candidates."""
-        return float(self.metrics["unseen"])
-
-    @property
-    def hm(self) -> float:
-        """HM: the best harmonic mean of seen and unseen accuracy over all biases on unseen pairs, in percent."""
-        return float(self.metrics["hm"])
-
-    @property
-    def auc(self) -> float:
-        """AUC: the area under the curve of unseen against seen accuracy, in percent."""
-        return float(self.metrics["auc"])
-
-    @property
-    def interval(self) -> tuple[float, float] | None:
-        """The 95 % interval of AUC, in percent; None if there are too few images."""
-        return interval_of(self.metrics)
-
-    @cached_property
-    def curve(self) -> pd.DataFrame:
-        """Points of the seen–unseen curve: columns bias (on unseen pairs), and seen, unseen and hm in percent."""
-        table = Curve.of(self.margins).table()
-        return table.assign(**{name: 100 * table[name] for name in ("seen", "unseen", "hm")})
-
-    def table(self) -> pd.DataFrame:
-        """A table of S, U, HM and AUC in percent, one row each: value, and low and high end of the 95 % interval.
-
-        In the open world, another row has the AUC with all pairs as candidates.
-        """
-        columns = {"value": "", "low": "_low", "high": "_high"}
-        titles = {**METRICS, "auc_all": OPEN_METRICS["auc_all"]} if self.world == "open" else METRICS
-        rows = {
-            title: {column: self.metrics.get(key + end) for column, end in columns.items()}
-            for key, title in titles.items()
-        }
-        return pd.DataFrame.from_dict(rows, orient="index").astype(float)
-
-    def __repr__(self) -> str:
-        return f"{self._title}\n{self.table().round(2)}"
-
-    def _repr_html_(self) -> str:
-        from duplex.report.blocks import Figure, Table, TableRow, headings, number_cell, render_for_notebook, text_cell
-
-        rows = []
-        for title, values in self.table().astype(object).replace(float("nan"), None).iterrows():
-            rows.append(TableRow([text_cell(str(title)), *(number_cell(value, "{:.2f}") for value in values)]))
-        table = Table("Percent, with 95 % intervals", headings("metric", "value", "low", "high"), rows)
-        mean = mean_curve([self.margins])
-        alt = f"Unseen against seen accuracy of {self._title}"
-        lines = [values.tolist() for values in (mean.seen, mean.unseen, mean.low, mean.high)]
-        chart = Chart(alt, "seen accuracy (%)", "unseen accuracy (%)", [Series(self.name, *lines)])
-        return render_for_notebook(self._title, [table, Figure("curve", draw(chart), alt)])
-
-    @property
-    def _title(self) -> str:
-        return f"{self.name} on {self.dataset}, {self.world} world, {self.split} images"
-
-
-def compare(first: Result | Sequence[Result], second: Result | Sequence[Result]) -> pd.DataFrame:
-    """Table of `second` minus `first` in S, U, HM and AUC: percentage points, 95 % interval, p-value.
-
-    For single results, the interval of AUC is by DeLong's method and the others come from a bootstrap over images; for
-    lists, all come from a bootstrap over runs and images.
-
-    first: a result, or a list with one per seed.
-    second: a result on the same images, or a list for the same seeds in the same order.
-    """
-    one: list[Any] = list(first) if isinstance(first, list | tuple) else [first]
-    other: list[Any] = list(second) if isinstance(second, list | tuple) else [second]
-    for each in (*one, *other):
-        require_type(each, Result, "a result")
-    _check_same_images([*one, *other])
-    if same := next((result for result, against in zip(one, other, strict=False) if result is against), None):
-        raise UsageError(f"{same._title!r} is compared with itself: both are the same result; give two results")
-    gains = compare_seeds([result.margins for result in one], [result.margins for result in other])
-    rows = {}
-    for key, gain in gains.items():
-        low, high = gain.interval or (float("nan"), float("nan"))
-        rows[METRICS[key]] = {"difference": 100 * gain.value, "low": 100 * low, "high": 100 * high, "p": gain.p}
-    return pd.DataFrame.from_dict(rows, orient="index").astype(float)
-
-
-def _check_same_images(results: Sequence[Result]) -> None:
-    for other in results[1:]:
-        for key in ("world", "split"):
-            here, there = getattr(results[0], key), getattr(other, key)
-            if here != there:
-                raise UsageError(f"the results differ in {key}: {here} and {there}; evaluate both with the same {key}")
-        if not results[0].predictions[SHARED_COLUMNS].equals(other.predictions[SHARED_COLUMNS]):
-            raise UsageError(
-                f"{results[0]._title!r} and {other._title!r} have different images; evaluate both on one data set"
-            )
-
-
 def evaluate(run: Run, data: Dataset, *, world: World = "closed", split: str = "test") -> Result:
     """Measure a trained method; returns metrics with 95 % intervals, as in the DVC pipeline.
 
     run: the trained method, as `fit` returns it.
     data: the data set of training, or another with the same labels and encoder.
-    world: closed (the candidates are the seen pairs and those of the split) or open (all pairs, except unseen ones
-        below the feasibility threshold that validation chose).
+    world: closed (the candidates are the seen pairs and those of the split) or open (all pairs,
+        except unseen ones below the feasibility threshold that validation chose).
     split: test or val.
     """
     require_type(run, Run, "run")
     require_type(data, Dataset, "data")
     require(world, WORLDS, "world")
     require(split, ("val", "test"), "split")
-    record, training = run.record, run.training
+    record = run.record
     calibration = calibration_for(record, world, f"run {run.name!r}")
-    needs = find_method(record.kind).needs(record.options)
-    with reproducible(training.threads):
-        inputs = data.inputs(InputRequest(needs, training.precision, record.finetune, training.memory))
+    with reproducible(run.training.threads):
+        inputs = data.inputs(InputRequest.of(record, run.training))
         try:
             check_inputs(f"run {run.name!r}", record, inputs.labels, inputs.encoder)
         except DuplexError as error:
             raise UsageError(str(error)) from None
-        trained_on, here = record.training.get("manifest"), inputs.identity.get("manifest")
-        if trained_on is not None and here != trained_on:
+        trained_on = record.training.get("manifest")
+        if trained_on not in (None, inputs.identity.get("manifest")):
             print(
-                f"the image table of {data.name!r} differs from the one that run {run.name!r} was trained on; "
-                f"results are too high if training used any of the {split} images: remove such images from {split}",
+                f"the image table of {data.name!r} differs from the one that run {run.name!r} was "
+                f"trained on; results are too high if training used any of the {split} images: "
+                f"remove such images from {split}",
                 file=sys.stderr,
             )
         require_both_groups(inputs, split, data.name)
         device = torch.device(resolve_device(data.device))
-        on_device = replace(inputs, examples={**inputs.examples, split: inputs.examples[split].to(device)})
+        images = inputs.examples[split].to(device)
+        inputs = replace(inputs, examples={**inputs.examples, split: images})
         method = run.method.to(device).eval()
-        outcome = evaluate_world(method, on_device, data.evaluation, world, calibration, split)
+        found = evaluate_world(method, inputs, data.evaluation, world, calibration, split)
     name = f"{run.name} seed {record.seed}"
-    return Result(name, data.name, world, split, outcome.metrics, outcome.predictions, outcome.margins)
+    return Result(name, data.name, world, split, found.metrics, found.predictions, found.margins)

@@ -56,7 +56,9 @@ Template = Annotated[str, AfterValidator(_has_words)]  # words before the names 
 
 
 class OptionError(UsageError, ValueError):
-    """Raised for a wrong option, `key`, or several; a ValueError, for pydantic to add the place."""
+    """Raised for a wrong option `key`, or for several that contradict each other (None)."""
+
+    # a ValueError, so that pydantic adds the option's place in the file
 
     def __init__(self, message: str, key: str | None = None) -> None:
         super().__init__(message if key is None else f"{key}: {message}")

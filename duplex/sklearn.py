@@ -64,12 +64,15 @@ class CompositionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
     single column of labels, it is linear discriminant analysis with shrunken means.
 
     Args:
-        candidates: pairs to choose from, [C, 2]; "seen": those of the training images; None: all pairs.
-        ridge: number of images at which a state's or an object's effect on the mean feature is halved.
-        shrinkage: number of images at which the mean of a seen pair is shrunk halfway to the sum of its state's and
-            its object's effects; None: chosen by marginal likelihood.
+        candidates: pairs to choose from, [C, 2]; "seen": those of the training images; None: all
+            pairs.
+        ridge: number of images at which a state's or an object's effect on the mean feature is
+            halved.
+        shrinkage: number of images at which the mean of a seen pair is shrunk halfway to the sum
+            of its state's and its object's effects; None: chosen by marginal likelihood.
         prior: whether pairs with more training images get higher scores.
-        bias: number added to the scores of unseen pairs. Their true frequency is unknown: choose it by validation.
+        bias: number added to the scores of unseen pairs. Their true frequency is unknown: choose
+            it by validation.
     """
 
     closed_form_: ClosedForm | None
@@ -105,8 +108,8 @@ class CompositionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         Args:
             X: features [n, d].
             y: labels [n, 2]; states and objects that did not occur before are added.
-            classes: all states and objects to expect, those of `y` included: a list of two arrays, or one array if
-                there is a single column of labels.
+            classes: all states and objects to expect, those of `y` included: a list of two arrays,
+                or one array if there is a single column of labels.
         """
         self._update(X, y, classes, first=not hasattr(self, "statistics_"))
         return self
@@ -181,7 +184,8 @@ class CompositionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         """Probabilities of states [n, M] and objects [n, N]; one array if `y` had one column."""
         check_is_fitted(self)
         states, objects = map(len, self.names_)
-        m, n = self.candidate_numbers_ // objects, self.candidate_numbers_ % objects
+        m = self.candidate_numbers_ // objects
+        n = self.candidate_numbers_ % objects
 
         def marginals(scores: Tensor) -> Tensor:
             p = scores.softmax(-1)

@@ -91,7 +91,7 @@ def test_scores_of_image_files_equal_those_of_the_evaluation(project) -> None:
     columns = inputs.labels.candidates("closed", "train")  # the pairs of all splits
     files = [project.folder / "pictures" / image for image in inputs.manifest["image"].to_numpy()[test.rows][:20]]
     wanted = method.scorer(columns)({name: values[:20] for name, values in test.inputs.items()})
-    torch.testing.assert_close(recognizer.scores(files, "closed"), wanted, rtol=0, atol=1e-4)
+    torch.testing.assert_close(recognizer.scores(files, "closed"), wanted, rtol=3e-4, atol=1e-4)
     plain = method.method.scorer(columns)({"cls": test.inputs["cls"][:20]})
     assert not torch.allclose(plain, wanted, atol=1e-2)
     answers = list(recognizer.stream(files, num_workers=0))

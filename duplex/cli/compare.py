@@ -241,9 +241,9 @@ def _score_answers(path: Path) -> dict[str, Any]:
 
 def _score(path: Path, ks: list[int] | None, protocol: str, rounds: int, seed: int) -> dict[str, Any]:
     from duplex.evaluation.metrics import sampled_bias_metrics
-    from duplex.evaluation.score_files import open_scores
+    from duplex.evaluation.score_files import open_score_file
 
-    with open_scores(path) as scores:
+    with open_score_file(path) as scores:
         distinct = tuple(dict.fromkeys(ks or scores.ks))
         _check_k(scores, max(distinct))
         if protocol == "exact":
@@ -301,9 +301,9 @@ def _measure(
 
 def _compare(first: Path, second: Path, ks: list[int] | None, rounds: int, seed: int) -> dict[str, Any]:
     from duplex.evaluation.intervals import compare
-    from duplex.evaluation.score_files import open_scores, require_same_columns
+    from duplex.evaluation.score_files import open_score_file, require_same_columns
 
-    with open_scores(first) as first_scores, open_scores(second) as second_scores:
+    with open_score_file(first) as first_scores, open_score_file(second) as second_scores:
         require_same_columns(first_scores, second_scores)
         k = (ks or first_scores.ks)[0]
         second_k = (ks or second_scores.ks)[0]

@@ -33,7 +33,8 @@ from duplex.system.entry import LARGEST_SEED
 
 if TYPE_CHECKING:
     from duplex.config.params import Params
-    from duplex.project.sweep import SweepResult, TuningRow
+    from duplex.project.sweep import SweepResult
+    from duplex.project.tune import TuningRow
 
 Method = Annotated[str, method_option("--method", "-m", help="Name of a method in params.yaml.")]
 Methods = Annotated[str | None, method_option(help="Methods, comma-separated; default: run.methods.")]
@@ -306,8 +307,8 @@ def tune(
     Test images are not scored.
     """
     from duplex.config.datasets import write_settings
-    from duplex.project.sweep import best_rows
-    from duplex.project.sweep import tune as search
+    from duplex.project.tune import best_rows
+    from duplex.project.tune import tune as search
 
     params = load_params()
     name = require(dataset or params.run.datasets[0], params.datasets, "data set")

@@ -47,7 +47,8 @@ def check_name(name: str) -> None:
 
 def write_dataset(name: str, entry: Mapping[str, Any], *, run: bool) -> None:
     """Write keys to datasets/NAME.yaml, keeping others; `run`: add it to `run.datasets`."""
-    record, files = read_yaml(PARAMS_FILE), dataset_files(PARAMS_FILE)
+    record = read_yaml(PARAMS_FILE)
+    files = dataset_files(PARAMS_FILE)
     files[name] = {**files.get(name, {}), **entry}
     listed = record["run"]["datasets"]
     text = _checked_edit(record, files, [*listed, name] if run and name not in listed else listed)
@@ -67,17 +68,20 @@ def write_settings(params: Params, name: str, dataset: str, settings: Mapping[st
     """Write options of a method or of its training to datasets/DATASET.yaml; keeps others."""
     before = params.entry(name).per_dataset.get(dataset, MethodChanges())
     known = {field.name for field in fields(TrainingOptions)}
-    training = {**before.training, **{key: value for key, value in settings.items() if key in known}}
+    training = dict(before.training)
+    training |= {key: value for key, value in settings.items() if key in known}
     options = {key: value for key, value in settings.items() if key not in known}
     changed = before.model_copy(update={**options, "training": training} if training else options)
-    record, files = read_yaml(PARAMS_FILE), dataset_files(PARAMS_FILE)
-    methods = {**record.get("datasets", {}).get(dataset, {}), **files.get(dataset, {})}.get("methods", {})
-    write_dataset(dataset, {"methods": {**methods, name: changed.model_dump(exclude_unset=True)}}, run=False)
+    record = read_yaml(PARAMS_FILE)
+    entry = {**record.get("datasets", {}).get(dataset, {}), **dataset_files(PARAMS_FILE).get(dataset, {})}
+    methods = {**entry.get("methods", {}), name: changed.model_dump(exclude_unset=True)}
+    write_dataset(dataset, {"methods": methods}, run=False)
 
 
 def remove_dataset(name: str) -> None:
     """Delete datasets/NAME.yaml and its name in `run.datasets`, unless it is still needed."""
-    record, files = read_yaml(PARAMS_FILE), dataset_files(PARAMS_FILE)
+    record = read_yaml(PARAMS_FILE)
+    files = dataset_files(PARAMS_FILE)
     require(name, load_params().datasets, "data set")
     if name in record.get("datasets", {}):
         raise UsageError(f"only files in {DATASETS}/ can be removed; delete datasets.{name} in {PARAMS_FILE} by hand")

@@ -348,7 +348,8 @@ class Params(ParamsSection):
                 raise UsageError(f"{name} has no published settings for {dataset}; choose from {', '.join(known)}")
             entry = self.methods[name]
             values = {**entry.options_for(dataset), **entry.training_for(dataset), **entry.finetune_for(dataset)}
-            if undecided := [key for key, value in values.items() if value == "?"]:
+            undecided = [key for key, value in values.items() if value == "?"]
+            if undecided:
                 keys = " or ".join(undecided)
                 raise UsageError(
                     f"{name} has no published {keys} for {dataset}; "
@@ -419,7 +420,8 @@ def parse_params(record: Table, files: Mapping[str, Table], path: Path) -> Param
     datasets = _tables(path, record, "datasets")
     for name, table in files.items():
         datasets[name] = {**datasets.get(name, {}), **table}
-    methods, run = _tables(path, record, "methods"), record.get("run")
+    methods = _tables(path, record, "methods")
+    run = record.get("run")
     if isinstance(run, dict) and run.get("recipes") == "published" and isinstance(run.get("methods"), list):
         for name, recipe in published_recipes().items():
             if name in run["methods"]:
@@ -437,7 +439,8 @@ def parse_params(record: Table, files: Mapping[str, Table], path: Path) -> Param
         section, _, key = place.partition(".")
         name, _, key = key.partition(".")
         if section == "datasets" and key.partition(".")[0] in files.get(name, {}):
-            path, place = path.parent / DATASETS / f"{name}.yaml", key
+            path = path.parent / DATASETS / f"{name}.yaml"
+            place = key
         raise UsageError(f"{path}: {place}: {message}") from None
     params.check_run()
     names = (*params.run.methods, *params.run.products)
@@ -483,7 +486,8 @@ def shipped_project() -> Path:
 
 def json_schema() -> dict[str, Any]:
     """JSON schema of params.yaml, for editors; methods' options are unchecked."""
-    schema, parts = Params.model_json_schema(), {}
+    schema = Params.model_json_schema()
+    parts = {}
     for options in (TrainingOptions, FinetuneOptions, AutoFinetune):
         parts[options] = {**TypeAdapter(options).json_schema(), "required": [], "additionalProperties": False}
     tables: dict[str, Any] = {"training": parts[TrainingOptions]}

@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import os
+import time
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -26,27 +30,28 @@ from duplex.data.images import BadImageFile, decode_image, machine_fault, read_i
 from duplex.errors import DuplexError
 from duplex.labels import Ints
 from duplex.options import SplitOptions
-from duplex.system.files import sha256
+from duplex.system.files import sha256, write_text
 from duplex.system.processes import track
 
 SIDE = 8  # of a look, in pixels
-DIFFERENCE = 0.015  # root mean square, in parts of the brightest value, up to which two images are near-copies
-CONTRAST = 0.2  # the same, in parts of the smaller contrast: flat images are alike without being copies
+DIFFERENCE = 0.015  # root mean square of near-copies' difference at most, in parts of the brightest value
+CONTRAST = 0.2  # the same, in parts of the smaller contrast: flat images are alike, not copies
 BLOCK = 256  # looks compared at once with all others
 
 
 def content_keys(root: Path, images: Sequence[str]) -> list[str]:
-    """One key per image below `root`; images linked by a chain of copies and near-copies have equal keys."""
+    """One key per image below `root`, equal for images linked by a chain of copies and near-copies."""
     pixels = [each for _, each, _ in read_contents(root, images)]
     keys = [each or image for image, each in zip(images, pixels, strict=True)]
     return join_copies(keys, near_copies(looks_from_texts(pixels)))
 
 
 def near_copies(looks: NDArray[np.uint8]) -> Ints:
-    """Find copies and near-copies among looks [N, 192], images of 8 x 8 RGB pixels; returns pairs of rows [K, 2]."""
+    """Pairs of rows [K, 2] of copies and near-copies among looks [N, 192] (8 x 8 RGB pixels)."""
     mean = looks.mean(axis=1) / 255
-    order = np.argsort(mean, kind="stable")  # the difference of two means is at most that of the looks
-    mean, x = mean[order], looks[order].astype(np.float32) / 255
+    order = np.argsort(mean, kind="stable")  # means differ by at most as much as looks
+    mean = mean[order]
+    x = looks[order].astype(np.float32) / 255
     colours = x.reshape(len(x), SIDE**2, 3)
     contrast = np.sqrt(((colours - colours.mean(axis=1, keepdims=True)) ** 2).mean(axis=(1, 2)))
     squares = (x**2).sum(axis=1)
@@ -62,7 +67,7 @@ def near_copies(looks: NDArray[np.uint8]) -> Ints:
 
 
 def join_copies(keys: Sequence[str], copies: Ints) -> list[str]:
-    """Return `keys` with equal keys for near-copies; a row of `copies` [K, 2] has two copies' positions in `keys`."""
+    """`keys` with equal keys for near-copies; `copies` [K, 2] has two positions in `keys` per row."""
     joined = np.array(keys, dtype=object)
     for one, other in copies:
         joined[joined == joined[other]] = joined[one]
@@ -70,7 +75,7 @@ def join_copies(keys: Sequence[str], copies: Ints) -> list[str]:
 
 
 def read_digests(root: Path, images: Sequence[str], known: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
-    """Each image's sha256 ("" if missing), and a dict: sha256 -> text about the pixels; `known`: one from before."""
+    """Each image's sha256 ("" if missing), and a dict like `known`: sha256 -> text about the pixels."""
     found = read_contents(root, images, known)
     return [file for file, _, _ in found], {file: pixels for file, pixels, _ in found}
 
@@ -105,7 +110,7 @@ def _content(path: Path, known: Mapping[str, str]) -> tuple[str, str, str]:
 
 
 def looks_from_texts(pixels: Iterable[str]) -> NDArray[np.uint8]:
-    """Looks [N, 192], images of 8 x 8 RGB pixels, from the texts that `read_contents` returns; zeros if unreadable."""
+    """Looks [N, 192] from the texts that `read_contents` returns; zeros if unreadable."""
     texts = (text.partition(" ")[2] for text in pixels)
     looks = [base64.b64decode(text) or bytes(3 * SIDE**2) for text in texts]
     return np.frombuffer(b"".join(looks), np.uint8).reshape(len(looks), 3 * SIDE**2)
@@ -119,7 +124,9 @@ def file_digests(root: Path, images: Sequence[str]) -> list[str]:
         try:
             if not (path.is_file() and os.access(path, os.R_OK)):
                 return ""
-            return sha256(path) if uncropped_path(image) == image else read_image_bytes(root / image).digest
+            if uncropped_path(image) == image:
+                return sha256(path)
+            return read_image_bytes(root / image).digest
         except (OSError, MemoryError) as error:
             raise machine_fault(path, error) or error from error
 
@@ -127,8 +134,57 @@ def file_digests(root: Path, images: Sequence[str]) -> list[str]:
         return list(track(pool.map(digest, images), "reading images", len(images)))
 
 
+FRESH = 2 * 10**9  # nanoseconds: a file so young may change again within a tick of the clock
+
+
+def remembered_digests(root: Path, images: Sequence[str], memory: Path) -> list[str]:
+    """`file_digests`, reading only images whose size or time is not the one in the file `memory`.
+
+    `memory` is then brought up to date, unless it cannot be written.
+    """
+    place = os.path.realpath(root)
+    known = _read_memory(memory, place)
+    began = time.time_ns()
+    states = {image: _file_state(os.path.join(root, uncropped_path(image))) for image in images}
+    missing = [image for image, state in states.items() if not state]
+    unread = [image for image, state in states.items() if state not in ([], known.get(image, [])[:2])]
+    digests = {image: digest for image, (*_, digest) in known.items()} | dict.fromkeys(missing, "")
+    if unread:
+        digests |= zip(unread, file_digests(root, unread), strict=True)
+    seen = {}
+    for image, state in states.items():
+        if digests[image] and began - state[1] > FRESH:
+            seen[image] = [*state, digests[image]]
+    if seen != known:
+        with suppress(DuplexError):
+            write_text(memory, json.dumps({"root": place, "files": seen}))
+    return [digests[image] for image in images]
+
+
+def _file_state(path: str | Path) -> list[Any]:
+    try:
+        status = os.stat(path)
+    except (OSError, ValueError):  # there is no such file
+        return []
+    return [status.st_size, status.st_mtime_ns]
+
+
+def _read_memory(memory: Path, place: str) -> dict[str, list[Any]]:
+    record = _parse_memory(memory, *_file_state(memory))
+    return record["files"] if record.get("root") == place else {}
+
+
+@lru_cache(maxsize=2)
+def _parse_memory(memory: Path, *state: int) -> dict[str, Any]:
+    try:
+        record: dict[str, Any] = json.loads(memory.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return record
+
+
 def changed_images(root: Path, images: Mapping[str, str]) -> list[str]:
-    """Paths of the images whose files changed; `images` maps each file's earlier sha256 to its image's path."""
+    """Paths of the images whose files changed; `images` maps earlier sha256 values to paths."""
     names = list(images.values())
     after = file_digests(root, names)
     return [name for name, before, now in zip(names, images, after, strict=True) if now != before]
@@ -162,13 +218,14 @@ class SplitResult:
 
 
 def split_at_random(frame: pd.DataFrame, options: SplitOptions, place: object = "the data set") -> SplitResult:
-    """Split rows at random, independent of their order; `DuplexError`, naming `place`, if there are too few pairs."""
+    """Split rows at random, whatever their order; `DuplexError` if there are too few pairs."""
     rng = np.random.default_rng(options.seed)
     frame = frame.reset_index(drop=True)
     ordered = frame.sort_values(["state", "object", "image"])
     listed = list(dict.fromkeys(zip(ordered["state"], ordered["object"], strict=True)))
     pairs = _without_new_words(listed, options, rng, place)
-    wanted = [max(1, round(share * len(pairs))) for share in (options.val_unseen, options.test_unseen)]
+    shares = (options.val_unseen, options.test_unseen)
+    wanted = [max(1, round(share * len(pairs))) for share in shares]
     held_out = _hold_out([pairs[i] for i in rng.permutation(len(pairs))], sum(wanted))
     if len(held_out) < 2:
         raise DuplexError(
@@ -245,13 +302,16 @@ def _without_new_words(
     pairs: list[tuple[str, str]], options: SplitOptions, rng: np.random.Generator, place: object
 ) -> list[tuple[str, str]]:
     # the pairs without the chosen words, in which all other words remain
-    for kind, (noun, share) in enumerate((("states", options.unseen_states), ("objects", options.unseen_objects))):
+    shares = {"states": options.unseen_states, "objects": options.unseen_objects}
+    for kind, (noun, share) in enumerate(shares.items()):
         words = list(dict.fromkeys(pair[kind] for pair in pairs))
         wanted = max(1, round(share * len(words))) if share else 0
         for word in rng.permutation(words) if wanted else ():
             rest = [pair for pair in pairs if pair[kind] != word]
-            if wanted and len({pair[1 - kind] for pair in rest}) == len({pair[1 - kind] for pair in pairs}):
-                pairs, wanted = rest, wanted - 1
+            others = {pair[1 - kind] for pair in pairs}
+            if wanted and others == {pair[1 - kind] for pair in rest}:
+                pairs = rest
+                wanted -= 1
         if wanted:
             raise DuplexError(
                 f"{place}: unseen_{noun} is {share:g}, but holding out so many of its {len(words)} {noun} would leave "
@@ -263,7 +323,7 @@ def _without_new_words(
 def _with_new_words(
     pairs: list[tuple[str, str]], others: list[tuple[str, str]], rng: np.random.Generator
 ) -> list[tuple[str, str]]:
-    # the pairs that are not among `others`: shuffled, those with a new state first, then a new object, then both
+    # the pairs not among `others`: shuffled, those with a new state first, then a new object, then both
     states = {state for state, _ in others}
     objects = {thing for _, thing in others}
     new = [pair for pair in pairs if pair[0] not in states or pair[1] not in objects]
@@ -278,7 +338,8 @@ def _divide(sizes: list[tuple[tuple[str, str], int]], options: SplitOptions) -> 
     shares = {"val": options.val_images, "test": options.test_images}
     counts = {}
     for pair, images in sizes:
-        spare, gift = images - 1, {}
+        spare = images - 1
+        gift = {}
         for name in ("val", "test"):
             owed[name] += shares[name] * images
             gift[name] = min(int(owed[name]), spare)

@@ -49,7 +49,7 @@ DAMAGED = (
 
 @dataclass(frozen=True)
 class BenchmarkArchive:
-    """An archive of a published data set: where to download it, and which of its files to unpack."""
+    """An archive of a published data set: where to download it, and which files to unpack."""
 
     file: str  # its name
     urls: Sequence[str]  # tried in this order, encrypted ones first
@@ -176,7 +176,7 @@ def _is_regular(info: zipfile.ZipInfo) -> bool:
 
 
 def download(name: str, root: Path, report: Callable[[str], None]) -> None:
-    """Download and unpack the missing parts of a published data set; `report` receives messages on the progress."""
+    """Download and unpack the missing parts of a published data set; `report` gets messages."""
     benchmark = BENCHMARKS[require(name, BENCHMARKS, "benchmark")]
     if benchmark.page:
         raise UsageError(
@@ -199,8 +199,11 @@ def download_archive(archive: BenchmarkArchive, root: Path, report: Callable[[st
     path = root / ARCHIVES / archive.file
     if not path.exists():
         _fetch_from_mirrors(archive, path, root, report)
-    digest, record = sha256(path), path.with_name(path.name + ".sha256")
-    known = record.read_text(encoding="utf-8", errors="replace").split(" ")[0] if record.is_file() else ""
+    digest = sha256(path)
+    record = path.with_name(path.name + ".sha256")
+    known = ""
+    if record.is_file():
+        known = record.read_text(encoding="utf-8", errors="replace").split(" ")[0]
     if known and digest != known:
         raise DuplexError(
             f"{path} is not the archive that was unpacked first (its sha256 is {digest:.12}… instead of {known:.12}…); "
@@ -238,9 +241,11 @@ TABLE = "table.csv"
 
 
 def local_source(source: str | Path, cache: Path) -> Path:
-    """Absolute path of `source` or, for hf-datasets:OWNER/NAME, of the table in `cache` that it is downloaded to."""
+    """Absolute path of `source` or, for hf-datasets:OWNER/NAME, of the downloaded table in `cache`."""
     path = expanded_path(source, "source")
-    return _hub_table(str(path).removeprefix(HUB), cache) if str(path).startswith(HUB) else path.resolve()
+    if str(path).startswith(HUB):
+        return _hub_table(str(path).removeprefix(HUB), cache)
+    return path.resolve()
 
 
 def _hub_table(name: str, cache: Path) -> Path:

@@ -40,7 +40,7 @@ ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
 FORMATS = ("JPEG", "PNG", "GIF", "BMP", "DIB", "TIFF", "WEBP", "PPM", "ICO", "JPEG2000", "AVIF", "HEIF")
 Image.init()  # once, before decoding workers are forked
 READABLE = tuple(name for name in FORMATS if name in Image.OPEN)  # formats that this Pillow was built with
-MAX_PIXELS = 89_478_485  # a quarter of a gigabyte as RGB: Pillow's own limit, an error here instead of a warning
+MAX_PIXELS = 89_478_485  # 256 MiB as RGB: Pillow's own limit, an error here instead of a warning
 ORIENTATION_TAG = 0x0112
 TURNS = {  # by EXIF orientation; 1 is upright
     2: Transpose.FLIP_LEFT_RIGHT,
@@ -63,15 +63,15 @@ CROP = re.compile(r"#xywh=(\d+),(\d+),(\d+),(\d+)$")  # as in the W3C's media fr
 DOCUMENTS = frozenset({".txt", ".csv", ".tsv", ".parquet", ".pq", ".json", ".t7", ".md", ".html"})  # lists and notes
 IGNORED = (".", "__MACOSX")  # beginnings of the names of files and folders that are never listed
 SHOWN = 6  # kinds of skipped files in a message
-LINE_END = re.compile(r"\r\n|\r|\n")  # str.splitlines would also break at form feeds and U+2028, inside a name
+LINE_END = re.compile(r"\r\n|\r|\n")  # str.splitlines would also break at U+2028, inside a name
 
 
 class MachineFault(DuplexError):
-    """Raised if an image cannot be read because of the machine: little memory, too many open files, a failing disk."""
+    """Raised if the machine prevents reading: little memory, too many open files, a failing disk."""
 
 
 def machine_fault(place: object, error: BaseException) -> MachineFault | None:
-    """The `MachineFault` about `place` to raise if the machine caused the `error`; None if the file is at fault."""
+    """The `MachineFault` to raise if the machine caused the `error`; None if the file is at fault."""
     if isinstance(error, MemoryError):
         reason = "there was not enough memory"
     elif isinstance(error, OSError) and error.errno is not None and error.errno not in FILE_ERRORS:
@@ -82,7 +82,7 @@ def machine_fault(place: object, error: BaseException) -> MachineFault | None:
 
 
 class BadImageFile(Exception):
-    """Raised for a file that cannot be read as an image; `reason` is in `features.file.REASONS`, such as "empty"."""
+    """Raised for a file that cannot be read as an image; `reason`: see `features.file.REASONS`."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -90,7 +90,7 @@ class BadImageFile(Exception):
 
 
 class ImageBytes(io.BytesIO):
-    """The bytes of an image file, with the image's path; the path may end in a crop (`#xywh=...`)."""
+    """The bytes of an image file, with the image's path, which may end in a crop (`#xywh=...`)."""
 
     def __init__(self, data: bytes, path: Path) -> None:
         super().__init__(data)
@@ -99,7 +99,7 @@ class ImageBytes(io.BytesIO):
 
     @cached_property
     def digest(self) -> str:
-        """The sha256 of the bytes, to which the crop's position is appended if the image is a crop."""
+        """The sha256 of the bytes, followed by the crop's position if the image is a crop."""
         place = "" if self.crop is None else self.crop[0]
         return hashlib.sha256(self.getvalue() + place.encode()).hexdigest()
 
@@ -127,7 +127,7 @@ def read_image(path: Path) -> Image.Image:
 
 
 def read_image_bytes(path: Path) -> ImageBytes:
-    """Read the bytes of a regular file, to be both hashed and decoded; raises `BadImageFile` or `MachineFault`."""
+    """Read a regular file, to be hashed and decoded; raises `BadImageFile` or `MachineFault`."""
     file = Path(uncropped_path(str(path)))
     try:
         info = os.stat(file)
@@ -169,7 +169,7 @@ def decode_image(file: BinaryIO, max_pixels: int = MAX_PIXELS) -> Image.Image:
 
 
 def thumbnail(path: Path, side: int = 128) -> str | None:
-    """An image file as a small JPEG in a data URI, at most `side` pixels wide and high; None if it cannot be read."""
+    """An image file as a small JPEG, `side` pixels at most, in a data URI; None if it is unreadable."""
     try:
         image = read_image(path)
     except BadImageFile:
@@ -181,7 +181,7 @@ def thumbnail(path: Path, side: int = 128) -> str | None:
 
 
 def image_fault(path: Path) -> str:
-    """Decode an image file; returns what is wrong with it, or "". Raises `MachineFault` if memory or disk fail."""
+    """What is wrong with an image file, or ""; raises `MachineFault` if memory or disk fail."""
     try:
         read_image(path)
     except BadImageFile as error:
@@ -212,15 +212,17 @@ def _upright(pixels: Image.Image, image: Image.Image) -> Image.Image:
 
 
 def describe_skipped(counts: Mapping[str, int]) -> str:
-    """How many files of each kind were skipped, the most frequent kind first: `10 .heic, 2 without a suffix`."""
+    """How many files of each kind were skipped: `10 .heic, 2 without a suffix`."""
     common = Counter(counts).most_common(SHOWN)
     rest = sum(counts.values()) - sum(count for _, count in common)
-    listed = ", ".join(f"{count:,} {kind}" for kind, count in [*common, *([("others", rest)] if rest else [])])
+    if rest:
+        common.append(("others", rest))
+    listed = ", ".join(f"{count:,} {kind}" for kind, count in common)
     return f"{listed}; {READ_HEIF}" if HEIF_SUFFIXES & counts.keys() else listed
 
 
 class ImageTree:
-    """The image files below a root folder; each folder is listed once, so checks of 50,000 files are fast."""
+    """The image files below a root folder; each folder is listed once, so many files are fast."""
 
     def __init__(self, root: Path) -> None:
         self.root = Path(root)
@@ -231,7 +233,7 @@ class ImageTree:
             raise DuplexError(f"there is no folder {root}; give the path of the folder that holds the images")
 
     def has(self, path: str) -> bool:
-        """Whether a file exists at a path below the root; raises DuplexError for a link that leads out of the root."""
+        """Whether a file exists at a path below the root; DuplexError for a link that leads out of it."""
         folder, _, name = uncropped_path(path).rpartition("/")
         if folder not in self._folders:
             self._folders[folder] = self._files(folder)
@@ -248,7 +250,8 @@ class ImageTree:
     def _walk(self, folder: str, refuse_links: bool) -> Iterator[str]:
         prefix = f"{folder}/" if folder else ""
         for entry in sorted(self._scan(folder), key=lambda entry: entry.name):
-            path, suffix = prefix + entry.name, os.path.splitext(entry.name)[1].lower() or "without a suffix"
+            path = prefix + entry.name
+            suffix = os.path.splitext(entry.name)[1].lower() or "without a suffix"
             if entry.name.startswith(IGNORED):
                 continue
             if entry.is_symlink() and not self._inside(entry.path):
@@ -256,7 +259,8 @@ class ImageTree:
                     raise self._leaves(path)
                 self.skipped.setdefault("links out of the folder", []).append(path)
             elif suffix in IMAGE_SUFFIXES and not entry.is_file():
-                self.skipped.setdefault("that are not files", []).append(path)  # but folders, pipes or broken links
+                # but folders, pipes or broken links
+                self.skipped.setdefault("that are not files", []).append(path)
             elif entry.is_dir(follow_symlinks=False):
                 yield from self._walk(path, refuse_links)
             elif suffix in IMAGE_SUFFIXES:
@@ -306,7 +310,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_text(path: Path) -> str:
-    """Read text in UTF-8, or UTF-16 with a byte-order mark; raises DuplexError for any other encoding."""
+    """Read text in UTF-8, or UTF-16 with a byte-order mark; DuplexError for other encodings."""
     data = read_bytes(path)
     encoding = "utf-16" if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8-sig"
     try:

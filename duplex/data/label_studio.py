@@ -1,6 +1,7 @@
 """Exchange labels with Label Studio: read its exported labels, and write a model's answers as pre-annotations.
 
-The labelling config must have controls named `state` and `object`, for the whole image or for rectangles on it.
+The labelling config must have controls named `state` and `object`, for the whole image or for
+rectangles on it.
 """
 
 from __future__ import annotations
@@ -40,18 +41,22 @@ def _task_rows(task: Mapping[str, Any], place: str) -> list[list[Any]]:
     for part in parts:
         value = part["value"]
         region = regions.setdefault(part["id"] if part.get("id") in rectangles else "", {})
-        if names := value.get("choices") or value.get("rectanglelabels"):
+        names = value.get("choices") or value.get("rectanglelabels")
+        if names:
             region[part["from_name"]] = names[0]
         if "width" in value:
             if value.get("rotation"):
                 raise DuplexError(f"{place} has a rotated rectangle; draw it again without rotation")
-            width, height = part["original_width"] / 100, part["original_height"] / 100  # values are percentages
+            width = part["original_width"] / 100  # values are percentages
+            height = part["original_height"] / 100
             region |= {"x": value["x"] * width, "y": value["y"] * height}
             region |= {"width": value["width"] * width, "height": value["height"] * height}
     rows = []
     for region in regions.values():
-        if lacking := [name for name in CONTROLS if name not in region]:
-            found = ", ".join(sorted(str(name) for name, value in region.items() if isinstance(value, str))) or "none"
+        lacking = [name for name in CONTROLS if name not in region]
+        if lacking:
+            labels = [name for name, value in region.items() if isinstance(value, str)]
+            found = ", ".join(sorted(labels)) or "none"
             raise DuplexError(
                 f"{place} has no {' and no '.join(lacking)} (labels found: {found}); give it a state and an object, "
                 "with controls named `state` and `object` in the labelling config"

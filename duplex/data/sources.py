@@ -11,7 +11,9 @@ import io
 import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from functools import lru_cache, partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ from typing import Any
 import pandas as pd
 from pydantic import TypeAdapter
 
-from duplex.data.contents import content_keys, join_keys
+from duplex.data.contents import content_keys, file_digests, join_keys, remembered_digests
 from duplex.data.images import LINE_END, ImageTree, describe_skipped, read_bytes, read_text
 from duplex.data.tables import (
     COLUMNS,
@@ -35,10 +37,10 @@ from duplex.data.tables import (
 from duplex.errors import DuplexError, UsageError
 from duplex.labels import SPLITS, LabelSpace
 from duplex.options import SourceOptions, SplitOptions
-from duplex.system.files import sha256
+from duplex.system.files import sha256_once
 
 METADATA = "metadata_compositional-split-natural.t7"
-ARCHIVE_FOLDERS = ("_images", "images", "ut-zap50k-images")  # folders that may hold an unpacked archive's own tree
+ARCHIVE_FOLDERS = ("_images", "images", "ut-zap50k-images")  # of an unpacked archive's own tree
 FOLDER = "compositional-split-natural"  # of the pair lists
 ABSENT = "NA"
 Pair = tuple[str, str]
@@ -66,7 +68,7 @@ def load_source(source: SourceOptions, feature_keys: Keys | None = None) -> Labe
 
 
 def original(source: SourceOptions) -> SourceOptions:
-    """A re-split's source without the re-split: all images of the data set, and no words kept out of training."""
+    """A re-split's source without the re-split, and without words kept out of training."""
     split = replace(source.split, unseen_states=0.0, unseen_objects=0.0, images_per_pair=None)
     return replace(source, resplit=None, split=split)
 
@@ -90,14 +92,15 @@ def _load_unchanged(source: SourceOptions, contents: Keys) -> LabelledImages:
         return replace(data, notes={**notes, **data.notes})
     if source.table is None:
         raise UsageError(f"source {source.root} has `kind: table` but no `table`; add `table: FILE.csv` (or .parquet)")
-    frame, tree = read_table(source.table), ImageTree(source.root)
+    frame = read_table(source.table)
+    tree = ImageTree(source.root)
     for image in frame["image"]:
-        tree.has(image)  # raises for a link that leaves the root; `data check` reports missing images
+        tree.has(image)  # raises for a link that leaves the root
     return from_rows(frame, source.split, source.table, contents)
 
 
 def draw_missing_images(source: SourceOptions, manifest: pd.DataFrame) -> None:
-    """Draw the missing images of the built-in data set `shapes`; for other data sets do nothing."""
+    """Draw the missing images of the built-in data set `shapes`; do nothing for other data sets."""
     if source.kind == "shapes":
         from duplex.data.shapes import render_images
 
@@ -157,7 +160,7 @@ def load_czsl(root: Path) -> LabelledImages:
 
 
 def read_metadata(path: Path) -> list[dict[str, Any]]:
-    """Read a published data set's metadata, one dict per image; a pickle that would run code is refused."""
+    """Read a published data set's metadata, a dict per image; a pickle that would run code is refused."""
     import torch
 
     data = read_bytes(path)
@@ -206,7 +209,7 @@ def read_pair_lists(root: Path) -> tuple[dict[str, list[Pair]], int]:
 
 
 def read_pair_list(path: Path) -> list[Pair]:
-    """Read a (state, object) pair from each non-blank line; raises DuplexError for a line that is not two words."""
+    """The (state, object) pair in each non-blank line; DuplexError for a line that is not two words."""
     pairs: list[Pair] = []
     for number, line in enumerate(LINE_END.split(read_text(path)), 1):
         joined = line.count("+") == 1  # as in VAW-CZSL, whose words may have spaces
@@ -278,33 +281,60 @@ def _pair(folder: str, root: Path) -> list[str]:
 
 
 Record = dict[str, Any]
-CONTENT = "content"  # key of the digest
-SIZES = "sizes"  # key of the digest of a folder's files and their sizes in bytes
+CONTENT = "content"  # key of the digest of a table, a benchmark's lists, or a folder's file names
+IMAGES = "images"  # key of the digest of the names and contents of image files
 
 
-def source_record(source: SourceOptions, earlier: Record | None = None) -> Record:
-    """What a data set was read from: its options, and a digest of its table, lists or file names.
+def source_record(source: SourceOptions, earlier: Record | None = None, memory: Path | None = None) -> Record:
+    """What a data set was read from: source options, digests of its table or lists and its images.
 
-    `earlier`: a record whose digests are used if the source is not on this machine.
+    earlier: a record whose digests are used for what is not on this machine.
+    memory: a file that remembers digests, so that unchanged images are not read again.
     """
     record: Record = TypeAdapter(SourceOptions).dump_python(source, mode="json")
-    digests = _content_digests(source)
-    if not digests:
-        digests = {key: earlier[key] for key in (CONTENT, SIZES) if earlier and key in earlier}
-    return {**record, CONTENT: None, **digests}
+    images = _images_on_disk(source)
+    record[CONTENT] = _content_digest(source, images)
+    record[IMAGES] = _images_digest(source.root, images, memory)
+    for key in (CONTENT, IMAGES):
+        if record[key] is None:
+            record[key] = (earlier or {}).get(key)
+    return record
 
 
-def _content_digests(source: SourceOptions) -> Record:
+def _content_digest(source: SourceOptions, images: list[str]) -> str | None:
     if source.table is not None:
-        return {CONTENT: sha256(source.table)} if source.table.is_file() else {}
+        return sha256_once(source.table) if source.table.is_file() else None
     if source.kind == "shapes" or not source.root.is_dir():
-        return {}
+        return None
     if source.kind == "standard":
-        files = [source.root / METADATA, *(_folder(source.root) / f"{split}_pairs.txt" for split in SPLITS)]
-        return {CONTENT: _digest([sha256(path) for path in files if path.is_file()])}
-    names = list(ImageTree(source.root).images(refuse_links=False))
-    sizes = [f"{name} {(source.root / name).stat().st_size}" for name in names]
-    return {CONTENT: _digest(names), SIZES: _digest(sizes)}
+        lists = [_folder(source.root) / f"{split}_pairs.txt" for split in SPLITS]
+        files = [source.root / METADATA, *lists]
+        return _digest([sha256_once(path) for path in files if path.is_file()])
+    return _digest(images)
+
+
+def _images_on_disk(source: SourceOptions) -> list[str]:
+    # of a table the images that it lists, otherwise all in the folder; none of `shapes`, which are drawn when needed
+    if source.kind == "shapes" or not is_on_disk(source):
+        return []
+    if source.table is None:
+        return list(ImageTree(source.root).images(refuse_links=False))
+    with suppress(DuplexError):  # what is wrong with the table is reported where it is loaded
+        return list(_listed_images(source.table, sha256_once(source.table)))
+    return []
+
+
+@lru_cache(maxsize=8)
+def _listed_images(table: Path, content: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(read_table(table)["image"]))
+
+
+def _images_digest(root: Path, images: list[str], memory: Path | None) -> str | None:
+    read = file_digests if memory is None else partial(remembered_digests, memory=memory)
+    digests = read(root, images)
+    if not any(digests):
+        return None
+    return _digest([f"{image} {digest}" for image, digest in zip(images, digests, strict=True)])
 
 
 def _digest(lines: list[str]) -> str:

@@ -1,4 +1,4 @@
-"""Read and check tables of labelled images: a user's CSV or Parquet file, and the manifest made from it.
+"""Read and check tables of labelled images: a user's CSV or Parquet file, and its manifest.
 
 The manifest has the columns `image, state, object, split` and one row per image.
 """
@@ -31,19 +31,21 @@ from duplex.system.files import replace_file
 COLUMNS = ["image", "state", "object", "split"]
 NEEDED = ("image", "state", "object")
 ROOT = "the image folder (the table's own, unless --images or `source: {root: ...}` names another)"
-UNFIT = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff\u2028\u2029]")  # control characters, line ends, half characters
+# control characters, line ends, half characters
+UNFIT = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff\u2028\u2029]")
 PATH_LIMIT = 4096
-LABEL_LIMIT = 100  # characters; a state, an object and a context share the 77 tokens of CLIP's prompts
-SPLIT_NAMES = {"set", "subset", "fold", "phase", "partition"}  # of the column `split` in tables made for other programs
-CSV, PARQUET = (".csv", ".tsv"), (".parquet", ".pq")
+LABEL_LIMIT = 100  # characters; both labels and a context share the 77 tokens of CLIP's prompts
+SPLIT_NAMES = {"set", "subset", "fold", "phase", "partition"}  # of `split` in other programs' tables
+CSV = (".csv", ".tsv")
+PARQUET = (".parquet", ".pq")
 TABLES = (*CSV, *PARQUET, ".json")  # the last one of Label Studio
 CROP = ["x", "y", "width", "height"]  # columns of a crop, in pixels of the upright image
-FIRST_SEED = 1_000_000  # of re-splits, far from usual seeds of `split:`, which would give related splits
+FIRST_SEED = 1_000_000  # of re-splits, far from usual seeds of `split:`
 Place = Callable[[int], str]  # number of a row -> its name in messages
 
 
 def write_manifest(frame: pd.DataFrame, path: Path) -> None:
-    """Write a manifest, or a table without splits, as CSV; the same rows give the same bytes on every machine."""
+    """Write a manifest, or a table without splits, as CSV; equal rows give equal bytes."""
     with replace_file(path) as scratch:
         scratch.write_bytes(manifest_bytes(frame))
 
@@ -56,12 +58,13 @@ def manifest_bytes(frame: pd.DataFrame) -> bytes:
 
 
 def read_manifest(path: Path) -> pd.DataFrame:
-    """Read and check a manifest; every cell is read as text, so a state named `NA` or `1` stays as it is."""
+    """Read and check a manifest; every cell is text, so a state named `NA` or `1` stays as it is."""
     command = f"`duplex prepare --dataset {path.parent.name}` writes it"
     if not path.is_file():
         raise DuplexError(f"{path} does not exist; {command}")
     try:
-        rows = [row for row in csv.reader(io.StringIO(read_text(path), newline=""), strict=True) if row]
+        lines = csv.reader(io.StringIO(read_text(path), newline=""), strict=True)
+        rows = [row for row in lines if row]
     except csv.Error as error:
         raise DuplexError(f"{path} cannot be read as a manifest ({error}); {command} again") from error
     if rows[:1] != [COLUMNS]:
@@ -73,7 +76,8 @@ def read_manifest(path: Path) -> pd.DataFrame:
     checked = checked_cells(frame, path, lambda row: f"{path}, row {row + 1}")
     if "split" not in checked:
         raise DuplexError(f"{path}: no row has a split; {command} again")
-    if (differs := checked["image"] != frame["image"]).any():
+    differs = checked["image"] != frame["image"]
+    if differs.any():
         bad = int(differs.argmax())
         raise DuplexError(f"{path}, row {bad + 1}: {frame['image'][bad]!r} has empty or `.` parts; {command} again")
     return checked
@@ -117,7 +121,7 @@ def checked_cells(
 
 
 def check_labels(labels: Iterable[str], kind: str, place: object) -> None:
-    """Raise DuplexError, naming `kind` and `place`, for labels that are too long, unprintable or without a word."""
+    """Raise DuplexError for labels that are too long, unprintable or without a word."""
     for label in set(labels):
         if len(label) > LABEL_LIMIT:
             raise DuplexError(
@@ -131,7 +135,7 @@ def check_labels(labels: Iterable[str], kind: str, place: object) -> None:
 
 
 def checked_image_path(image: str, place: object) -> str:
-    """`image` without `.` and empty parts; raises DuplexError, naming `place`, if invalid or outside the data root."""
+    """`image` without `.` and empty parts; DuplexError if it is invalid or leaves the data root."""
     if UNFIT.search(image):
         raise DuplexError(f"{place}: the image path {image[:80]!r} has an unprintable character; rename the file")
     if len(image) > PATH_LIMIT:
@@ -174,16 +178,18 @@ def _with_crops(frame: pd.DataFrame, place: Place) -> pd.DataFrame:
             f"{place(row)}: the crop is {cells}; use x and y from 0, width and height from 1, or leave all four empty"
         )
     numbers = np.nan_to_num(numbers)
-    first, end = numbers[:, :2].round(), (numbers[:, :2] + numbers[:, 2:]).round()
+    first = numbers[:, :2].round()
+    end = (numbers[:, :2] + numbers[:, 2:]).round()
     boxes = np.hstack([first, end - first]).astype(int).tolist()
     crops = [f"#xywh={','.join(map(str, box))}" for box in boxes]
-    return frame.assign(image=frame["image"].where(is_whole, frame["image"].astype(str) + crops)).drop(columns=CROP)
+    cropped = frame["image"].astype(str) + crops
+    return frame.assign(image=frame["image"].where(is_whole, cropped)).drop(columns=CROP)
 
 
 def known_columns(
     header: Sequence[str], place: object, needed: Sequence[str] = NEEDED, optional: Sequence[str] = ()
 ) -> list[str]:
-    """The columns to read; raises DuplexError, naming `place`, if one is repeated in `header`, missing or misspelt."""
+    """The columns to read; DuplexError if one is repeated in `header`, missing or misspelt."""
     optional = (*optional, *(CROP if "image" in needed and set(CROP) <= set(header) else ()))
     columns = [*needed, *(name for name in ("split", *optional) if name in header)]
     for name in columns:
@@ -214,7 +220,8 @@ def _read_csv(path: Path, optional: Sequence[str], needed: Sequence[str]) -> tup
     text = read_text(path)
     first = text.lstrip("\r\n").split("\n", 1)[0]
     delimiter = max(",;\t", key=first.count)
-    lines = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=True, strict=True)
+    file = io.StringIO(text, newline="")
+    lines = csv.reader(file, delimiter=delimiter, skipinitialspace=True, strict=True)
     rows: list[list[str]] = []
     numbers: list[int] = []
     number = 1  # line where the next row begins: an open quote may make it the last
@@ -250,10 +257,12 @@ def _read_parquet(path: Path, optional: Sequence[str], needed: Sequence[str]) ->
         table = file.read(columns=columns, use_threads=False)
         cells: dict[str, list[object]] = {}
         metadata = json.loads((file.schema_arrow.metadata or {}).get(b"huggingface", "{}"))
-        features = metadata.get("info", {}).get("features", {})  # of the package `datasets`: names of numbered labels
+        # of the package `datasets`: names of numbered labels
+        features = metadata.get("info", {}).get("features", {})
         for name in columns:
             given = table.column(name).to_pylist()
-            if names := features.get(name, {}).get("names"):
+            names = features.get(name, {}).get("names")
+            if names:
                 given = [None if cell is None or cell < 0 else names[cell] for cell in given]  # -1: not labelled
             given = _as_files(given, path) if name == "image" else given
             cells[name] = [cell.strip() if isinstance(cell, str) else cell for cell in given]
@@ -264,10 +273,14 @@ def _read_parquet(path: Path, optional: Sequence[str], needed: Sequence[str]) ->
 
 
 def _as_files(cells: Sequence[Any], table: Path) -> list[Any]:
-    """Names of the images in a Parquet table; images stored as bytes are first written to a folder beside the table."""
-    folder, names = table.with_name(f"{table.stem}-images"), []
+    # images stored as bytes are written to a folder beside the table
+    folder = table.with_name(f"{table.stem}-images")
+    names = []
     for cell in cells:
-        data, name = (cell.get("bytes"), cell.get("path")) if isinstance(cell, dict) else (cell, cell)
+        data = name = cell
+        if isinstance(cell, dict):
+            data = cell.get("bytes")
+            name = cell.get("path")
         if isinstance(data, bytes):
             suffix = Path(name).suffix if isinstance(name, str) else ""
             file = folder / f"{hashlib.sha256(data).hexdigest()[:24]}{suffix}"
@@ -289,24 +302,27 @@ def _read_label_studio(path: Path, *_: Sequence[str]) -> tuple[pd.DataFrame, Pla
 
 @dataclass(frozen=True)
 class LabelledImages:
-    """A data set in memory: manifest, labels, and notes on rows that were left out, such as repeated rows."""
+    """A data set in memory: manifest, labels, and notes on rows that were left out."""
 
     manifest: pd.DataFrame  # columns image, state, object, split; one row per image
     labels: LabelSpace
-    notes: dict[str, int] = field(default_factory=dict)  # description of rows left out or pairs lacking -> count
+    notes: dict[str, int] = field(default_factory=dict)  # rows left out or pairs lacking -> count
     made_split: bool = False  # whether this package made the split
-    contents: tuple[str, ...] | None = None  # key of each row's image content, if the split keeps copies together
+    contents: tuple[str, ...] | None = None  # row -> key of its image, if copies are kept together
 
 
 def labels_of(manifest: pd.DataFrame) -> LabelSpace:
     """The states and objects in a manifest and, for each split, the pairs that its images show."""
-    pairs, complete = {}, complete_rows(manifest)
+    pairs = {}
+    complete = complete_rows(manifest)
     for split in SPLITS:
         rows = complete.loc[complete["split"] == split, ["state", "object"]].drop_duplicates()
         pairs[split] = list(zip(rows["state"], rows["object"], strict=True))
     labels = LabelSpace.from_pairs(pairs)
-    for kind, other, names in (("state", "object", labels.states), ("object", "state", labels.objects)):
-        if lacking := sorted(set(manifest[kind]) - {"", *names}):
+    sides = (("state", "object", labels.states), ("object", "state", labels.objects))
+    for kind, other, names in sides:
+        lacking = sorted(set(manifest[kind]) - {"", *names})
+        if lacking:
             raise DuplexError(
                 f"every image of the {kind} {lacking[0]!r} lacks its {other}; fill in one, or remove these rows"
             )
@@ -360,17 +376,18 @@ def _split(frame: pd.DataFrame, keys: Sequence[str] | None, options: SplitOption
 
 
 def split_name(dataset: str, number: int, options: SplitOptions = SplitOptions()) -> str:
-    """Name of a re-split: `zap-split1`, or `zap-words1` if some states or objects have no training images."""
+    """Name of a re-split: `zap-split1`, or `zap-words1` if it keeps words out of training."""
     few = "" if options.images_per_pair is None else f"-few{options.images_per_pair}"
     kind = "words" if options.unseen_states or options.unseen_objects else "split"
     return f"{dataset}{few}-{kind}{number}"
 
 
 def limit_images(frame: pd.DataFrame, options: SplitOptions) -> pd.DataFrame:
-    """The rows of `frame` with at most `options.images_per_pair` training images of each pair, chosen at random."""
+    """`frame` with at most `options.images_per_pair` random training images of each pair."""
     if options.images_per_pair is None:
         return frame
-    train = frame[frame["split"] == "train"].sort_values("image").sample(frac=1, random_state=options.seed % 2**32)
+    ordered = frame[frame["split"] == "train"].sort_values("image")
+    train = ordered.sample(frac=1, random_state=options.seed % 2**32)
     place = train.groupby(["state", "object"]).cumcount()
     return frame.drop(index=train.index[place >= options.images_per_pair])
 
@@ -391,16 +408,19 @@ def resplit(data: LabelledImages, number: int, options: SplitOptions = SplitOpti
     result = _split(rows, data.contents, chosen, "the data set")
     manifest = limit_images(rows.assign(split=result.split.to_numpy()), chosen).reset_index(drop=True)
     short = {"unseen pairs fewer than in the data set's own split": result.short} if result.short else {}
-    return replace(data, manifest=manifest, labels=labels_of(manifest), notes={**data.notes, **short}, made_split=True)
+    notes = {**data.notes, **short}
+    return replace(data, manifest=manifest, labels=labels_of(manifest), notes=notes, made_split=True)
 
 
 def split_options_like(rows: pd.DataFrame, seed: int) -> SplitOptions:
-    """Options of a random split whose validation and test sets are as large as in the column `split` of `rows`."""
-    if partial := rows.drop(complete_rows(rows).index)["image"].tolist():
+    """Options of a random split whose validation and test sets are as large as those of `rows`."""
+    partial = rows.drop(complete_rows(rows).index)["image"].tolist()
+    if partial:
         raise UsageError(f"a re-split needs the state and object of every image; add what {partial[0]!r} lacks")
     pairs = pd.Series(list(zip(rows["state"], rows["object"], strict=True)), rows.index)
     seen = pairs.isin(pairs[rows["split"] == "train"])
-    unseen_pairs, seen_images = [], []
+    unseen_pairs = []
+    seen_images = []
     for split in ("val", "test"):
         here = rows["split"] == split
         for kind, mask in (("with", seen), ("without", ~seen)):
@@ -460,7 +480,7 @@ def count_dataset(labels: LabelSpace, manifest: pd.DataFrame | None = None) -> D
 
 
 def statistics_text(name: str, stats: DatasetStatistics) -> str:
-    """A text table of the counts of the data set `name`, with the share of images in each frequency group."""
+    """A text table of the counts of the data set `name`, with the images in each frequency group."""
     header = ["", "|S|", "|O|", "|S|x|O|", "C_s", "X_s", "val C_s", "C_u", "imgs", "test C_s", "C_u", "imgs"]
     train = stats.splits["train"]
     counts = [stats.states, stats.objects, stats.states * stats.objects, train.seen, train.images]
@@ -480,14 +500,15 @@ def _aligned(table: list[list[str]]) -> list[str]:
 
 
 def read_benchmarks() -> dict[str, dict[str, Any]]:
-    """Read benchmarks.yaml: the archives, terms, citation and counts of each published data set, by name."""
+    """Read benchmarks.yaml: archives, terms, citation and counts of each published data set."""
     text = files("duplex.data").joinpath("benchmarks.yaml").read_text(encoding="utf-8")
     return dict(YAML(typ="safe", pure=True).load(text))
 
 
 def published_differences(name: str, stats: DatasetStatistics) -> list[str]:
-    """One line per count that differs from the published one of the data set `name`; empty if none is published."""
-    if (benchmark := read_benchmarks().get(name)) is None:
+    """One line per count that differs from the published one of the data set `name`, if any."""
+    benchmark = read_benchmarks().get(name)
+    if benchmark is None:
         return []
     published = benchmark["counts"]
     rows = [(name, getattr(stats, name), published[name]) for name in ("states", "objects")]

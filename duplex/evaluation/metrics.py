@@ -233,8 +233,8 @@ def sampled_bias_metrics(
             hits[place, 0] += (right & is_seen[rows]).sum()
             hits[place, 1] += (right & ~is_seen[rows]).sum()
     ends = torch.stack([far[is_seen].sum(), far[~is_seen].sum()])[None]
-    images = (int(is_seen.sum()), int((~is_seen).sum()))
-    return _summarise(torch.cat([hits, ends]).numpy(), *images, [*biases, FAR], k)
+    counts = torch.cat([hits, ends]).numpy()
+    return _summarise(counts, int(is_seen.sum()), int((~is_seen).sum()), [*biases, FAR], k)
 
 
 def sampled_from_margins(margins: Margins) -> Metrics:

@@ -3,7 +3,7 @@
 From `l_c = log p(c|x)`, a method's log probability of pair `c` for image `x`, the calibrated
 probability is
 
-    q(c|x) = exp(l_c / T + log prior(c)) / Z
+    q(c|x) = exp(l_c / T + log prior(c)) / Z,
     prior(c) = r e^k / n_u  if c is unseen,  (1 - r) / n_s  if it is seen,
 
 `T` is the temperature, `Z` the sum over candidates, `n_u` and `n_s` the numbers of unseen and seen
@@ -35,7 +35,7 @@ from torch import Tensor
 from duplex.evaluation.accumulate import Floats
 from duplex.labels import Bools, Ints, LabelSpace
 
-NEW_SHARE = 0.1
+NEW_SHARE = 0.1  # r unless another is given: the share of new (unseen) pairs' images to expect
 LEAST = 1e-300  # smallest probability whose logarithm is taken
 LIMITS = (1e-3, 1e3), (-30.0, 30.0)  # of 1/T and of k
 STARTS = tuple(10.0**power for power in range(-3, 4))  # 1/T from which the fit may start

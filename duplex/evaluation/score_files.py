@@ -68,7 +68,7 @@ def require_same_columns(first: ScoreFile, second: ScoreFile) -> None:
 
 
 @contextmanager
-def open_scores(path: Path) -> Iterator[ScoreFile]:
+def open_score_file(path: Path) -> Iterator[ScoreFile]:
     """Context manager: open and check a score file; raises `UsageError` if anything is wrong."""
     if not path.is_file():
         raise UsageError(f"there is no file {path}; give an .npz or .h5 file with {', '.join(map(repr, REQUIRED))}")

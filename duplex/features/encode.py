@@ -19,19 +19,28 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from duplex.data.images import BadImageFile, MachineFault, decode_image, machine_fault, read_image_bytes
+from duplex.encoders.base import family_module
 from duplex.encoders.image_blocks import capture_block_input
 from duplex.errors import DuplexError
 from duplex.features import file as cache_file
 from duplex.features.file import ALL_ZERO, CONTENTS, ENCODED, FIRST_BAD, NOT_FINITE, PIXELS, SHA256, Statuses
+from duplex.system.code import code_hash
 
 if TYPE_CHECKING:
     from duplex.encoders.base import Encoder
 
 Values = dict[str, NDArray[Any]]  # rows by data set (`features.file.DATASETS`)
-PixelBatch = tuple[int, Tensor, Tensor, Tensor]  # first row, pixels [B, 3, R, R], statuses [B], contents [B, 32]
-BATCH_MULTIPLE = 16  # batches are padded to a multiple: the last rows of a smaller matrix product are summed in another
-# order, and a feature between two float16 would be rounded otherwise than in the cache
-MEMORY_MESSAGES = ("out of memory", "can't allocate memory", "not enough memory")  # of devices and of the CPU
+# first row, pixels [B, 3, R, R], statuses [B], contents [B, 32]
+PixelBatch = tuple[int, Tensor, Tensor, Tensor]
+# Batches are padded to a multiple: the last rows of a smaller matrix product are summed in another
+# order, and a feature between two float16 would be rounded otherwise than in the cache.
+BATCH_MULTIPLE = 16
+MEMORY_MESSAGES = ("out of memory", "can't allocate memory", "not enough memory")  # any device's
+
+
+def encoding_code(encoder: str) -> str:
+    """Hash of the code that reads, prepares and encodes images for an encoder."""
+    return code_hash(__name__, family_module(encoder))
 
 
 @dataclass(frozen=True)
@@ -44,13 +53,13 @@ class WantedOutputs:
 
     @classmethod
     def of_record(cls, record: Mapping[str, str], patches: bool, finetuned: bool) -> WantedOutputs:
-        """The outputs a model needs: `patches`; if `finetuned`, pixels or block inputs, as in a cache's `record`."""
+        """What a model needs: `patches`; if `finetuned`, pixels or block inputs, as in `record`."""
         pixels = finetuned and PIXELS in record
         blocks = int(record["block_inputs"]) if finetuned and not pixels else 0
         return cls(patches, blocks, pixels)
 
     def row_shapes(self, encoder: Encoder) -> dict[str, tuple[int, ...]]:
-        """Shape of one image's values, by HDF5 data set, for each of these outputs; found by encoding a blank image."""
+        """Shape of one image's values, by HDF5 data set; found by encoding a blank image."""
         if not (self.patches or self.block_inputs or self.pixels):
             return {}
         blank = encoder.image_transform(Image.new("RGB", (8, 8)))[None].to(encoder.device)
@@ -63,7 +72,7 @@ class WantedOutputs:
 
 @dataclass(frozen=True)
 class LaunchedBatch:
-    """A batch of images, from row `start` on, that is being encoded; the CUDA event `done` marks the end."""
+    """A batch of images, from row `start` on, being encoded; the CUDA event `done` marks the end."""
 
     start: int
     statuses: Tensor  # [B] encoded, or why not; on the CPU once `done` has happened
@@ -83,25 +92,29 @@ class LaunchedBatch:
         kept = {PIXELS: pixels} if outputs.pixels else {}  # black for an image that cannot be read
         pixels = pixels.to(device, non_blocking=asynchronous)
         decoded = decoded.to(device, non_blocking=asynchronous)
-        halves = {name: value.half() for name, value in encode_outputs(encoder, pixels, outputs).items()}
+        encoded = encode_outputs(encoder, pixels, outputs)
+        halves = {name: value.half() for name, value in encoded.items()}
         finite = torch.stack([half.isfinite().flatten(1).all(1) for half in halves.values()]).all(0)
         readable = decoded < FIRST_BAD
         statuses = decoded.masked_fill(readable & ~halves["cls"].any(1), ALL_ZERO)
         statuses = statuses.masked_fill(readable & ~finite, NOT_FINITE)
         bad = statuses >= FIRST_BAD
-        values = {name: half.masked_fill(bad.view(-1, *[1] * (half.dim() - 1)), 0) for name, half in halves.items()}
         statuses = statuses.to("cpu", non_blocking=asynchronous)
-        values = {name: value.to("cpu", non_blocking=asynchronous) for name, value in values.items()}
+        values = {}
+        for name, half in halves.items():
+            masked = half.masked_fill(bad.view(-1, *[1] * (half.dim() - 1)), 0)
+            values[name] = masked.to("cpu", non_blocking=asynchronous)
         done = torch.cuda.Event() if asynchronous else None
         if done is not None:
             done.record(torch.cuda.current_stream(device))
         return cls(start, statuses, {**values, **kept, CONTENTS: contents}, done)
 
     def result(self) -> tuple[int, Statuses, Values]:
-        """Wait until the device is done; returns the first image's row, statuses [B], and name -> outputs [B, ...]."""
+        """Wait for the device; returns the first image's row, statuses [B], name -> outputs [B, ...]."""
         if self.done is not None:
             self.done.synchronize()
-        return self.start, self.statuses.numpy(), {name: value.numpy() for name, value in self.values.items()}
+        values = {name: value.numpy() for name, value in self.values.items()}
+        return self.start, self.statuses.numpy(), values
 
 
 def encode_outputs(encoder: Encoder, pixels: Tensor, outputs: WantedOutputs) -> dict[str, Tensor]:
@@ -118,7 +131,7 @@ def encode_outputs(encoder: Encoder, pixels: Tensor, outputs: WantedOutputs) -> 
 
 
 def pad_batches(batches: Iterable[PixelBatch], multiple: int) -> Iterator[PixelBatch]:
-    """Pad each batch with black images to a multiple of `multiple`, so that features do not depend on batch size."""
+    """Pad each batch with black images to a multiple of `multiple`, so that its size has no effect."""
     for start, pixels, statuses, contents in batches:
         missing = -len(pixels) % multiple
         yield (
@@ -132,7 +145,7 @@ def pad_batches(batches: Iterable[PixelBatch], multiple: int) -> Iterator[PixelB
 def encode_batches(
     encoder: Encoder, batches: Iterable[PixelBatch], outputs: WantedOutputs
 ) -> Iterator[tuple[int, Statuses, Values]]:
-    """Encode batches in order; yields the first row, statuses and outputs of each. A GPU runs one batch ahead."""
+    """Yield the first row, statuses and outputs of each batch, in order; a GPU runs one ahead."""
     in_flight = int(encoder.device.type == "cuda")
     pending: list[LaunchedBatch] = []
     for batch in batches:
@@ -169,11 +182,11 @@ class ImageRows(Dataset[tuple[Tensor, int, Tensor]]):
     def __getitem__(self, row: int) -> tuple[Tensor, int, Tensor]:
         try:
             return self.read(row)
-        except MachineFault:  # raised by `decode_batches`: an exception from a worker process changes its type
+        except MachineFault:  # `decode_batches` raises it: from a worker, it would change its type
             return self.black, RETRY, UNREAD
 
     def read(self, row: int) -> tuple[Tensor, int, Tensor]:
-        """Read one image; returns pixels, status and sha256. Raises `MachineFault` if memory or disk fails."""
+        """Pixels, status and sha256 of one image; raises `MachineFault` if memory or disk fails."""
         path = self.root / self.images[row]
         content = UNREAD
         try:
@@ -189,7 +202,7 @@ class ImageRows(Dataset[tuple[Tensor, int, Tensor]]):
 
 
 def decoding_workers(wanted: int | Literal["auto"]) -> int:
-    """The number of processes that decode images; "auto" leaves one of the available cores to the encoder."""
+    """The number of processes that decode images; "auto" leaves a core to the encoder."""
     if wanted != "auto":
         return wanted
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -217,7 +230,8 @@ def decode_batches(
         worker_init_fn=partial(_start_worker, 0 if pinned else 10),
     )
     for rows, (pixels, statuses, contents) in zip(batches, loader, strict=True):
-        for place in (statuses == RETRY).nonzero().flatten().tolist():  # in this process: a lasting fault is raised
+        # in this process, so that a lasting fault is raised
+        for place in (statuses == RETRY).nonzero().flatten().tolist():
             pixels[place], statuses[place], contents[place] = images.read(rows[place])
         yield rows[0], pixels, statuses.to(torch.uint8), contents
 
@@ -240,5 +254,6 @@ def explain_memory_errors(batch_size: int, kept: str = "finished rows are kept: 
 
 
 def _start_worker(niceness: int, _: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group; the parent handles it
+    # Ctrl-C reaches the whole process group; the parent handles it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.nice(niceness)

@@ -1,4 +1,4 @@
-"""Write the features of images to a feature cache: encode them, or find them in other caches by content.
+"""Write the features of images to a cache: encode them, or find them in other caches by content.
 
 The last bits of a feature depend on its batch. Images are therefore always grouped into the same
 batches, and a resumed extraction gives the same features.
@@ -20,12 +20,20 @@ import numpy as np
 from duplex.data.contents import file_digests
 from duplex.errors import DuplexError, UsageError, require
 from duplex.features import encode
-from duplex.features.encode import ImageRows, WantedOutputs, decode_batches, decoding_workers, encode_batches
+from duplex.features.encode import (
+    ImageRows,
+    WantedOutputs,
+    decode_batches,
+    decoding_workers,
+    encode_batches,
+    encoding_code,
+)
 from duplex.features.file import (
     BLOCK,
     CONTENTS,
     COPIED,
     ENCODED,
+    ENCODING,
     FIRST_BAD,
     PENDING,
     PIXELS,
@@ -56,10 +64,10 @@ from duplex.system.processes import ProgressBar
 if TYPE_CHECKING:
     from duplex.encoders.base import Encoder
 
-OWN = ("manifest", ROOT, "tokens", "block_inputs", PIXELS)  # settings that do not identify the encoder
+OWN = ("manifest", ROOT, "tokens", "block_inputs", PIXELS)  # settings apart from the encoder
 LARGEST_CHOICE = 1024  # rows that h5py reads at once fast, if they are not neighbours
 TOKENS = ("none", "patch")
-COMMIT_SECONDS = 1.0  # between commits, which wait for the disk; a killed run repeats at most this long
+COMMIT_SECONDS = 1.0  # between commits, which wait for the disk; a killed run repeats this long
 LISTED_BAD = 5  # bad images that an error lists
 
 
@@ -85,9 +93,9 @@ class ExtractionSettings:
         return WantedOutputs(self.tokens == "patch", self.block_inputs, self.pixels)
 
     def identity(self, encoder: Encoder) -> Identity:
-        """The identity of a cache of these images, encoded by `encoder`."""
+        """The identity of a cache of these images, encoded by `encoder` with the code as it is."""
         return cache_identity(
-            encoder.identity.to_dict(),
+            {**encoder.identity.to_dict(), ENCODING: encoding_code(encoder.identity.encoder)},
             self.manifest_sha256,
             self.tokens,
             self.block_inputs,
@@ -121,7 +129,7 @@ class BadImage:
 
 @dataclass(frozen=True)
 class ExtractionReport:
-    """Result of an extraction: rows in the cache, how many of them were encoded before, seconds, and bad images."""
+    """Result of an extraction: numbers of rows and of those encoded before, seconds, bad images."""
 
     path: Path
     rows: int
@@ -133,7 +141,9 @@ class ExtractionReport:
         """The report as text: a summary line, then one line per image without features."""
         resumed = f", {self.resumed} of them encoded before" if self.resumed else ""
         encoded = self.rows - self.resumed
-        rate = f", {encoded / self.seconds:.1f} images per second" if encoded and self.seconds else ""
+        rate = ""
+        if encoded and self.seconds:
+            rate = f", {encoded / self.seconds:.1f} images per second"
         listed = [f"  bad: row {bad.row}, {bad.image}: {bad.reason}" for bad in self.bad]
         return [f"{self.path}: {self.rows} rows{resumed}{rate}, {len(self.bad)} bad", *listed]
 
@@ -170,9 +180,11 @@ def extract(
 
 
 def _run(job: ExtractionJob) -> ExtractionReport:
-    rows, began = job.span.rows, time.monotonic()
+    rows = job.span.rows
+    began = time.monotonic()
     contents = None
-    if not job.fresh and (finished := _read_if_finished(job)):
+    finished = None if job.fresh else _read_if_finished(job)
+    if finished is not None:
         statuses, contents_then = finished
         contents = image_contents(job.rows.root, job.rows.images)
         if np.array_equal(contents, contents_then):
@@ -190,7 +202,7 @@ def _run(job: ExtractionJob) -> ExtractionReport:
 
 
 def _read_if_finished(job: ExtractionJob) -> tuple[Statuses, Contents] | None:
-    """Statuses and contents of the job's cache if it is finished and sound; otherwise prints why not, returns None."""
+    """Statuses and contents of the job's cache; None, with a note on stderr, if it cannot be kept."""
     path = job.path
     if not path.exists():
         return None
@@ -216,17 +228,16 @@ def _open_or_create(job: ExtractionJob) -> PartialCache:
         except DamagedCache as error:
             print(f"{partial} cannot be continued ({error}); extracting again", file=sys.stderr)
         else:
-            key = first_difference(cache.identity, job.identity) or (None if cache.span == job.span else "set of rows")
-            if key is None:
+            key = first_difference(cache.identity, job.identity)
+            if key is None and cache.span == job.span:
                 return cache
             cache.close()
-            print(f"{partial} was begun with another {key}; extracting again", file=sys.stderr)
+            print(f"{partial} was begun with another {key or 'set of rows'}; extracting again", file=sys.stderr)
     shapes = job.settings.outputs.row_shapes(job.encoder)
     return PartialCache.create(job.path, job.identity, job.span, job.encoder.dim, shapes)
 
 
 def _find_encoded(cache: PartialCache, job: ExtractionJob, contents: Contents | None) -> None:
-    """Mark the rows of changed images as pending, and copy pending rows from caches that have them."""
     sources = [path for path in (job.path, *job.reuse) if path.exists()]
     if not sources and not cache.done:
         return
@@ -237,9 +248,10 @@ def _find_encoded(cache: PartialCache, job: ExtractionJob, contents: Contents | 
 
 
 def _encode_pending(cache: PartialCache, job: ExtractionJob) -> None:
-    # Batches always hold the same images, so encoded images in a batch with a pending image are encoded again. Rows
-    # that were copied are in no batch: a few new images among many are encoded alone.
-    batches = encode.split_rows(np.flatnonzero(cache.statuses != COPIED).tolist(), job.settings.batch_size)
+    # Batches always hold the same images, so encoded images in a batch with a pending image are
+    # encoded again. Copied rows are in no batch: a few new images among many are encoded alone.
+    not_copied = np.flatnonzero(cache.statuses != COPIED).tolist()
+    batches = encode.split_rows(not_copied, job.settings.batch_size)
     pending = [rows for rows in batches if (cache.statuses[rows] == PENDING).any()]
     workers = min(decoding_workers(job.settings.num_workers), len(pending))
     pinned = job.encoder.device.type == "cuda"
@@ -264,7 +276,7 @@ def _encode_pending(cache: PartialCache, job: ExtractionJob) -> None:
 
 
 def check_share_of_bad(bad: Sequence[BadImage], total: int, max_bad: float) -> None:
-    """Raise `DuplexError` if the images without features (`bad`) are more than the share `max_bad` of `total`."""
+    """Raise `DuplexError` if `bad` images are more than the share `max_bad` of `total` images."""
     if len(bad) <= max_bad * total:
         return
     listed = ", ".join(f"{image.image} ({image.reason})" for image in bad[:LISTED_BAD])
@@ -276,7 +288,7 @@ def check_share_of_bad(bad: Sequence[BadImage], total: int, max_bad: float) -> N
 
 
 def bad_images(statuses: Statuses, images: Sequence[str], start: int = 0) -> list[BadImage]:
-    """List the images whose status says that they have no features; `start`: the first image's row."""
+    """The images without features, according to `statuses`; `start`: the first image's row."""
     rows = np.flatnonzero((statuses >= FIRST_BAD) & (statuses != COPIED)).tolist()
     return [BadImage(start + row, images[row], status_reason(statuses[row])) for row in rows]
 
@@ -288,14 +300,15 @@ def _checked_bad_images(statuses: Statuses, job: ExtractionJob) -> list[BadImage
 
 
 def image_contents(root: Path, images: Sequence[str]) -> Contents:
-    """Raw sha256 of each image file below `root` [N, 32]; zeros for a file that is missing or unreadable."""
+    """Raw sha256 of each image file below `root` [N, 32]; zeros for a missing or unreadable file."""
     digests = [bytes.fromhex(digest) or bytes(SHA256) for digest in file_digests(root, images)]
     return np.frombuffer(b"".join(digests), np.uint8).reshape(-1, SHA256)
 
 
 def has_outputs_of(identity: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
     """Whether a cache with settings `identity` has the encoder and all outputs of settings `wanted`."""
-    same_encoder = all(identity.get(key) == wanted.get(key) for key in {*identity, *wanted} - set(OWN))
+    shared = {*identity, *wanted} - set(OWN)
+    same_encoder = all(identity.get(key) == wanted.get(key) for key in shared)
     needed = [key for key in ("tokens", "block_inputs", PIXELS) if key in wanted]
     return same_encoder and all(identity.get(key) == wanted[key] for key in needed)
 
@@ -311,7 +324,8 @@ def rows_by_content(path: Path, wanted: Mapping[str, str], *, bad: bool = False)
             encoded = (statuses != PENDING) & (statuses != COPIED) if bad else statuses == ENCODED
     except DuplexError:  # reported where the cache itself is used
         return {}
-    return {contents[row].tobytes(): row for row in np.flatnonzero(encoded & contents.any(axis=1)).tolist()}
+    rows = np.flatnonzero(encoded & contents.any(axis=1)).tolist()
+    return {contents[row].tobytes(): row for row in rows}
 
 
 def copy_equal_rows(cache: PartialCache, contents: Contents, sources: Iterable[Path]) -> None:
@@ -319,21 +333,25 @@ def copy_equal_rows(cache: PartialCache, contents: Contents, sources: Iterable[P
     keys = [content.tobytes() for content in contents]
     for source in sources:
         known = rows_by_content(source, cache.identity)
-        places = [row for row in np.flatnonzero(cache.statuses == PENDING).tolist() if keys[row] in known]
+        pending = np.flatnonzero(cache.statuses == PENDING).tolist()
+        places = [row for row in pending if keys[row] in known]
         if not places:
             continue
         try:
             _copy(cache, contents, places, source, [known[keys[row]] for row in places])
         except DuplexError as error:
-            print(f"{str(error).partition(';')[0]}; images not yet copied from this file are encoded", file=sys.stderr)
+            problem = str(error).partition(";")[0]
+            print(f"{problem}; images not yet copied from this file are encoded", file=sys.stderr)
         cache.commit()
 
 
 def _copy(cache: PartialCache, contents: Contents, places: list[int], source: Path, rows: list[int]) -> None:
-    step = min(LARGEST_CHOICE, max(1, BLOCK // sum(row_bytes(name, cache.shapes[name]) for name in cache.names)))
+    size = sum(row_bytes(name, cache.shapes[name]) for name in cache.names)
+    step = min(LARGEST_CHOICE, max(1, BLOCK // size))
     with open_cache(source) as file:
         for start in range(0, len(places), step):
             some = np.array(places[start : start + step])
             chosen, back = np.unique(rows[start : start + step], return_inverse=True)
             values = {name: read_rows(file, name, chosen)[back] for name in cache.names}
-            cache.write(some, np.full(len(some), COPIED, np.uint8), contents=contents[some], **values)
+            statuses = np.full(len(some), COPIED, np.uint8)
+            cache.write(some, statuses, contents=contents[some], **values)

@@ -1,4 +1,4 @@
-"""Write, open and check a feature cache: one HDF5 file, one row per image, in the order of the manifest.
+"""Write, open and check a feature cache: an HDF5 file, one row per image, in the manifest's order.
 
 cls                 [N, d] float16: encoder outputs, not normalised
 patch               [N, T, w] float16, optional: patch tokens
@@ -10,13 +10,15 @@ checksums           [N, K] uint32: CRC-32 of each row of the K data sets of feat
 contents            [N, 32] uint8: sha256 of each image file, by which other caches find rows to copy; zero for a
                     file that was missing, and for imported features
 
-N: number of images; d: width of features; T, w: number and width of tokens; C: channels of feature maps. The attributes
-`start`, `stop` and `total` say which rows of the manifest the file holds: all, or those of one shard. The attributes of
-the group `identity` are the settings with which the file was made: encoder, manifest, options.
+N: number of images; d: width of features; T, w: number and width of tokens; C: channels of feature
+maps. The attributes `start`, `stop` and `total` say which rows of the manifest the file holds:
+all, or those of one shard. The attributes of the group `identity` are the settings with which the
+file was made: encoder, manifest, options.
 
-An unfinished cache is the file `NAME.partial` beside its final path. It has its complete layout before the first row is
-encoded, so rows are written at fixed offsets, and a process killed at any moment leaves a file that can be opened. The
-bytes of a finished file depend neither on the time nor on how often the extraction was interrupted.
+An unfinished cache is the file `NAME.partial` beside its final path. It has its complete layout
+before the first row is encoded, so rows are written at fixed offsets, and a process killed at any
+moment leaves a file that can be opened. The bytes of a finished file depend neither on the time
+nor on how often the extraction was interrupted.
 """
 
 from __future__ import annotations
@@ -74,19 +76,20 @@ REASONS = (  # append only: files store their positions
 )
 NOT_FINITE = FIRST_BAD + REASONS.index("features not finite")
 ALL_ZERO = FIRST_BAD + REASONS.index("features all zero")
-BAD_FEATURES = (NOT_FINITE, ALL_ZERO)  # statuses of images that can be read, but have no usable features
+BAD_FEATURES = (NOT_FINITE, ALL_ZERO)  # of images that can be read, but have no usable features
+Shapes = Mapping[str, tuple[int, ...]]  # HDF5 data set -> shape of one image's values
 Statuses = NDArray[np.uint8]
 Contents = NDArray[np.uint8]  # [N, 32]
 SHA256 = 32  # bytes
 
 
 class DamagedCache(Exception):
-    """Raised for a damaged feature cache; callers complete the message with the file and what to do."""
+    """Raised for a damaged feature cache; callers add the file and what to do to the message."""
 
 
 @dataclass(frozen=True)
 class Span:
-    """The rows of a manifest that a cache file holds: `start` up to but not including `stop`, of `total` rows."""
+    """The rows of a manifest in a cache file: from `start` to before `stop`, of `total` rows."""
 
     start: int
     stop: int
@@ -111,7 +114,8 @@ def status_of_reason(reason: str) -> int:
 
 def value_names(present: Container[str]) -> list[str]:
     """The names in `present` of HDF5 data sets with features, tokens or pixels, in a fixed order."""
-    return [name for name in DATASETS if name in present and name not in ("status", CHECKSUMS, CONTENTS)]
+    others = ("status", CHECKSUMS, CONTENTS)
+    return [name for name in DATASETS if name in present and name not in others]
 
 
 def row_bytes(name: str, row: tuple[int, ...]) -> int:
@@ -119,8 +123,8 @@ def row_bytes(name: str, row: tuple[int, ...]) -> int:
     return int(np.prod(row)) * DATASETS[name].itemsize
 
 
-def cache_shapes(dim: int, token_shapes: Mapping[str, tuple[int, ...]] | None = None) -> dict[str, tuple[int, ...]]:
-    """HDF5 data set -> shape of one image's values, for features of width `dim` and the tokens in `token_shapes`."""
+def cache_shapes(dim: int, token_shapes: Shapes | None = None) -> dict[str, tuple[int, ...]]:
+    """HDF5 data set -> shape of one image's values, for features of width `dim` and some tokens."""
     shapes = {"cls": (dim,), "status": (), CONTENTS: (SHA256,), **(token_shapes or {})}
     shapes[CHECKSUMS] = (len(value_names(shapes)),)
     return {name: shapes[name] for name in DATASETS if name in shapes}
@@ -135,10 +139,14 @@ Checksums = NDArray[np.uint32]
 
 
 def row_checksums(block: NDArray[Any], statuses: Statuses | None = None) -> Checksums:
-    """CRC-32 [B] of each row of an array [B, ...], preceded by the row's status if `statuses` [B] are given."""
-    rows = np.ascontiguousarray(block).reshape(len(block), int(np.prod(block.shape[1:]))).view(np.uint8)
-    begins = [0] * len(rows) if statuses is None else [zlib.crc32(bytes([status])) for status in statuses]
-    return np.array([zlib.crc32(row.data, begin) for row, begin in zip(rows, begins, strict=True)], np.uint32)
+    """CRC-32 [B] of each row of an array [B, ...], after the row's status if `statuses` are given."""
+    width = int(np.prod(block.shape[1:]))
+    rows = np.ascontiguousarray(block).reshape(len(block), width).view(np.uint8)
+    begins = [0] * len(rows)
+    if statuses is not None:
+        begins = [zlib.crc32(bytes([status])) for status in statuses]
+    sums = [zlib.crc32(row.data, begin) for row, begin in zip(rows, begins, strict=True)]
+    return np.array(sums, np.uint32)
 
 
 def stored_checksums(file: Any, name: str, rows: Any = slice(None)) -> Checksums:
@@ -147,7 +155,7 @@ def stored_checksums(file: Any, name: str, rows: Any = slice(None)) -> Checksums
 
 
 def contents_digest(file: Any, rows: NDArray[np.int64] | slice = slice(None)) -> str:
-    """Digest (sha256) of the CLS features and statuses in `rows` of an open cache, from their checksums."""
+    """Digest of the CLS features and statuses in `rows` of an open cache, from their checksums."""
     return hashlib.sha256(stored_checksums(file, "cls")[rows].tobytes()).hexdigest()
 
 
@@ -155,13 +163,14 @@ def read_rows(file: Any, name: str, rows: Any = slice(None)) -> NDArray[Any]:
     """Read rows (a slice or ascending numbers) of a data set; `DamagedCache` for a wrong checksum."""
     values: NDArray[Any] = file[name][rows]
     statuses: Statuses = file["status"][rows]
-    wrong = row_checksums(values, statuses if name == "cls" else None) != stored_checksums(file, name, rows)
+    checksums = row_checksums(values, statuses if name == "cls" else None)
+    wrong = checksums != stored_checksums(file, name, rows)
     refuse_wrong(name, np.arange(len(file["status"]))[rows], wrong & (statuses != PENDING))
     return values
 
 
 def verify_checksums(file: Any) -> None:
-    """Read all values of an open cache; raises `DamagedCache` if a row does not match its checksum."""
+    """Read an open cache; raises `DamagedCache` if a row does not match its checksum."""
     for name in value_names(file):
         step = max(1, BLOCK * len(file[name]) // max(1, file[name].nbytes))
         for start in range(0, len(file[name]), step):
@@ -169,21 +178,23 @@ def verify_checksums(file: Any) -> None:
 
 
 def refuse_wrong(name: str, rows: NDArray[np.int64], wrong: NDArray[np.bool_]) -> None:
-    """Raise `DamagedCache` for the first of the row numbers `rows` [B] that the mask `wrong` [B] marks, if any."""
+    """Raise `DamagedCache` for the first of the `rows` [B] that the mask `wrong` [B] marks, if any."""
     if wrong.any():
         raise DamagedCache(f"row {rows[wrong.argmax()]} of {name!r} does not match its checksum")
 
 
 Identity = dict[str, str]
-LIBRARIES = ("torch", "open_clip_torch", "pillow")  # recorded; they affect the last bits, not the meaning
-SHARD = re.compile(r"(?P<stem>.+)\.shard-(?P<k>\d+)-of-(?P<n>\d+)(?P<suffix>\.\w+)?")  # a shard's file name
+LIBRARIES = ("torch", "open_clip_torch", "pillow")  # recorded; they affect the last bits
+SHARD = re.compile(r"(?P<stem>.+)\.shard-(?P<k>\d+)-of-(?P<n>\d+)(?P<suffix>\.\w+)?")  # file names
 ROOT = "root"  # the folder of the images, as params.yaml gives it; absent in older caches
+ENCODING = "encoding"  # `features.encode.encoding_code`, which only caches compare
 IMPORTED = "imported"  # the encoder's name in a cache of imported features
 DISPLAY_NAMES = {  # in messages, compared in this order: what others follow from comes before them
     "encoder": "encoder",
     "architecture": "encoder architecture",
     "weights": "weights file",
     "code": "code of its encoder family",
+    ENCODING: "version of the code that encodes images",
     "preprocessing": "preprocessing",
     "precision": "precision",
     "manifest": "manifest",
@@ -218,14 +229,15 @@ def cache_identity(
     root: str | None = None,
     pixels: bool = False,
 ) -> Identity:
-    """The settings that a cache's bytes depend on, by name, except default ones; `root`: the images' folder."""
+    """The settings that a cache's bytes depend on, except defaults; `root`: the images' folder."""
     options = {
         ROOT: root,
         "tokens": tokens if tokens != "none" else None,
         "block_inputs": block_inputs or None,
         PIXELS: "true" if pixels else None,
     }
-    return {**encoder, "manifest": manifest_sha256, **{k: str(v) for k, v in options.items() if v is not None}}
+    given = {key: str(value) for key, value in options.items() if value is not None}
+    return {**encoder, "manifest": manifest_sha256, **given}
 
 
 def first_difference(stored: Mapping[str, str], expect: Mapping[str, str]) -> str | None:
@@ -239,7 +251,7 @@ def first_difference(stored: Mapping[str, str], expect: Mapping[str, str]) -> st
 
 
 def repair_hint(path: Path, effect: str = "makes it again") -> str:
-    """Text for the end of an error message: the command that writes the cache or shard `path`, and what it does."""
+    """The end of an error message: the command that writes the cache or shard `path`, its effect."""
     command = extract_command(path)
     if shard := SHARD.fullmatch(path.name):
         whole = path.with_name(shard["stem"] + (shard["suffix"] or ""))
@@ -255,8 +267,8 @@ def extract_command(path: Path, shard: str | None = None) -> str:
 
 
 def _differs(key: str, stored: Mapping[str, str | None], expect: Mapping[str, str | None]) -> bool:
-    a, b = stored.get(key), expect.get(key)
-    return a != b and not (key == ROOT and (a is None or b is None))
+    values = (stored.get(key), expect.get(key))
+    return values[0] != values[1] and not (key == ROOT and None in values)
 
 
 def shortened(value: str | None) -> str:
@@ -287,7 +299,7 @@ def refuse_foreign(path: Path) -> None:
 
 @contextmanager
 def open_cache(path: Path) -> Iterator[Any]:
-    """Context manager: open a finished cache or shard; `DuplexError` if missing, damaged or of another version."""
+    """Open a finished cache or shard; `DuplexError` if it is missing, damaged or of another version."""
     require_cache_file(path)
     try:
         file = h5py.File(path, "r", locking="best-effort")
@@ -310,8 +322,9 @@ def open_cache(path: Path) -> Iterator[Any]:
 def require_cache_file(path: Path) -> None:
     if not path.exists():
         begun = partial_path(path).exists()
-        found, effect = ("is not finished", "finishes it") if begun else ("does not exist", "makes it")
-        raise DuplexError(f"{path} {found}; {repair_hint(path, effect)}")
+        if begun:
+            raise DuplexError(f"{path} is not finished; {repair_hint(path, 'finishes it')}")
+        raise DuplexError(f"{path} does not exist; {repair_hint(path, 'makes it')}")
 
 
 def read_format(file: Any) -> str:
@@ -343,11 +356,12 @@ class Features:
 
 
 def read_features(path: Path | str, expect: Mapping[str, str | None] | None = None) -> Features:
-    """Read the CLS features of a finished feature cache into memory; raises `DuplexError` if it is incomplete.
+    """Read the CLS features of a finished cache; raises `DuplexError` if it is incomplete.
 
     Args:
         path: the HDF5 file.
-        expect: settings that the cache must have been made with, such as {"manifest": sha256}; None: any.
+        expect: settings that the cache must have been made with, such as {"manifest": sha256};
+            None: any.
     """
     path = expanded_path(path, "the feature cache")
     with open_cache(path) as file:
@@ -363,7 +377,8 @@ def read_features(path: Path | str, expect: Mapping[str, str | None] | None = No
         pending = int((statuses == PENDING).sum())
         if pending:
             raise DuplexError(f"{path} has rows that were never encoded ({pending}); {repair_hint(path)}")
-        return Features(path, identity, read_rows(file, "cls").astype(np.float32), statuses, contents_digest(file))
+        cls = read_rows(file, "cls").astype(np.float32)
+        return Features(path, identity, cls, statuses, contents_digest(file))
 
 
 def read_cache_digest(path: Path) -> str:
@@ -374,17 +389,17 @@ def read_cache_digest(path: Path) -> str:
 
 @contextmanager
 def claim_cache(path: Path) -> Iterator[None]:
-    """Context manager that holds the lock for writing a cache; raises `DuplexError` if another process holds it."""
+    """Hold the lock for writing a cache; raises `DuplexError` if another process holds it."""
     refuse_foreign(path)
     with sole_writer(path, "extraction", "or give this one another --out"):
         yield
 
 
 class PartialCache:
-    """An unfinished feature cache that rows are written to; the caller must hold the cache's lock (`claim_cache`)."""
+    """An unfinished feature cache that rows are written to, under the lock of `claim_cache`."""
 
     def __init__(self, path: Path) -> None:
-        """Open the unfinished file of the cache `path`; raises `DamagedCache` if it cannot be continued."""
+        """Open the unfinished file of the cache `path`; `DamagedCache` if it cannot be continued."""
         self.path = path
         self.partial = partial_path(path)
         try:
@@ -421,9 +436,9 @@ class PartialCache:
         identity: Mapping[str, str],
         span: Span,
         dim: int,
-        token_shapes: Mapping[str, tuple[int, ...]] | None = None,
+        token_shapes: Shapes | None = None,
     ) -> PartialCache:
-        """Create an unfinished cache for features of width `dim`; `token_shapes`: kind of tokens -> shape per image."""
+        """Create an unfinished cache for features of width `dim` and tokens of the given shapes."""
         with report_write_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
         shapes = cache_shapes(dim, token_shapes)
@@ -436,7 +451,8 @@ class PartialCache:
             )
         # under a scratch name first, so that a partial file always has its whole layout
         with replace_file(partial_path(path)) as scratch, h5py.File(scratch, "w", locking="best-effort") as file:
-            file.attrs["format"] = np.bytes_(FORMAT)  # text of fixed length, so that equal caches have equal bytes
+            # text of fixed length, so that equal caches have equal bytes
+            file.attrs["format"] = np.bytes_(FORMAT)
             for key in ("start", "stop", "total"):
                 file.attrs[key] = np.int64(getattr(span, key))
             group = file.create_group("identity")
@@ -448,24 +464,29 @@ class PartialCache:
 
     def write(self, rows: int | Sequence[int] | NDArray[np.int64], statuses: Statuses, **values: NDArray[Any]) -> None:
         """Write rows, given by numbers or the first of them; they count as finished after `commit`."""
-        places = np.arange(rows, rows + len(statuses)) if isinstance(rows, int) else np.asarray(rows, np.int64)
+        if isinstance(rows, int):
+            rows = np.arange(rows, rows + len(statuses))
+        places = np.asarray(rows, np.int64)
         blocks = {name: np.ascontiguousarray(values[name], DATASETS[name]) for name in self.names}
         for name, block in blocks.items():
-            if block.shape != (expected := (len(statuses), *self.shapes[name])):
+            expected = (len(statuses), *self.shapes[name])
+            if block.shape != expected:
                 raise DuplexError(
                     f"{self.partial}: the encoder returned {name!r} of shape {block.shape}, not {expected}; "
                     "correct the encoder's output or, for 'cls', its attribute `dim`"
                 )
         final = np.where(statuses == COPIED, ENCODED, statuses)
-        sums = [row_checksums(block, final if name == "cls" else None) for name, block in blocks.items()]
+        covered = {"cls": final}  # by the checksum, beside the row itself
+        sums = [row_checksums(block, covered.get(name)) for name, block in blocks.items()]
         contents = values.get(CONTENTS, np.zeros((len(statuses), SHA256), np.uint8))
-        for name, block in {**blocks, CHECKSUMS: np.stack(sums, axis=1), CONTENTS: contents}.items():
+        blocks |= {CHECKSUMS: np.stack(sums, axis=1), CONTENTS: contents}
+        for name, block in blocks.items():
             self._put(name, places, block)
         self.contents[places] = contents
         self._uncommitted.append((places, statuses))
 
     def commit(self) -> None:
-        """Flush written rows to disk, then mark them as finished; in this order, a crash loses no marked row."""
+        """Flush written rows to disk, then mark them as finished: a crash loses no marked row."""
         if not self._uncommitted:
             return
         self._sync()

@@ -38,7 +38,7 @@ EXPECTED = "expected a float array of shape [images, width], one row per image"
 
 @dataclass(frozen=True)
 class FeatureFile:
-    """An open .npy or .npz file of a user's image features; rows of a .npy file are read from disk when needed."""
+    """An open .npy or .npz file of a user's image features; .npy rows are read when needed."""
 
     path: Path
     values: NDArray[Any]  # [rows, width], floats
@@ -101,7 +101,7 @@ class FeatureFile:
         return np.array([place[image] for image in images], dtype=np.int64)
 
     def unusable(self, rows: Ints) -> NDArray[np.bool_]:
-        """Mask [n] of the `rows` [n] with NaN, infinity or only zeros; UsageError for numbers too large for float16."""
+        """Mask [n] of the `rows` [n] with NaN, infinity or only zeros; UsageError beyond float16."""
         bad = np.empty(len(rows), dtype=bool)
         for start in range(0, len(rows), CHUNK):
             block = np.asarray(self.values[rows[start : start + CHUNK]])
@@ -114,7 +114,7 @@ class FeatureFile:
         return bad
 
     def keys(self, images: Sequence[str], rows: Ints) -> list[str]:
-        """One key per image, equal for images with equal features; an image with unusable features has its own key."""
+        """One key per image, equal for equal features; unusable features have a key of their own."""
         unusable = self.unusable(rows)
         keys: list[str] = []
         for start in range(0, len(rows), CHUNK):
@@ -123,7 +123,7 @@ class FeatureFile:
 
 
 def equal_feature_keys(path: Path | None, source: SourceOptions) -> Callable[[Sequence[str]], list[str]] | None:
-    """A function from images of `source` to keys, equal for equal features in the file `path`; None without a file."""
+    """A function from images to keys, equal for equal features in the file `path`, if there is one."""
     if path is None:
         return None
 
@@ -189,7 +189,8 @@ def import_features(
         "dim": str(file.width),
         "manifest": manifest_sha256,
     }
-    with claim_cache(out), closing(PartialCache.create(out, identity, Span(0, rows, rows), file.width)) as cache:
+    span = Span(0, rows, rows)
+    with claim_cache(out), closing(PartialCache.create(out, identity, span, file.width)) as cache:
         try:
             for start in range(0, rows, CHUNK):
                 bad = unusable[start : start + CHUNK]
@@ -226,7 +227,7 @@ def check_features(
 
 
 def refuse_other_width(file: FeatureFile, encoder: str, weights: str | None) -> None:
-    """Raise `UsageError` if the width of the features in `file` differs from that of the encoder's features."""
+    """Raise `UsageError` if the features in `file` have another width than the encoder's."""
     if encoder == IMPORTED:
         return
     width = next((entry.dim for entry in find_family(encoder).catalog() if entry.name == encoder), None)
@@ -243,7 +244,7 @@ SHORTEST = 1e-12  # length of a feature below which `torch.nn.functional.normali
 
 
 def as_numpy(value: Any) -> Any:
-    """Convert a tensor to a NumPy array, floats to float32 (NumPy has no bfloat16); return other values as given."""
+    """Convert a tensor to a NumPy array, floats to float32; return other values as given."""
     if not isinstance(value, torch.Tensor):
         return value
     values = value.detach().cpu()
@@ -251,7 +252,7 @@ def as_numpy(value: Any) -> Any:
 
 
 def checked_features(features: Any) -> NDArray[np.float32]:
-    """Features as float32 [N, d]; raises UsageError for other shapes, non-finite numbers and rows of zeros."""
+    """Features as float32 [N, d]; UsageError for other shapes, non-finite numbers, rows of zeros."""
     try:
         values = np.asarray(as_numpy(features))
     except ValueError:

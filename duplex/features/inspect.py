@@ -1,4 +1,4 @@
-"""Inspect a feature cache: describe its rows, and compare a random sample of them with images encoded again."""
+"""Describe a feature cache, and compare a random sample of its rows with images encoded again."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ SMALL = 1e-12  # divisor for vectors of zeros
 
 
 def inspect(path: Path) -> dict[str, Any]:
-    """Describe a cache for JSON: settings, shapes, and numbers of all rows, pending rows, and bad rows by reason."""
+    """Describe a cache for JSON: settings, shapes, and numbers of rows, pending and bad ones."""
     with cache_file.open_cache(path) as file:
         identity = cache_file.read_identity(file)
         span = cache_file.read_row_span(file)
         statuses = file["status"][...]
-        shapes = {
-            name: list(file[name].shape[1:]) if name in file else None for name in ("patch", "block_inputs", PIXELS)
-        }
+        shapes: dict[str, Any] = dict.fromkeys(("patch", "block_inputs", PIXELS))
+        shapes |= {name: list(file[name].shape[1:]) for name in shapes if name in file}
+    reasons = Counter(status_reason(status) for status in statuses[statuses >= FIRST_BAD])
     return {
         "path": str(path),
         "identity": identity,
@@ -39,7 +39,7 @@ def inspect(path: Path) -> dict[str, Any]:
         "dim": int(identity["dim"]),
         **shapes,
         "pending": int((statuses == PENDING).sum()),
-        "bad": dict(sorted(Counter(status_reason(status) for status in statuses[statuses >= FIRST_BAD]).items())),
+        "bad": dict(sorted(reasons.items())),
     }
 
 
@@ -60,7 +60,8 @@ def verify(
     with cache_file.open_cache(path) as file:
         expected = {**encoder.identity.to_dict(), "manifest": manifest_sha256}
         cache_file.check_identity(cache_file.read_identity(file), expected, path)
-        span, statuses = cache_file.read_row_span(file), file["status"][...]
+        span = cache_file.read_row_span(file)
+        statuses = file["status"][...]
         rows = np.sort(np.random.default_rng(seed).permutation(span.rows)[:sample])
         cache_file.verify_checksums(file)
         stored = file["cls"][rows].astype(np.float32)
@@ -78,7 +79,8 @@ def verify(
             raise DuplexError(f"{path}: {image} (row {row}) is now {now}, but was {then} when encoded; {remedy}")
         if statuses[row] != ENCODED:
             continue
-        again = encoder.encode_images(pixels[None].to(encoder.device))[0].detach().float().cpu().numpy()
+        encoded = encoder.encode_images(pixels[None].to(encoder.device))
+        again = encoded[0].detach().float().cpu().numpy()
         cosine = float(cached @ again / max(float(norm(cached) * norm(again)), SMALL))
         worst = min(cosine, worst)
         if not cosine >= MIN_COSINE:  # NaN is not

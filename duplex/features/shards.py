@@ -1,4 +1,4 @@
-"""Shards of one feature cache: files beside it that each hold a part of its rows, and are joined at the end."""
+"""Shards of a feature cache: files beside it that each hold some of its rows, joined at the end."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ def plan_shard(total: int, batch_size: int, shard: tuple[int, int] | None, out: 
     if n > batches:
         raise UsageError(f"{total} images make {batches} batches, too few for {n} shards; use at most {batches} shards")
     start = batches * k // n * batch_size
-    return Span(start, min(total, batches * (k + 1) // n * batch_size), total), shard_path(out, k, n)
+    stop = min(total, batches * (k + 1) // n * batch_size)
+    return Span(start, stop, total), shard_path(out, k, n)
 
 
 def shard_path(out: Path, k: int, n: int) -> Path:
@@ -54,7 +55,8 @@ def shard_path(out: Path, k: int, n: int) -> Path:
 def find_shards(out: Path) -> list[Path]:
     """Paths of all shards of the cache `out`, in order; raises `DuplexError` if one is missing."""
     pattern = re.compile(re.escape(out.stem) + r"\.shard-(\d+)-of-(\d+)" + re.escape(out.suffix))
-    shards = {path: match for path in out.parent.glob("*") if (match := pattern.fullmatch(path.name))}
+    found = {path: pattern.fullmatch(path.name) for path in out.parent.glob("*")}
+    shards = {path: match for path, match in found.items() if match}
     counts = {int(match[2]) for match in shards.values()}
     if not counts:
         raise DuplexError(f"{out} has no shards; run `{extract_command(out, 'k/N')}` for each k from 0 to N - 1")
@@ -70,16 +72,18 @@ def find_shards(out: Path) -> list[Path]:
 
 
 def join_shards(out: Path) -> int:
-    """Join all shards into the cache `out`, identical to one made without shards; returns the number of rows."""
+    """Join all shards into the cache `out`, as if made without shards; returns the number of rows."""
     paths = find_shards(out)
     identity: Identity = {}
     shapes: dict[str, tuple[int, ...]] = {}
-    end, total = 0, 0
+    end = total = 0
     again = f"run `{extract_command(out, f'k/{len(paths)}')}` for each k from 0 to {len(paths) - 1}"
     for path in paths:
         with open_cache(path) as file:
-            here, span = read_identity(file), read_row_span(file)
-            if identity and (key := first_difference(identity, here)):
+            here = read_identity(file)
+            span = read_row_span(file)
+            key = first_difference(identity or here, here)
+            if key:
                 raise DuplexError(f"{path} and {paths[0]} differ in their {key}; {again}")
             if (file["status"][...] == PENDING).any():
                 raise DuplexError(f"{path} has rows that were never encoded; extract this shard again")
@@ -89,7 +93,8 @@ def join_shards(out: Path) -> int:
                     "with the same extraction.batch_size"
                 )
             identity = identity or here
-            end, total = span.stop, span.total
+            end = span.stop
+            total = span.total
             shapes = {name: file[name].shape[1:] for name in DATASETS if name in file}
     if end != total:
         raise DuplexError(f"{paths[-1]} ends at row {end} of {total}, so it is not the last shard; {again}")
@@ -103,6 +108,7 @@ def join_shards(out: Path) -> int:
                 for start in range(0, span.rows, step):
                     rows = slice(start, start + step)
                     values = {name: read_rows(file, name, rows) for name in value_names(shapes)}
-                    cache.write(span.start + start, file["status"][rows], contents=file[CONTENTS][rows], **values)
+                    values[CONTENTS] = file[CONTENTS][rows]
+                    cache.write(span.start + start, file["status"][rows], **values)
         cache.finish()
     return total

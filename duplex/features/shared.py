@@ -19,6 +19,7 @@ import numpy as np
 
 from duplex.data.contents import change_error
 from duplex.errors import DuplexError
+from duplex.features.encode import encoding_code
 from duplex.features.extract import (
     BadImage,
     ExtractionSettings,
@@ -28,6 +29,7 @@ from duplex.features.extract import (
     rows_by_content,
 )
 from duplex.features.file import (
+    ENCODING,
     FIRST_BAD,
     Features,
     Identity,
@@ -45,7 +47,7 @@ if TYPE_CHECKING:
 
 
 def user_cache() -> Path:
-    """The default folder of feature caches: `duplex` in XDG_CACHE_HOME; if unset, in ~/Library/Caches or ~/.cache."""
+    """The default folder of caches: `duplex` in XDG_CACHE_HOME, ~/Library/Caches or ~/.cache."""
     home = Path.home()
     default = home / "Library" / "Caches" if sys.platform == "darwin" else home / ".cache"
     return Path(os.environ.get("XDG_CACHE_HOME") or default) / "duplex"
@@ -53,7 +55,7 @@ def user_cache() -> Path:
 
 @dataclass(frozen=True)
 class SharedFeatures:
-    """Finds the features of given images in a folder of caches, whichever cache has them at the time of the call."""
+    """Finds the features of given images in a folder of caches, whichever has them at that time."""
 
     folder: Path  # of one encoder
     identity: Identity  # the encoder, and what a cache of the images must store
@@ -69,7 +71,7 @@ class SharedFeatures:
         return None
 
     def require(self) -> tuple[Path, Ints]:
-        """Path of a cache with all images, and each image's row (-1: missing file); `DuplexError` if there is none."""
+        """As `find`; raises `DuplexError` if no cache has all images."""
         if found := self.find():
             return found
         raise DuplexError(f"{self.folder} no longer has the features of all images; `load_dataset` encodes them again")
@@ -90,12 +92,13 @@ def encode_shared(
 
     `digests`: sha256 of files, "" if missing. Raises `DuplexError` if a file changes meanwhile.
     """
-    place = folder / f"features-{json_digest(encoder.identity.to_dict())[:16]}"
     paths = {digest: image for digest, image in zip(digests, images, strict=True) if digest}
     listed = sorted(paths)
     key = hashlib.sha256("\n".join([*listed, ""]).encode()).hexdigest()
     settings = ExtractionSettings(root, key, tokens=tokens, block_inputs=block_inputs, max_bad=max_bad)
     identity = settings.identity(encoder)
+    tower = {**encoder.identity.to_dict(), ENCODING: identity[ENCODING]}
+    place = folder / f"features-{json_digest(tower)[:16]}"
     features = SharedFeatures(place, identity, tuple(digests))
     if listed and features.find() is None:
         others = [*place.glob("*.h5"), *place.glob("*.h5.partial")]
@@ -105,7 +108,7 @@ def encode_shared(
         rows = rows_by_content(out, identity, bad=True)
         if changed := [digest for digest in listed if bytes.fromhex(digest) not in rows]:
             raise change_error(root / paths[changed[0]])
-        _remove_superfluous(out, others)
+        _remove_superfluous(out)
     reasons = ["missing"] * len(images)
     if listed:
         path, places = features.require()
@@ -114,21 +117,26 @@ def encode_shared(
         found = np.where(places < 0, FIRST_BAD, statuses[places]).tolist()
         reasons = [status_reason(status) if status >= FIRST_BAD else "" for status in found]
     named = zip(images, reasons, strict=True)
-    bad = [BadImage(number, image, reason) for number, (image, reason) in enumerate(named) if reason]
+    bad = [BadImage(row, image, reason) for row, (image, reason) in enumerate(named) if reason]
     check_share_of_bad(bad, len(images), max_bad)
     return features, bad
 
 
 def find_cached_features(folder: Path, digests: Sequence[str]) -> Features | None:
-    """CLS features of images with the sha256 `digests`, from the cache with most of them; None if none is cached."""
-    best, rows = None, np.full(len(digests), -1)
+    """CLS features of images by sha256, from the cache with most of them; None if none is cached."""
+    best = None
+    rows = np.full(len(digests), -1)
     for path in sorted(folder.glob("features-*/*.h5"), key=lambda path: -path.stat().st_mtime):
         with suppress(DuplexError):  # of an older version, say
             with open_cache(path) as file:
-                places = rows_by_content(path, read_identity(file))
+                identity = read_identity(file)
+            if identity.get(ENCODING) != encoding_code(identity["encoder"]):
+                continue
+            places = rows_by_content(path, identity)
             found = np.array([places.get(bytes.fromhex(digest), -1) for digest in digests])
             if (found >= 0).sum() > (rows >= 0).sum():
-                best, rows = path, found
+                best = path
+                rows = found
     if best is None:
         return None
     cache = read_features(best)
@@ -136,18 +144,22 @@ def find_cached_features(folder: Path, digests: Sequence[str]) -> Features | Non
     return replace(cache, cls=cache.cls[rows], statuses=statuses)
 
 
-def _remove_superfluous(cache: Path, others: Sequence[Path]) -> None:
+def _remove_superfluous(cache: Path) -> None:
+    """Remove other caches whose images and outputs are all in `cache`, also those of older code."""
     with open_cache(cache) as file:
         identity = read_identity(file)
     kept = rows_by_content(cache, identity)
-    for other in others:
+    folder = cache.parent.parent
+    for other in [*folder.glob("features-*/*.h5"), *folder.glob("features-*/*.h5.partial")]:
         final = other.with_name(other.name.removesuffix(".partial"))
-        with suppress(DuplexError), claim_cache(final):
+        with suppress(DuplexError):
             with open_cache(other) as file:
                 stored = read_identity(file)
-            if (
-                final != cache
-                and has_outputs_of(identity, stored)
-                and rows_by_content(other, stored).keys() <= kept.keys()
-            ):
-                other.unlink()
+            stored_now = {**stored, ENCODING: identity[ENCODING]}
+            if final == cache or not has_outputs_of(identity, stored_now):
+                continue
+            with claim_cache(final):
+                if rows_by_content(other, stored).keys() <= kept.keys():
+                    other.unlink()
+            with suppress(OSError):  # it holds other caches
+                other.parent.rmdir()

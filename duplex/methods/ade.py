@@ -111,7 +111,7 @@ class Ade(WordMethod[AdeOptions]):
     def cross_losses(
         self, attend: ConceptAttention, z: Tensor, tokens: Tensor, partner: Tensor, target: Tensor, words: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Losses if images and partners attend to each other: labels, distance of attention.
+        """Cross-entropies of images and partners that attend to each other; attention distance.
 
         partner: index of each image's partner in the batch [B]; target: row in `words` of the
             state (or object) that both share [B].

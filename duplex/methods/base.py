@@ -230,7 +230,7 @@ class Method(nn.Module, Generic[OptionsT]):
         """Prepare an optimiser step on images with these labels; called before `shared`."""
 
     def shared(self) -> tuple[Any, ...]:
-        """What all batches of an optimiser step share, as a tuple; gradients are summed first."""
+        """What all batches of a step share, as a tuple; its gradients are propagated once."""
         return ()
 
     def losses(self, batch: Batch, shared: Any) -> dict[str, Tensor]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -34,13 +34,14 @@ from duplex.options import Count, Share
 class ClearOptions(ThreePathOptions):
     joined: Literal["product", "sum"] = "sum"  # how the score joins p(s|x) and p(o|x)
     ratio: Share = 0.4  # share of states, and of objects, that a reasoner reads: K
-    patches: bool = True  # whether reasoners read patch tokens, too
     layers: Count = 6  # blocks L of each reasoner
     heads: Count = 4  # heads of their attention
 
 
 class Clear(ThreePaths[ClearOptions]):
     """CLEAR: three paths; for each image, two networks change logits of states and objects."""
+
+    required_inputs: ClassVar[tuple[str, ...]] = ("cls", "text", "patch")
 
     def __init__(self, context: MethodContext, options: ClearOptions) -> None:
         super().__init__(context, options)
@@ -55,13 +56,9 @@ class Clear(ThreePaths[ClearOptions]):
         words = lexicon[torch.as_tensor(prompts.name_rows[:, 0])]
         self.masks = nn.Parameter(torch.stack([words[:states].mean(0), words[states:].mean(0)]))
         self.types = nn.Parameter(torch.zeros(2, dim))
-        self.project = nn.Linear(context.inputs["patch"][1], dim) if options.patches else None
+        self.project = nn.Linear(context.inputs["patch"][1], dim)
         self.state = nn.ModuleList(CrossBlock(dim, dim, options.heads) for _ in range(options.layers))
         self.object = nn.ModuleList(CrossBlock(dim, dim, options.heads) for _ in range(options.layers))
-
-    @classmethod
-    def needs(cls, options: Any) -> frozenset[str]:
-        return frozenset({"cls", "text", "patch"} if options.patches else {"cls", "text"})
 
     def queries(self) -> Tensor:
         """Text features q_s, q_o [2, d] of a state's and an object's learned prompt."""
@@ -79,16 +76,15 @@ class Clear(ThreePaths[ClearOptions]):
         t = Prototypes(*texts[:3])
         q_s, q_o = texts[3]
         c, s, o = self.path_logits(self.paths.adapt(inputs["cls"]), t, candidates)
-        patches = None if self.project is None else self.project(inputs["patch"].to(c.dtype)) + self.types[1]
+        patches = self.project(inputs["patch"].to(c.dtype)) + self.types[1]
         abstract_s = self.abstract(self.state, q_s, s, t.states, patches)
         abstract_o = self.abstract(self.object, q_o, o, t.objects, patches)
         return [c, s + self.paths.logits(abstract_s, t.states), o + self.paths.logits(abstract_o, t.objects)]
 
-    def abstract(self, blocks: Any, q: Tensor, logits: Tensor, words: Tensor, patches: Tensor | None) -> Tensor:
+    def abstract(self, blocks: Any, q: Tensor, logits: Tensor, words: Tensor, patches: Tensor) -> Tensor:
         """Feature [B, d] that `q` reads from `patches` and the `words` of highest `logits`."""
         likely = logits.topk(max(1, math.ceil(self.options.ratio * len(words)))).indices
-        y = words[likely] + self.types[0]
-        y = y if patches is None else torch.cat([y, patches], 1)
+        y = torch.cat([words[likely] + self.types[0], patches], 1)
         x = q.expand(len(y), 1, -1)
         for block in blocks:
             x, _ = block(x, y)
@@ -103,7 +99,5 @@ class Clear(ThreePaths[ClearOptions]):
             logits = self.reasoned_logits({"cls": cls, "patch": patches}, prepared, candidates)
             return self.joined_score(logits, Prototypes(*prepared[:3]), candidates)
 
-        if self.project is None:
-            return chunk_scores(inputs["cls"], inputs["cls"])
         width = 8 * self.context.dim * self.context.inputs["patch"][0]
         return score_in_chunks(chunk_scores, inputs["cls"], inputs["patch"], width)

@@ -215,7 +215,7 @@ class Codebook(nn.Module):
 
 
 class TrainedCodebook(nn.Module):
-    """A codebook trained by gradients and refinement, from the prototypes of `initial` on."""
+    """A codebook trained by gradients; if `anchored`, refinement starts at `initial`."""
 
     def __init__(self, labels: LabelSpace, initial: Codebook, *, anchored: bool) -> None:
         super().__init__()

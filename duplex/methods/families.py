@@ -99,9 +99,14 @@ class TextMethod(SeenMethod[TextOptionsT], Generic[TextOptionsT]):
 
     def soft_prompts(self, template: str) -> Prompts:
         """Prompts of a learned prefix, at first `template`, and a learned vector per word."""
-        learned: dict[str, Any] = {"context": "learned", "vocabulary": "learned"}
-        tower = self.context.tower
-        return Prompts(self.labels, tower, **learned, paths="composition", template=template)
+        return Prompts(
+            self.labels,
+            self.context.tower,
+            context="learned",
+            vocabulary="learned",
+            paths="composition",
+            template=template,
+        )
 
 
 @dataclass(frozen=True)

@@ -144,11 +144,12 @@ def oas_shrinkage_weight(covariance: Tensor, free: float) -> float:
     return min(1.0, above / below) if below > 0 else 1.0
 
 
-def shared_whitening(groups: GroupSums) -> Tensor:
+def shared_whitening(groups: GroupSums, added: float = 0.0) -> Tensor:
     """Matrix W [d, d] that whitens: `W W^T = Sigma^-1`, `Sigma = (1 - rho) S + rho tr(S)/d I`.
 
     S: sample covariance; rho: weight by OAS (Chen et al., 2010, Eq. 23). Ledoit and Wolf's weight
         would need a second pass over the images.
+    added: share of the mean variance tr(S)/d that is also added to the diagonal.
     """
     sample, free = within_group_covariance(groups)
     d = len(sample)
@@ -158,7 +159,7 @@ def shared_whitening(groups: GroupSums) -> Tensor:
         sample = eye / d
         level = 1 / d
     rho = oas_shrinkage_weight(sample, free)
-    values, vectors = torch.linalg.eigh((1 - rho) * sample + rho * level * eye)
+    values, vectors = torch.linalg.eigh((1 - rho) * sample + (rho + added) * level * eye)
     values = values.clamp(min=1e-9 * level)  # rounding may give a zero eigenvalue a negative sign
     return torch.div(vectors, values.sqrt())
 

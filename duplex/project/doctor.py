@@ -29,6 +29,7 @@ from duplex.system.version import __version__
 
 LIBRARIES = ("torch", "torchvision", "open_clip_torch", "numpy", "h5py", "pillow", "dvc")
 LOW_DISK = 2e9  # bytes
+DOWNLOADED = "they are downloaded when first needed; without a network, set encoder.weights to a file"
 
 
 @dataclass(frozen=True)
@@ -41,16 +42,18 @@ class DoctorFinding:
 
 
 def examine(params_file: Path = Path("params.yaml")) -> list[DoctorFinding]:
-    """Check the machine and the project without changing or downloading anything; returns the results of all checks."""
+    """Check machine and project without changing or downloading anything; returns all results."""
     free = free_bytes(Path.cwd())
     remedy = "free some space before extracting features" if free < LOW_DISK else ""
     disk = DoctorFinding("disk", f"{free / 1e9:.1f} GB free in {Path.cwd()}", remedy)
-    version = DoctorFinding("duplex", f"{__version__}, Python {platform.python_version()} on {platform.system()}")
-    packages = DoctorFinding("packages", ", ".join(f"{name} {package_version(name)}" for name in LIBRARIES))
-    findings = [version, packages, *_device(), disk]
+    python = f"Python {platform.python_version()} on {platform.system()}"
+    version = DoctorFinding("duplex", f"{__version__}, {python}")
+    libraries = ", ".join(f"{name} {package_version(name)}" for name in LIBRARIES)
+    findings = [version, DoctorFinding("packages", libraries), *_device(), disk]
     if not params_file.exists():
         remedy = "change to a project's folder, or make one with `duplex init FOLDER`"
-        return [*findings, DoctorFinding("project", f"{params_file} does not exist in this folder", remedy)]
+        found = f"{params_file} does not exist in this folder"
+        return [*findings, DoctorFinding("project", found, remedy)]
     try:
         params = load_params(params_file)
     except DuplexError as error:
@@ -62,24 +65,30 @@ def examine(params_file: Path = Path("params.yaml")) -> list[DoctorFinding]:
 
 def free_bytes(path: Path) -> int:
     """Free bytes on the disk of `path`, which need not exist."""
-    return shutil.disk_usage(next(place for place in (path, *path.absolute().parents) if place.exists())).free
+    return shutil.disk_usage(_existing(path)).free
+
+
+def _existing(path: Path) -> Path:
+    return next(place for place in (path, *path.absolute().parents) if place.exists())
 
 
 def outputs_to_cache(params: Params, dataset: str) -> WantedOutputs:
     """What the data set's feature cache stores for each image besides the CLS feature."""
-    return WantedOutputs(params.extraction.tokens == "patch", params.block_inputs(dataset), params.pixels(dataset))
+    patches = params.extraction.tokens == "patch"
+    return WantedOutputs(patches, params.block_inputs(dataset), params.pixels(dataset))
 
 
 def weights_for_timing(entry: EncoderParams) -> EncoderParams:
-    """Settings with which to time an encoder: `entry`, but with random weights if its own are not on disk."""
+    """Settings to time an encoder with: `entry`, or random weights if its own are missing."""
     if missing_weights(entry.name, entry.weights) is None:
         return entry
     return entry.model_copy(update={"weights": "random"})
 
 
 def cache_row_bytes(params: Params, dataset: str) -> int:
-    """Bytes per image in a data set's feature cache, found by encoding a blank image if tokens are stored."""
-    entry, outputs = weights_for_timing(params.dataset(dataset).encoder), outputs_to_cache(params, dataset)
+    """Bytes per image in a data set's feature cache; if tokens are stored, of a blank image."""
+    entry = weights_for_timing(params.dataset(dataset).encoder)
+    outputs = outputs_to_cache(params, dataset)
     stored: dict[str, tuple[int, ...]] = {}
     if outputs.patches or outputs.block_inputs or outputs.pixels:
         stored = outputs.row_shapes(load_encoder(entry.name, entry.weights, towers="image"))
@@ -88,16 +97,17 @@ def cache_row_bytes(params: Params, dataset: str) -> int:
 
 
 def _extraction_size(params: Params, name: str) -> Iterator[DoctorFinding]:
-    manifest, source = ArtifactPaths().manifest(name), params.dataset(name).source
+    path = ArtifactPaths().manifest(name)
+    source = params.dataset(name).source
     try:
-        images = len(read_manifest(manifest) if manifest.exists() else load_source(source).manifest)
+        images = len(read_manifest(path) if path.exists() else load_source(source).manifest)
         needed = images * cache_row_bytes(params, name)
     except DuplexError:  # reported by other checks
         return
     free = free_bytes(ArtifactPaths.root)
-    message = f"extraction writes {size_text(needed)} for {images:,} images; {size_text(free)} are free"
-    remedy = "make room, lower encoder.block_inputs, or set encoder.pixels instead" if needed > free else ""
-    yield DoctorFinding(name, message, remedy)
+    message = f"extraction writes {size_text(needed)} for {images:,} images"
+    advice = "make room, lower encoder.block_inputs, or set encoder.pixels instead"
+    yield DoctorFinding(name, f"{message}; {size_text(free)} are free", advice if needed > free else "")
 
 
 def _device() -> Iterator[DoctorFinding]:
@@ -114,11 +124,13 @@ def _dataset(params: Params, name: str) -> Iterator[DoctorFinding]:
     yield from _weights(name, entry, required)
     if params.evaluation.word_vectors is None and not _has_text(entry):
         remedy = "set evaluation.word_vectors to a file in GloVe format" if required else ""
-        yield DoctorFinding(name, "word vectors: missing, and the encoder has no text tower to embed words", remedy)
+        found = "word vectors: missing, and the encoder has no text tower to embed words"
+        yield DoctorFinding(name, found, remedy)
     root = entry.source.root
     features = entry.features
     if features is not None and not features.is_file():
-        yield DoctorFinding(name, f"features {features}: missing", "correct `features` in params.yaml")
+        remedy = "correct `features` in params.yaml"
+        yield DoctorFinding(name, f"features {features}: missing", remedy)
     is_there = entry.source.kind == "shapes" or is_on_disk(entry.source)
     if is_on_disk(entry.source):
         yield DoctorFinding(name, f"images in {root}: on disk")
@@ -141,11 +153,12 @@ def _weights(name: str, entry: DatasetParams, required: bool) -> Iterator[Doctor
     try:
         missing = missing_weights(entry.encoder.name, entry.encoder.weights)
         status = f"weights {'on disk' if missing is None else 'not on disk'}"
-        status = "weights drawn at random, for trials" if is_random(entry.encoder.weights) else status
-        advice = "they are downloaded when first needed; without a network, set encoder.weights to a file"
-        remedy = advice if missing else ""
+        if is_random(entry.encoder.weights):
+            status = "weights drawn at random, for trials"
+        remedy = DOWNLOADED if missing else ""
     except DuplexError as error:
-        status, remedy = str(error), "correct its encoder in params.yaml"
+        status = str(error)
+        remedy = "correct its encoder in params.yaml"
     yield DoctorFinding(name, f"encoder {encoder}: {status}", remedy if required else "")
 
 
@@ -157,13 +170,13 @@ def _has_text(entry: DatasetParams) -> bool:
 
 
 def _cache(params: Params, paths: ArtifactPaths, name: str) -> DoctorFinding:
-    entry, path = params.dataset(name), paths.features(name)
+    path = paths.features(name)
     if not path.exists():
         state = "incomplete" if partial_path(path).exists() else "missing"
         return DoctorFinding(name, f"{path}: {state}", f"`dvc repro extract@{name}`")
     try:
         ProjectData(params, name, paths).require()
-        expected = {ROOT: entry.source.recorded_root}
+        expected = {ROOT: params.dataset(name).source.recorded_root}
         if paths.manifest(name).is_file():
             expected["manifest"] = sha256(paths.manifest(name))
         features = read_features(path, expect=expected)
@@ -172,7 +185,8 @@ def _cache(params: Params, paths: ArtifactPaths, name: str) -> DoctorFinding:
     return DoctorFinding(name, f"{path}: {len(features.statuses)} rows, {int(features.bad.sum())} unreadable")
 
 
-ABLATIONS = tuple(f"ablations/{name}" for name in ("params.yaml", ".dvcignore", ".dvc/config", ".dvc/.gitignore"))
+DVC_IN_ABLATIONS = (".dvcignore", ".dvc/config", ".dvc/.gitignore")
+ABLATIONS = tuple(f"ablations/{name}" for name in ("params.yaml", *DVC_IN_ABLATIONS))
 LINKED = ("dvc.yaml", "pipeline")
 COPIED = ("params.yaml", "dvc.yaml", ".dvcignore", *ABLATIONS)
 DVC_FILES = (".dvc/config", ".dvc/.gitignore", ".dvc/plots/by_series.json")
@@ -210,16 +224,18 @@ After an upgrade of duplex, `dvc repro` repeats the stages whose code has change
 
 
 def init(folder: Path) -> list[str]:
-    """Write a new project to `folder` without overwriting files; returns one line of text per step done."""
+    """Write a new project to `folder` without overwriting files; returns a line per step done."""
     stages = sorted(path.name for path in (shipped_project() / "pipeline").glob("*.py"))
-    files = {"README.md": README.format(name=folder.resolve().name, version=__version__), ".gitignore": GITIGNORE}
+    readme = README.format(name=folder.resolve().name, version=__version__)
+    files = {"README.md": readme, ".gitignore": GITIGNORE}
     files |= {name: _text(name) for name in (*COPIED, *(f"pipeline/{stage}" for stage in stages))}
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is a file; give a folder")
     if taken := [name for name in files if (folder / name).exists()]:
         raise UsageError(f"{folder / taken[0]} exists; choose an empty folder")
     if find_spec("dvc") is None:
-        raise DuplexError(f"DVC, which runs the pipeline, is not installed; run {install_command('pipeline')}")
+        command = install_command("pipeline")
+        raise DuplexError(f"DVC, which runs the pipeline, is not installed; run {command}")
     inside = _inside_git(folder)
     steps = [f"{len(files)} files in {folder}"]
     with report_write_errors(folder):
@@ -248,12 +264,13 @@ def _text(name: str) -> str:
 
 
 def _inside_git(folder: Path) -> bool:
-    existing = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.is_dir())
     command = ["git", "rev-parse", "--is-inside-work-tree"]
     try:
-        return subprocess.run(command, cwd=existing, capture_output=True, check=False).returncode == 0
+        done = subprocess.run(command, cwd=_existing(folder), capture_output=True, check=False)
     except FileNotFoundError:
-        raise DuplexError("git, which DVC needs, is not installed; install it and run the same command again") from None
+        reason = "git, which DVC needs, is not installed"
+        raise DuplexError(f"{reason}; install it and run the same command again") from None
+    return done.returncode == 0
 
 
 def _run(command: list[str], folder: Path) -> None:
@@ -262,5 +279,5 @@ def _run(command: list[str], folder: Path) -> None:
         lines = (done.stderr or done.stdout).strip().splitlines()
         reason = lines[-1] if lines else f"exit code {done.returncode}"
         shown = " ".join(command).replace(f"{sys.executable} -m ", "")
-        failed = f"`{shown}` failed in the folder {folder} ({reason})"
-        raise DuplexError(f"{failed}; run it there to see why, then empty the folder and run `duplex init` again")
+        failed = f"`{shown}` failed in the folder {folder} ({reason}); run it there to see why"
+        raise DuplexError(f"{failed}, then empty the folder and run `duplex init` again")

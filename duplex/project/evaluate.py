@@ -1,4 +1,4 @@
-"""The pipeline's stage `evaluate`: a checkpoint -> exact metrics of the test split, curve, per-image predictions."""
+"""The stage `evaluate`: a checkpoint -> exact metrics, curve, predictions of test images."""
 
 from __future__ import annotations
 
@@ -13,30 +13,25 @@ import torch
 from duplex.encoders.base import resolve_device
 from duplex.labels import SPLITS
 from duplex.methods.base import UnsuitableMethod
-from duplex.methods.registry import find_method
-from duplex.project import stamps
 from duplex.project.run import LoadInputs, ProjectRun, load_inputs
 from duplex.project.stream import AdaptableRun, evaluate_stream
 from duplex.recognition.worlds import calibration_for, evaluate_world, frequency_accuracies, term_metrics
 from duplex.system.files import write_json, write_text
-from duplex.training.checkpoint import load_checkpoint, read_checkpoint_header
+from duplex.training.checkpoint import load_checkpoint
 from duplex.training.inputs import InputRequest
 from duplex.training.run import reproducible
 
 
 def evaluate_stage(run: ProjectRun, load: LoadInputs = load_inputs) -> dict[str, Any]:
-    """Evaluate a trained run on the test split in each world that params.yaml lists; writes and returns metrics."""
+    """Evaluate a run on the test split in each of its worlds; writes and returns metrics."""
     out = run.files
     training = run.params.training(run.dataset, run.method)
     settings = run.params.evaluation
-    checkpoint = read_checkpoint_header(out.checkpoint)
+    checkpoint = run.checkpoint()
     record = checkpoint.record
-    run.data.require()
-    run.require_current()
     device = torch.device(resolve_device(run.params.device))
-    needs = find_method(record.kind).needs(record.options)
     with reproducible(training.threads):
-        inputs = load(run.data, InputRequest(needs, training.precision, record.finetune, training.memory))
+        inputs = load(run.data, InputRequest.of(record, training))
         stamp = run.stamp("evaluate", inputs.read)
         for split in ["test"] if settings.stream is None else SPLITS:
             inputs.examples[split] = inputs.examples[split].to(device)
@@ -71,7 +66,7 @@ def evaluate_stage(run: ProjectRun, load: LoadInputs = load_inputs) -> dict[str,
     write_json(out.evaluation_timing, timing)
     write_table(pd.concat([result.curve for result in results.values()]), out.curve)
     write_table(pd.concat(predictions), out.predictions)
-    stamps.write(out.stamp("evaluate"), stamp, [out.metrics, out.curve, out.predictions])
+    run.write_stamp("evaluate", stamp, [out.metrics, out.curve, out.predictions])
     return metrics
 
 

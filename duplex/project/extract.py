@@ -1,4 +1,4 @@
-"""The pipeline's stage `extract`: images -> features of the frozen encoder; and `duplex cache verify`."""
+"""The stage `extract`: images -> features of the frozen encoder; and `duplex cache verify`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from duplex.features.extract import extract as encode
 from duplex.features.file import DATASETS, IMPORTED, open_cache, read_features
 from duplex.features.imported import import_features
 from duplex.features.inspect import verify
-from duplex.project import stamps
 from duplex.project.prepare import require_images
 from duplex.project.run import ProjectData
 from duplex.system.files import sha256, write_text
@@ -27,7 +26,7 @@ from duplex.system.files import sha256, write_text
 def extract(
     data: ProjectData, *, out: Path | None = None, shard: tuple[int, int] | None = None, fresh: bool = False
 ) -> ExtractionReport:
-    """Encode images, or import features, into `out` or the data set's cache, with the settings of params.yaml."""
+    """Encode images, or import features, into `out` or the data set's own cache."""
     features = data.entry.features
     place = out or data.paths.features(data.dataset)
     stamp = data.stamp("extract") if out is None and shard is None else None
@@ -40,14 +39,15 @@ def extract(
         images, settings = extraction_inputs(data)
         if data.entry.encoder.name == IMPORTED:
             raise UsageError(
-                f"the data set {data.dataset!r} has no known encoder, so its images cannot be encoded; set `features` "
-                f"in params.yaml or datasets/{data.dataset}.yaml to the file of imported features"
+                f"the data set {data.dataset!r} has no known encoder, so its images cannot be "
+                f"encoded; set `features` in params.yaml or datasets/{data.dataset}.yaml to the "
+                "file of imported features"
             )
         reuse = [data.paths.features(name) for name in data.params.datasets] if shard is None else []
         report = encode(images, place, _image_encoder(data), settings, shard=shard, reuse=reuse, fresh=fresh)
     write_extraction_summary(report.path)
     if stamp is not None:
-        stamps.write(data.paths.stamp(data.dataset, "extract"), stamp)
+        data.write_stamp("extract", stamp)
     return report
 
 
@@ -58,20 +58,21 @@ def _import_features(data: ProjectData, features: Path, out: Path) -> Extraction
     images = read_manifest(manifest)["image"].tolist()
     table = data.entry.source.table
     listed = list(dict.fromkeys(read_table(table)["image"])) if table else None  # the features' rows
-    import_features(features, len(images), sha256(manifest), out, images, data.params.extraction.max_bad, listed)
+    max_bad = data.params.extraction.max_bad
+    import_features(features, len(images), sha256(manifest), out, images, max_bad, listed)
     statuses = read_features(out).statuses
     return ExtractionReport(out, len(images), 0, time.monotonic() - began, bad_images(statuses, images))
 
 
 def verify_cache(data: ProjectData, path: Path, *, sample: int, seed: int) -> dict[str, Any]:
-    """Encode a sample of a cache's images again; returns their number and the lowest cosine with cached features."""
+    """Encode a sample of a cache's images again; returns their number and the lowest cosine."""
     images, settings = extraction_inputs(data)
     encoder = _image_encoder(data)
     return verify(path, encoder, images, settings.root, settings.manifest_sha256, sample=sample, seed=seed)
 
 
 def extraction_inputs(data: ProjectData) -> tuple[list[str], ExtractionSettings]:
-    """A data set's image paths, and settings for encoding them; missing images of the set `shapes` are drawn first."""
+    """Image paths, and settings for encoding them; missing images of `shapes` are drawn first."""
     source = data.entry.source
     settings = data.params.extraction
     manifest_path = data.paths.manifest(data.dataset)
@@ -94,15 +95,18 @@ def extraction_inputs(data: ProjectData) -> tuple[list[str], ExtractionSettings]
 
 
 def write_extraction_summary(cache: Path) -> None:
-    """Write extraction.json (size, unreadable images) beside a data set's own cache, and delete its outdated stamp."""
-    paths, dataset = ArtifactPaths(cache.parent.parent), cache.parent.name
+    """Write extraction.json beside a data set's own cache, and delete its outdated stamp."""
+    paths = ArtifactPaths(cache.parent.parent)
+    dataset = cache.parent.name
     if cache != paths.features(dataset) or not paths.manifest(dataset).exists():
         return
     paths.stamp(dataset, "extract").unlink(missing_ok=True)
     with open_cache(cache) as file:
-        statuses, size = file["status"][...], sum(file[name].nbytes for name in DATASETS if name in file)
+        statuses = file["status"][...]
+        size = sum(file[name].nbytes for name in DATASETS if name in file)
     bad = bad_images(statuses, read_manifest(paths.manifest(dataset))["image"].tolist())
-    record = {"rows": len(statuses), "bytes": size, "bad": len(bad), "bad_images": [asdict(image) for image in bad]}
+    record: dict[str, Any] = {"rows": len(statuses), "bytes": size, "bad": len(bad)}
+    record["bad_images"] = [asdict(image) for image in bad]
     write_text(paths.extraction(dataset), json.dumps(record, indent=2, ensure_ascii=False) + "\n")
 
 

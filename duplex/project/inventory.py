@@ -1,4 +1,4 @@
-"""The pipeline's stage `inventory`: hashes of the files of a data set and its runs, for the report and its maps."""
+"""The stage `inventory`: hashes of the files of a data set and its runs, for report and maps."""
 
 from __future__ import annotations
 
@@ -6,15 +6,13 @@ from duplex.project.run import ProjectData
 from duplex.project.runs import run_shown_in_maps
 from duplex.system.files import sha256, write_json
 
-IGNORED = (".gitignore", ".partial", ".stamp.json")  # ends of names of files that are not in an inventory
+IGNORED = (".gitignore", ".partial", ".stamp.json")  # ends of names of files that are left out
 
 
 def inventory_stage(data: ProjectData) -> None:
-    """Write `files.json` (sha256 of the files of a data set and its runs) and `featured.json` (the run in the maps).
-
-    The stages `report` and `maps` depend on these files, because a DVC stage cannot depend on all runs of a matrix.
-    """
-    paths, dataset = data.paths, data.dataset
+    """Write files.json and featured.json, on which report and maps depend, not on a matrix."""
+    paths = data.paths
+    dataset = data.dataset
     folder = paths.manifest(dataset).parent
     files = sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.endswith(IGNORED))
     out = paths.inventory(dataset)

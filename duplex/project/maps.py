@@ -20,7 +20,7 @@ from duplex.training.run import initialised_method
 
 
 def maps_stage(data: ProjectData) -> None:
-    """Write a CSV file of t-SNE coordinates for the run that `run_shown_in_maps` chooses; no rows if it finds none."""
+    """Write a table of t-SNE coordinates of `run_shown_in_maps`; no rows without one."""
     run = run_shown_in_maps(data)
     table = pd.DataFrame(columns=COLUMNS)
     if run is not None:
@@ -31,8 +31,9 @@ def maps_stage(data: ProjectData) -> None:
 
 
 def scene_of(run: LoadedRun, kind: str, seed: int) -> Scene:
-    """What t-SNE maps show of a run (its `kind`, `seed`): test images, prototypes, and visual ones before training."""
-    method, test = run.method.inspectable(), run.inputs.examples["test"]
+    """What the maps show of a run: test images, prototypes, and visual ones before training."""
+    method = run.method.inspectable()
+    test = run.inputs.examples["test"]
     start = None
     if method.visual is not None:
         cpu = torch.device("cpu")

@@ -1,6 +1,7 @@
-"""The stage `plan`: what every other stage depends on, parameters and code, in one small file a stage.
+"""The stage `plan`: what every other stage depends on, in one small file a stage.
 
-A stage is a script in `pipeline/`. The arguments of its function `work` say what it is of, and where its file is:
+A stage is a script in `pipeline/`. The arguments of its function `work` say what it is of, and
+where its file is:
 
     work()                       plan/STAGE.json
     work(dataset)                plan/DATASET/STAGE.json
@@ -37,15 +38,13 @@ def stages() -> dict[str, int]:
 
 
 def write_plan(params: Params, paths: ArtifactPaths = ArtifactPaths()) -> None:
-    """Write the files that stages of dvc.yaml depend on.
-
-    Raises UsageError for an invalid option, or if a data set lacks an input that a method needs. If a method's kind
-    cannot be imported, prints a warning, since only its own runs will fail.
-    """
+    """Write what stages depend on; `UsageError` for an option or a data set unfit for a method."""
     records: dict[str, Stamp] = {}
+    ablations = {"ablations": sha256(paths.ablations)} if paths.ablations.is_file() else {}
     for stage, arguments in stages().items():
         if arguments == 0:
-            records[stage] = _page_settings(params, stage, paths)
+            code = stage_code(stage, *method_modules(params))
+            records[stage] = {**ablations, **rows_shown(params), "code": code}
         for dataset in params.run.datasets if arguments else ():
             data = ProjectData(params, dataset, paths)
             if arguments == 1:
@@ -64,21 +63,15 @@ def write_plan(params: Params, paths: ArtifactPaths = ArtifactPaths()) -> None:
             write_json(scratch / f"{name}.json", record)
 
 
-def _page_settings(params: Params, stage: str, paths: ArtifactPaths) -> Stamp:
-    table = paths.ablations
-    ablations = {"ablations": sha256(table)} if table.is_file() else {}
-    return {**ablations, **rows_shown(params), "code": stage_code(stage, *method_modules(params))}
-
-
 def planned_data(dataset: str, stage: str) -> ProjectData:
-    """A data set with the present params.yaml, for a stage; `DuplexError` if this or the code changed since `plan`."""
+    """A data set for a stage; `DuplexError` if params.yaml or the code changed since `plan`."""
     data = ProjectData(load_params(), dataset)
     _require_planned(f"{dataset}/{stage}", data.settings(stage))
     return data
 
 
 def planned_run(dataset: str, method: str, seed: str, *stages: str) -> ProjectRun:
-    """A run with the present params.yaml, for stages; `DuplexError` if this or the code changed since `plan`."""
+    """A run for stages; `DuplexError` if params.yaml or the code changed since `plan`."""
     run = ProjectData(load_params(), dataset).run(method, int(seed))
     for stage in stages:
         _require_planned(f"{dataset}/{method}/{stage}", run.settings(stage))
@@ -90,6 +83,6 @@ def _require_planned(name: str, settings: Stamp) -> None:
     found = stamps.difference(file, settings)
     if found and found != UNSTAMPED:  # `plan` omits what is not under `run:`
         raise DuplexError(
-            f"params.yaml or the code has changed since {file} was written ({found}), so DVC would record this "
-            "result under the old settings; run `dvc repro` again"
+            f"params.yaml or the code has changed since {file} was written ({found}), so DVC "
+            "would record this result under the old settings; run `dvc repro` again"
         )

@@ -13,13 +13,12 @@ from duplex.data.tables import count_dataset, write_manifest
 from duplex.errors import UsageError
 from duplex.features.imported import equal_feature_keys
 from duplex.options import SplitOptions
-from duplex.project import stamps
 from duplex.project.run import ProjectData
 from duplex.system.files import write_json
 
 
 def prepare(data: ProjectData) -> None:
-    """Write a data set's manifest, labels and statistics; prints how many rows of the source were left out, and why."""
+    """Write manifest, labels and statistics; prints how many rows were left out, and why."""
     source = data.entry.source
     stamp = data.stamp("prepare")
     loaded = load_source(source, equal_feature_keys(data.entry.features, source))
@@ -31,7 +30,7 @@ def prepare(data: ProjectData) -> None:
     write_manifest(loaded.manifest, data.paths.manifest(data.dataset))
     loaded.labels.save(data.paths.labels(data.dataset))
     write_json(data.paths.statistics(data.dataset), count_dataset(loaded.labels, loaded.manifest).to_dict())
-    stamps.write(data.paths.stamp(data.dataset, "prepare"), stamp)
+    data.write_stamp("prepare", stamp)
 
 
 def ensure_prepared(data: ProjectData) -> None:
@@ -48,7 +47,7 @@ def ensure_prepared(data: ProjectData) -> None:
 
 
 def require_images(dataset: str, root: Path, images: Sequence[str]) -> None:
-    """Raise `UsageError` if none of the images exists below `root`, `DuplexError` for a link that leads out of it."""
+    """Raise `UsageError` if no image exists below `root`, `DuplexError` for a link out of it."""
     tree = ImageTree(root) if root.is_dir() else None
     present = [] if tree is None else [tree.has(image) for image in images]  # a missing image gets a status
     if not any(present):
@@ -56,7 +55,7 @@ def require_images(dataset: str, root: Path, images: Sequence[str]) -> None:
 
 
 def images_remedy(dataset: str, root: Path) -> str:
-    """What to do if a data set's images are missing from the folder `root`, as the end of an error message."""
+    """What to do if images are missing from the folder `root`, as the end of an error message."""
     benchmark = next((name for name in (dataset, root.name) if name in BENCHMARKS), None)
     download = "copy them there" if benchmark is None else f"run `duplex data download {benchmark}`"
     return f"{download}, or correct `root` of {dataset} in params.yaml or datasets/{dataset}.yaml"

@@ -1,7 +1,8 @@
-"""Encode images on a Ray cluster in shards (parts of a feature cache), or execute the runs of a sweep there.
+"""Encode images on a Ray cluster in shards (parts of a feature cache), or execute runs there.
 
-Each GPU has one actor (worker process); without GPUs, actors use CPU slots. If an actor dies, Ray restarts it: a shard
-is then resumed, but a run of a sweep is reported as failed. All nodes must see the same files at the same paths.
+Each GPU has one actor (worker process); without GPUs, actors use CPU slots. If an actor dies, Ray
+restarts it: a shard is then resumed, but a run of a sweep is reported as failed. All nodes must
+see the same files at the same paths.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ from duplex.errors import DuplexError, UsageError, install_command
 from duplex.features.extract import ExtractionReport, ExtractionSettings, extract
 from duplex.features.file import partial_path
 from duplex.features.shards import join_shards, shard_path
-from duplex.project import stamps
 from duplex.project.extract import extraction_inputs, write_extraction_summary
 from duplex.project.run import ProjectData
 from duplex.system.processes import ProgressBar
@@ -42,7 +42,7 @@ def extract_dataset_on_ray(
     join_shards(cache)
     write_extraction_summary(cache)
     if out is None:
-        stamps.write(data.paths.stamp(data.dataset, "extract"), stamp)
+        data.write_stamp("extract", stamp)
     return reports
 
 
@@ -56,12 +56,12 @@ def extract_on_ray(
     device: str = "auto",
     fresh: bool = False,
 ) -> list[ExtractionReport]:
-    """Encode images (paths below `settings.root`) into shards of the cache `out`; returns a report per shard."""
-    encoder_identity(entry.name, entry.weights, precision=entry.precision)  # reports a bad encoder before Ray starts
+    """Encode images (paths below `settings.root`) into shards of `out`; a report per shard."""
+    encoder_identity(entry.name, entry.weights, precision=entry.precision)  # an error before Ray starts
     ray = connect()
     out = out.resolve()
     settings = replace(settings, root=settings.root.resolve())
-    if settings.num_workers == "auto":  # an actor has one CPU slot; its node's other cores belong to other actors
+    if settings.num_workers == "auto":  # an actor has one CPU slot; other cores belong to other actors
         settings = replace(settings, num_workers=1)
     if fresh:  # deleted here once: a restarted actor must find its unfinished file
         for k in range(shards):
@@ -82,14 +82,12 @@ def extract_on_ray(
 def _shard_extractor(
     entry: EncoderParams, device: str, images: Sequence[str], out: Path, settings: ExtractionSettings
 ) -> Callable[[tuple[int, int]], ExtractionReport]:
-    """Load an encoder; returns a function that encodes the shard `(index, number of shards)` of `images`."""
     device = resolve_device(device)
     encoder = load_encoder(entry.name, entry.weights, towers="image", device=device, precision=entry.precision)
     return lambda shard: extract(images, out, encoder, settings, shard=shard)
 
 
 def _shard_report(ray: Any, future: Any) -> ExtractionReport:
-    """Return an actor's report, or raise the actor's `DuplexError` without Ray's traceback."""
     try:
         report: ExtractionReport = ray.get(future)
         return report
@@ -99,15 +97,16 @@ def _shard_report(ray: Any, future: Any) -> ExtractionReport:
         raise
     except ray.exceptions.RayActorError as error:
         if getattr(error, "actor_init_failed", False):
-            raise DuplexError(f"a worker could not start ({last_line(error)}); fix the cause and try again") from error
+            reason = f"a worker could not start ({last_line(error)})"
+            raise DuplexError(f"{reason}; fix the cause and try again") from error
         raise DuplexError(
-            f"worker processes died more than {RETRIES} times on one shard, perhaps for lack of memory; free memory "
-            "and run the same command again (encoded images are kept)"
+            f"worker processes died more than {RETRIES} times on one shard, perhaps for lack of "
+            "memory; free memory and run the same command again (encoded images are kept)"
         ) from error
 
 
 def connect() -> Any:
-    """Return the `ray` module, connected to the cluster of RAY_ADDRESS or to one started on this machine."""
+    """The module `ray`, connected to the cluster of RAY_ADDRESS or to one on this machine."""
     try:
         import ray
     except ImportError as error:
@@ -118,7 +117,7 @@ def connect() -> Any:
 
 
 class RemoteWorker:
-    """Ray actor that calls `create` once, for example to load an encoder, and calls the result for each task."""
+    """Ray actor that calls `create` once, and calls the result for each task."""
 
     def __init__(self, create: Callable[[], Callable[[Any], Any]], folder: str) -> None:
         keep_freed_memory()
@@ -132,24 +131,26 @@ class RemoteWorker:
 def run_on_actors(
     ray: Any, create: Any, tasks: Sequence[Any], *, on_gpu: bool, jobs: int | None = None, cpus: int = 1, **options: Any
 ) -> Iterator[tuple[Any, Any]]:
-    """Call a function for each task on `jobs` actors (None: as many as fit); yields (task, finished future).
-
-    create: makes the function, once per actor. cpus: CPU slots of an actor. options: more options for the actors.
-    """
+    """Call a function, which `create` makes once per actor, for tasks; yields (task, future)."""
     resources = ray.cluster_resources()
     if on_gpu and resources.get("GPU", 0) > 0:
-        count, options = int(resources["GPU"]), {"num_cpus": 1, "num_gpus": 1, **options}
+        count = int(resources["GPU"])
+        options = {"num_cpus": 1, "num_gpus": 1, **options}
     else:  # one CPU slot stays free: actors on every slot can starve Ray's own tasks
         slots = int(resources.get("CPU", 1))
-        count, options = max(1, (slots - 1) // cpus), {"num_cpus": min(cpus, slots), "num_gpus": 0, **options}
+        count = max(1, (slots - 1) // cpus)
+        options = {"num_cpus": min(cpus, slots), "num_gpus": 0, **options}
     actor_class = ray.remote(**options, max_restarts=-1)(RemoteWorker)
-    actors = [actor_class.remote(create, str(Path.cwd())) for _ in range(min(jobs or count, len(tasks)))]
-    waiting, idle = deque(tasks), deque(actors)
+    count = min(jobs or count, len(tasks))
+    actors = [actor_class.remote(create, str(Path.cwd())) for _ in range(count)]
+    waiting = deque(tasks)
+    idle = deque(actors)
     busy: dict[Any, tuple[Any, Any]] = {}
     try:
         while waiting or busy:
             while waiting and idle:
-                actor, task = idle.popleft(), waiting.popleft()
+                actor = idle.popleft()
+                task = waiting.popleft()
                 busy[actor.run.remote(task)] = actor, task
             (future, *_), _ = ray.wait(list(busy), num_returns=1)
             actor, task = busy.pop(future)

@@ -1,4 +1,4 @@
-"""Write the pages of a project: the report of all runs, the t-SNE maps that it shows, and the page of one data set."""
+"""The pages of a project: the report of all runs with its maps, and the page of one data set."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from duplex.config.params import Params
 from duplex.data.tables import read_manifest
 from duplex.errors import DuplexError
 from duplex.features.file import open_cache, read_identity
-from duplex.project.run import RUN_STAGES, ProjectData, ProjectRun, load_inputs
+from duplex.project.run import RUN_STAGES, ProjectData, ProjectRun, load_inputs, rows_shown
 from duplex.project.runs import best_run, featured_run, load_run
 from duplex.recognition.answers import answers_with_labels
 from duplex.report import aggregate, images
-from duplex.report.aggregate import DatasetResults, Results, Tree
+from duplex.report.aggregate import DatasetResults, Results, RunRecord, Tree
 from duplex.report.answers import example_and_error_parts
 from duplex.report.blocks import Block, Note, ReportPart, write_report
 from duplex.report.claims import counts_of
@@ -36,10 +36,7 @@ VALIDATION_OF = {"closed": "val_auc", "open": "val_auc_all"}  # world -> validat
 
 
 def report_stage(params: Params, paths: ArtifactPaths = ArtifactPaths(), *, write_metrics: bool = True) -> Path:
-    """Write the report and the averaged metrics of all runs under `run:`; returns the path of the report's HTML page.
-
-    Data sets without evaluated runs are left out. `write_metrics` also writes `metrics.json`, which git tracks.
-    """
+    """Write report and mean metrics of all runs under `run:`; returns the HTML page's path."""
     runs, not_evaluated = read_all_metrics(params, paths)
     warn_of_outdated(params, paths)
     if not runs:
@@ -48,17 +45,21 @@ def report_stage(params: Params, paths: ArtifactPaths = ArtifactPaths(), *, writ
     write_json(paths.summary, summary)
     if write_metrics:
         write_json(paths.metrics, aggregate.headline_numbers(summary))
-    if shown := tuple(name for name in params.run.datasets if any(name == dataset for dataset, _ in runs)):
-        params = params.model_copy(update={"run": params.run.model_copy(update={"datasets": shown})})
+    evaluated = {dataset for dataset, _ in runs}
+    if shown := tuple(name for name in params.run.datasets if name in evaluated):
+        run = params.run.model_copy(update={"datasets": shown})
+        params = params.model_copy(update={"run": run})
     results = replace(read_results(params, summary, paths), not_evaluated=not_evaluated)
-    write_text(paths.runs, run_table(results, configured_options(params)).to_csv(index=False, lineterminator="\n"))
+    table = run_table(results, configured_options(params))
+    write_text(paths.runs, table.to_csv(index=False, lineterminator="\n"))
     parts: dict[str, list[ReportPart]] = {}
     numbers: dict[str, object] = {}
     for dataset in track(params.run.datasets, "report", len(params.run.datasets)):
         parts[dataset], more = image_parts(ProjectData(params, dataset, paths))
         numbers |= more
     page = write_report(build_report(results, parts), paths.report, paths.plots / "figures", numbers)
-    for name, table in (("curves", curve_table(results)), ("training", auc_by_epoch_table(results))):
+    tables = {"curves": curve_table(results), "training": auc_by_epoch_table(results)}
+    for name, table in tables.items():
         with replace_file(paths.plots / f"{name}.csv") as scratch:
             table.to_csv(scratch, index=False, lineterminator="\n", float_format="%.4f")
     return page
@@ -67,7 +68,7 @@ def report_stage(params: Params, paths: ArtifactPaths = ArtifactPaths(), *, writ
 def read_all_metrics(
     params: Params, paths: ArtifactPaths
 ) -> tuple[dict[tuple[str, str], list[Tree]], dict[str, list[str]]]:
-    """Read the metrics of all runs; returns metrics by (data set, method), and runs without metrics by data set."""
+    """Metrics by (data set, method), and the runs without metrics by data set."""
     runs: dict[tuple[str, str], list[Tree]] = {}
     not_evaluated: dict[str, list[str]] = {}
     for dataset in params.run.datasets:
@@ -78,16 +79,20 @@ def read_all_metrics(
 
 
 def average_runs(params: Params, runs: Mapping[tuple[str, str], Sequence[Tree]], paths: ArtifactPaths) -> Tree:
-    """Average the metrics over seeds; adds each method's `settings`: kind, options, encoder, counts of its data set.
+    """Average metrics over seeds; adds `settings`: kind, options, encoder, counts of the data set.
 
-    A method with `shown_as: NAME` is entered under NAME; with `world: open`, its settings are named `settings_open`.
+    A method with `shown_as: NAME` is entered under NAME; with `world: open`, its settings are
+    named `settings_open`.
     """
     summary: Tree = aggregate.aggregate(runs)
     changed = configured_options(params)
     for dataset, method in runs:
-        source, counts = params.dataset(dataset), counts_of(aggregate.stored_numbers(paths.statistics(dataset)))
+        source = params.dataset(dataset)
         encoder = " ".join(filter(None, (source.encoder.name, source.encoder.weights)))
-        data = {"encoder": encoder if source.features is None else f"features of {source.features}", "counts": counts}
+        if source.features is not None:
+            encoder = f"features of {source.features}"
+        counts = counts_of(aggregate.stored_numbers(paths.statistics(dataset)))
+        data = {"encoder": encoder, "counts": counts}
         for name in params.run.methods:
             entry = params.entry(name)
             if (entry.shown_as or name) == method:
@@ -97,7 +102,7 @@ def average_runs(params: Params, runs: Mapping[tuple[str, str], Sequence[Tree]],
 
 
 def warn_of_outdated(params: Params, paths: ArtifactPaths) -> None:
-    """Print a line on stderr for each data set and method whose files do not match params.yaml or the code."""
+    """Print a line for each data set and method whose files do not match params.yaml or code."""
     for dataset in params.run.datasets:
         if found := ProjectData(params, dataset, paths).difference():
             print(f"duplex: the report shows earlier runs, as {found}", file=sys.stderr)
@@ -107,18 +112,19 @@ def warn_of_outdated(params: Params, paths: ArtifactPaths) -> None:
             metrics = run.files.metrics
             if metrics.is_file() and (found := run.difference(*RUN_STAGES)):
                 print(
-                    f"duplex: {metrics} does not match the method {method} in params.yaml: {found}; the report shows "
-                    "the old numbers, and `dvc repro` computes new ones",
+                    f"duplex: {metrics} does not match the method {method} in params.yaml: "
+                    f"{found}; the report shows the old numbers, and `dvc repro` computes new ones",
                     file=sys.stderr,
                 )
                 break
 
 
 def read_metrics_of(data: ProjectData) -> tuple[dict[str, list[Tree]], list[str]]:
-    """Read a data set's metrics; returns each method's metrics, one per seed, and names of runs without metrics.
+    """Each method's metrics of a data set, one per seed, and names of runs without metrics.
 
-    With `shown_as: NAME`, a method's metrics are listed under NAME; with `world: open`, only those of this world. If
-    METHOD was also evaluated while it adapted to the test images, the metrics are listed as METHOD+stream.
+    With `shown_as: NAME`, a method's metrics are listed under NAME; with `world: open`, only those
+    of this world. If METHOD was also evaluated while it adapted to the test images, the metrics
+    are listed as METHOD+stream.
     """
     by_method: dict[str, dict[int, Tree]] = {}
     missing = []
@@ -128,27 +134,28 @@ def read_metrics_of(data: ProjectData) -> tuple[dict[str, list[Tree]], list[str]
         if record is None:
             missing.append(f"{name} seed {seed}")
             continue
-        shown, worlds = entry.shown_as or name, entry.worlds if entry.shown_as and entry.world == "open" else ()
-        names = [name for world in worlds for name in (world, VALIDATION_OF[world])]
-        for row, numbers in ((shown, record), (f"{shown}{aggregate.STREAM}", record.get("stream", {}))):
+        shown = entry.shown_as or name
+        names: list[str] = []
+        for world in entry.worlds if entry.shown_as and entry.world == "open" else ():
+            names += [world, VALIDATION_OF[world]]
+        rows = {shown: record, f"{shown}{aggregate.STREAM}": record.get("stream")}
+        for row, numbers in rows.items():
             if numbers:
                 seeds = by_method.setdefault(row, {})
-                seeds[seed] = seeds.get(seed, {}) | {key: numbers[key] for key in (names or numbers) if key in numbers}
+                chosen = {key: numbers[key] for key in (names or numbers) if key in numbers}
+                seeds[seed] = seeds.get(seed, {}) | chosen
     return {name: list(seeds.values()) for name, seeds in by_method.items()}, missing
 
 
 def read_results(params: Params, summary: Tree, paths: ArtifactPaths) -> Results:
-    """Read all results that the report shows; `summary` has the runs' means over seeds (from `average_runs`)."""
+    """Read what the report shows; `summary` has means over seeds (from `average_runs`)."""
     ablations = aggregate.stored_numbers(paths.ablations) or {}
     datasets = [
         DatasetResults(
             name=dataset,
             summary=summary.get(dataset, {}),
-            runs={
-                method: {seed: aggregate.read_run(paths.run(dataset, method, seed)) for seed in params.run.seeds}
-                for method in params.run.methods
-            },
-            shown_as={name: shown for name in params.run.methods if (shown := params.entry(name).shown_as) is not None},
+            runs={method: _read_runs(params, dataset, method, paths) for method in params.run.methods},
+            shown_as=rows_shown(params)["shown_as"],
             ablations=ablations.get(dataset, {}),
             statistics=aggregate.stored_numbers(paths.statistics(dataset)),
             statistics_file=paths.statistics(dataset).as_posix(),
@@ -161,8 +168,12 @@ def read_results(params: Params, summary: Tree, paths: ArtifactPaths) -> Results
     return Results(tuple(datasets), paths.summary.as_posix(), paths.ablations.as_posix(), params.run.seeds)
 
 
+def _read_runs(params: Params, dataset: str, method: str, paths: ArtifactPaths) -> dict[int, RunRecord]:
+    return {seed: aggregate.read_run(paths.run(dataset, method, seed)) for seed in params.run.seeds}
+
+
 def configured_options(params: Params) -> dict[tuple[str, str], dict[str, Any]]:
-    """Kind, world and options that the YAML files set, with `training` and `finetune`, by (data set, method)."""
+    """Kind, world and options that YAML files set, training and fine-tuning of each method."""
     table = {}
     for dataset, method in product(params.run.datasets, params.run.methods):
         entry = params.entry(method)
@@ -180,7 +191,7 @@ def _identity(path: Path) -> dict[str, str]:
 
 
 def curve_table(results: Results) -> pd.DataFrame:
-    """Table of the mean seen–unseen curves, in percent; `dvc plots` draws one curve per value of `series`."""
+    """Mean seen–unseen curves in percent; `dvc plots` draws one curve per value of `series`."""
     rows = [
         (f"{data.name} {method} {world}", *values)
         for data in results.datasets
@@ -206,7 +217,7 @@ def auc_by_epoch_table(results: Results) -> pd.DataFrame:
 
 
 def image_parts(data: ProjectData) -> tuple[list[ReportPart], dict[str, object]]:
-    """Report parts with a run's examples, errors, nearest images and maps; and the JSON files they cite, by name."""
+    """A run's examples, errors, nearest images and maps; and the JSON files they cite, by name."""
     run = featured_run(data)
     root = data.entry.source.root
     manifest = data.paths.manifest(data.dataset)
@@ -216,14 +227,16 @@ def image_parts(data: ProjectData) -> tuple[list[ReportPart], dict[str, object]]
     missing = images.missing_images_note(root, read_manifest(manifest)["image"].tolist(), data.dataset)
     retrieved, texts, numbers = _retrieved(run, missing)
     predictions = aggregate.read_table(run.files.predictions)
-    parts = [ReportPart("Examples", [Note(f"{run.files.predictions} does not exist.", "dvc repro")])]
+    place = run.files.predictions
+    parts = [ReportPart("Examples", [Note(f"{place} does not exist.", "dvc repro")])]
     if predictions is not None:
+        source = f"Everything below is from {run.method}, seed {run.seed}."
         featured = data.params.report.featured
-        absent = "" if featured in (None, run.method) else f" report.featured is {featured}, which has no finished run."
-        notes = [Note(f"Everything below is from {run.method}, seed {run.seed}.{absent}"), *missing]
+        if featured not in (None, run.method):
+            source += f" report.featured is {featured}, which has no finished run."
         thumbnails = images.thumbnails_under(root)
-        place = run.files.predictions.as_posix()
-        parts = example_and_error_parts(predictions, place, thumbnails, notes, texts)
+        notes = [Note(source), *missing]
+        parts = example_and_error_parts(predictions, place.as_posix(), thumbnails, notes, texts)
     return [*parts, *retrieved, _maps(data.dataset, data.paths.maps(data.dataset))], numbers
 
 
@@ -256,15 +269,17 @@ def _maps(dataset: str, path: Path) -> ReportPart:
 
 
 def write_own_page(data: ProjectData) -> Path:
-    """Write a data set's page on its run with the best closed-world validation AUC; returns the page's path."""
+    """Write a data set's page on its run with the best closed-world validation AUC; its path."""
     hint = f"train one with `duplex train --dataset {data.dataset} --method METHOD`"
     chosen = best_run("closed", data.paths, data=data, hint=hint, params=data.params)
     run = data.run(chosen.root.parent.name, int(chosen.root.name))
     record = read_record(chosen.checkpoint)
     trained = load_run(run)
     inputs = trained.inputs
-    answers = answers_with_labels(trained.method, inputs.examples["test"], inputs.labels, record.confidence, "closed")
+    test = inputs.examples["test"]
+    answers = answers_with_labels(trained.method, test, inputs.labels, record.confidence, "closed")
     frozen = load_inputs(replace(data, params=data.params.model_copy(update={"device": "cpu"})))
     facts = [("encoder", data.entry.encoder.name), ("run", f"{run.method}, seed {run.seed}")]
-    own = OwnData(data.dataset, inputs.labels, inputs.manifest, trained.root, answers, frozen.examples, facts=facts)
+    examples = frozen.examples
+    own = OwnData(data.dataset, inputs.labels, inputs.manifest, trained.root, answers, examples, facts=facts)
     return write_page(own, data.paths.page(data.dataset))

@@ -1,8 +1,9 @@
-"""`duplex reproduce`: train and evaluate the methods in the paper's tables on a data set, and write the page of claims.
+"""`duplex reproduce`: train and evaluate the paper's methods on a data set, and write the claims.
 
-They are methods of the project in the folder `ablations`; report/claims.yaml lists those that a data set needs. With
-`--methods`, methods of other publications are trained with their published options in the main project. The pipeline's
-stages do the work and record what is done, so the same command continues after an interruption.
+They are methods of the project in the folder `ablations`; report/claims.yaml lists those that a
+data set needs. With `--methods`, methods of other publications are trained with their published
+options in the main project. The pipeline's stages do the work and record what is done, so the same
+command continues after an interruption.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from duplex.project.extract import extract
 from duplex.project.maps import maps_stage
 from duplex.project.prepare import ensure_prepared, require_images
 from duplex.project.report import report_stage
-from duplex.project.run import RUN_STAGES, ProjectData, ProjectRun
+from duplex.project.run import DATA_STAGES, RUN_STAGES, ProjectData, ProjectRun
 from duplex.project.sweep import SweepResult, grid, sweep, workers_and_gpus
 from duplex.report.claims import CLIP, backbone_of, benchmark_of, comparisons_of, counts_of, read_package_yaml
 from duplex.training.inputs import Data, InputRequest, require_configured_inputs
@@ -57,7 +58,7 @@ LONG = 20.0  # seconds; what takes longer is timed once
 
 @dataclass(frozen=True)
 class Plan:
-    """What `duplex reproduce` will run for a data set, and the disk space and hours that it needs."""
+    """What `duplex reproduce` will run for a data set, and the disk space and hours it needs."""
 
     data: ProjectData  # its params have patch tokens if a row needs them
     rows: tuple[str, ...]  # names of methods
@@ -76,24 +77,28 @@ class Plan:
 
 
 def published_params(dataset: str, methods: Sequence[str], seeds: Sequence[int]) -> Params:
-    """params.yaml for a data set with the published options of `methods`; pixels are cached if one fine-tunes."""
+    """params.yaml with published options of `methods`; pixels are cached if one fine-tunes."""
     record = read_yaml(PARAMS_FILE)
-    run = {"datasets": [dataset], "methods": list(methods), "seeds": list(seeds), "recipes": "published"}
-    params = parse_params({**record, "run": run, "report": {}}, dataset_files(PARAMS_FILE), PARAMS_FILE)
-    entry, specs = params.dataset(dataset), [MethodSpec.of(params, dataset, name) for name in methods]
+    run = {"datasets": [dataset], "methods": list(methods), "seeds": list(seeds)}
+    record |= {"run": {**run, "recipes": "published"}, "report": {}}
+    params = parse_params(record, dataset_files(PARAMS_FILE), PARAMS_FILE)
+    entry = params.dataset(dataset)
+    specs = [MethodSpec.of(params, dataset, name) for name in methods]
     encoder = entry.encoder.model_copy(update={"pixels": any(spec.finetune for spec in specs)})
     return params.model_copy(update={"datasets": {dataset: entry.model_copy(update={"encoder": encoder})}})
 
 
 def published_settings(params: Params, dataset: str) -> list[str]:
-    """A line of text per method: its name, and those of its published settings that differ from the defaults."""
+    """A line per method: its name, and its published settings that differ from defaults."""
     lines = []
     for name in params.run.methods:
         spec = MethodSpec.of(params, dataset, name)
-        parts: list[tuple[str, Any]] = [("", spec.training), ("", spec.options), ("finetune.", spec.finetune)]
+        parts: list[tuple[str, Any]] = [("", spec.training), ("", spec.options)]
+        if spec.finetune is not None:
+            parts.append(("finetune.", spec.finetune))
         stated = []
         for prefix, part in parts:
-            for key in fields(part) if part is not None else ():
+            for key in fields(part):
                 value = getattr(part, key.name)
                 stated += [f"{prefix}{key.name} {value}"] if value != key.default else []
         lines.append(f"{name:<9}{', '.join(stated)}")
@@ -101,7 +106,7 @@ def published_settings(params: Params, dataset: str) -> list[str]:
 
 
 def plan_reproduction(project: ProjectData, seeds: Sequence[int] | None, jobs: int | None) -> Plan:
-    """Find out what is left to do for a data set, without writing anything; `DuplexError` if its images are missing."""
+    """What is left to do for a data set; writes nothing; `DuplexError` if images are missing."""
     params = project.params
     dataset = project.dataset
     entry = project.entry
@@ -112,41 +117,48 @@ def plan_reproduction(project: ProjectData, seeds: Sequence[int] | None, jobs: i
     if reads_images:
         require_images(dataset, entry.source.root, data.manifest["image"].tolist())
     published = params.run.recipes == "published"
-    rows, absent = (list(params.run.methods), []) if published else methods_in_paper(params, dataset, data)
+    rows = list(params.run.methods)
+    absent: list[str] = []
+    if not published:
+        rows, absent = methods_in_paper(params, dataset, data)
     if not rows:
-        raise UsageError(f"{PROJECT / 'params.yaml'} has no method that the paper's tables list for {dataset}; add one")
+        listed = f"method that the paper's tables list for {dataset}"
+        raise UsageError(f"{PROJECT / 'params.yaml'} has no {listed}; add one")
     for name in rows:
         require_configured_inputs(params, dataset, name)
     needs = [MethodSpec.of(params, dataset, name).request.needs for name in rows]
     tokens = "patch" if any("patch" in each for each in needs) else "none"
-    params = params.model_copy(update={"extraction": params.extraction.model_copy(update={"tokens": tokens})})
+    extraction = params.extraction.model_copy(update={"tokens": tokens})
+    params = params.model_copy(update={"extraction": extraction})
     project = replace(project, params=params)
     runs = grid(params, [dataset], rows, seeds, project.paths)
-    prepares = _stale(project, "prepare")
-    extracts = _stale(project, "extract")
-    changed = bool(prepares or extracts)
-    left = [run for run in runs if changed or run.difference(*RUN_STAGES)]
+    stale = {stage: why for stage in DATA_STAGES if (why := _stale(project, stage))}
+    left = [run for run in runs if stale or run.difference(*RUN_STAGES)]
     encoder = " ".join(filter(None, (entry.encoder.name, entry.encoder.weights)))
     is_absent = missing_weights(entry.encoder.name, entry.encoder.weights) is not None
+    weights = "not on disk, downloaded when first needed" if is_absent else "on disk"
     note = UNLIKE.format(dataset) if published and _benchmark(data) != dataset else ""
+    extracts = "extract" in stale
     needed = _size(params, dataset, len(data.manifest)) if extracts else 0
-    size, free = "unknown size" if needed is None else size_text(needed), free_bytes(project.paths.root)
-    made = [f"{stage} ({why})" for stage, why in (("prepare", prepares), ("extract", extracts)) if why]
+    size = "unknown size" if needed is None else size_text(needed)
+    free = free_bytes(project.paths.root)
+    stages = [f"{stage} ({why})" for stage, why in stale.items()]
+    stages += [f"{len(left)} of {len(runs)} runs to train or evaluate", "report"]
     plan = Plan(project, tuple(rows), runs, left, {})
     topics = {
         "data": f"{len(data.manifest):,} images in {entry.source.root}{note}",
-        "weights": f"{encoder}: {'not on disk, downloaded when first needed' if is_absent else 'on disk'}",
+        "weights": f"{encoder}: {weights}",
         "disk": f"{size} of features to write, {size_text(free)} free",
-        "stages": ", ".join([*made, f"{len(left)} of {len(runs)} runs to train or evaluate", "report"]),
-        "hours": _hours(plan, data, jobs, bool(extracts)) if extracts or left else "none",
+        "stages": ", ".join(stages),
+        "hours": _hours(plan, data, jobs, extracts) if extracts or left else "none",
         "rows": f"{len(rows)} × seeds {', '.join(map(str, plan.seeds))}: {', '.join(rows)}",
     }
     if absent:
         topics["not run"] = f"{', '.join(absent)}: no entry in {PROJECT / 'params.yaml'}"
     problem = ""
     if needed is not None and needed > free:
-        remedy = "make room, or move the project to a larger disk"
-        problem = f"extraction of {dataset} writes {size}, but only {size_text(free)} are free; {remedy}"
+        problem = f"extraction of {dataset} writes {size}, but only {size_text(free)} are free"
+        problem += "; make room, or move the project to a larger disk"
     return replace(plan, topics=topics, problem=problem)
 
 
@@ -158,15 +170,15 @@ def _size(params: Params, dataset: str, images: int) -> int | None:
 
 
 def _stale(data: ProjectData, stage: str) -> str:
-    made = data.paths.manifest(data.dataset) if stage == "prepare" else data.paths.features(data.dataset)
-    return data.outdated(stage) if made.exists() else "missing"
+    path = data.paths.manifest if stage == "prepare" else data.paths.features
+    return data.outdated(stage) if path(data.dataset).exists() else "missing"
 
 
 def methods_in_paper(params: Params, dataset: str, data: LabelledImages) -> tuple[list[str], list[str]]:
-    """Methods of params.yaml that are in the paper's tables for a data set, and names of rows without a method.
+    """Methods of params.yaml in the paper's tables for a data set, and rows without a method.
 
-    For a data set that is not in the paper, the rows of all tables count. If the paper has results with the data set's
-    encoder, only rows with this encoder count.
+    For a data set that is not in the paper, the rows of all tables count. If the paper has results
+    with the data set's encoder, only rows with this encoder count.
     """
     encoder = params.dataset(dataset).encoder
     backbone = backbone_of(f"{encoder.name} {encoder.weights}")
@@ -190,11 +202,14 @@ def _benchmark(data: LabelledImages) -> str | None:
 
 
 def _claimed_runs(benchmark: str | None, backbone: str | None) -> Iterator[list[str]]:
-    """For each row that a claim on a benchmark compares: names of methods, of which the first known one counts."""
+    """For each row that a claim compares: names of methods, of which the first known counts."""
     table = read_package_yaml("claims.yaml")
     for claim in table["claims"]:
         if benchmark in claim["of"] or (benchmark is None and not claim.get("only")):
-            for name in dict.fromkeys(name for line in comparisons_of(claim) for name in line.names):
+            names: dict[str, None] = {}
+            for line in comparisons_of(claim):
+                names |= dict.fromkeys(line.names)
+            for name in names:
                 row = table["rows"].get(name)
                 if row and backbone in (None, row.get("backbone", CLIP)):
                     yield row["run"]
@@ -208,28 +223,31 @@ def reproduce(plan: Plan, jobs: int | None) -> tuple[SweepResult, Path]:
     ensure_prepared(data)
     if _stale(data, "extract"):
         print("\n".join(extract(data).lines()), file=sys.stderr)
-    report = sweep(data.params, plan.runs, jobs, "local", data.paths, commit=False)  # DVC takes seconds per run
+    # `dvc commit` takes seconds per run
+    report = sweep(data.params, plan.runs, jobs, "local", data.paths, commit=False)
     planned = {"datasets": (data.dataset,), "methods": plan.rows, "seeds": plan.seeds, "products": ()}
-    shown = data.params.model_copy(update={"run": data.params.run.model_copy(update=planned)})
+    run = data.params.run.model_copy(update=planned)
+    shown = data.params.model_copy(update={"run": run})
     if report.executed or not data.paths.maps(data.dataset).exists():
         maps_stage(replace(data, params=shown))
     return report, report_stage(shown, data.paths.of_reproduction(data.dataset), write_metrics=False)
 
 
 def _hours(plan: Plan, data: LabelledImages, jobs: int | None, extracts: bool) -> str:
-    """Estimated hours of what is left, as text; rows of the paper take as long as the first one."""
     params = plan.data.params
     dataset = plan.data.dataset
     device = resolve_device(params.device)
     try:
         entry = weights_for_timing(params.dataset(dataset).encoder)
-        tower = load_encoder(entry.name, entry.weights, towers="image", device=device, precision=entry.precision)
+        precision = entry.precision
+        tower = load_encoder(entry.name, entry.weights, towers="image", device=device, precision=precision)
     except UsageError:
         return "unknown without the encoder's weights"
-    extraction = len(data.manifest) * _image_seconds(params, dataset, tower) / 3600 if extracts else 0.0
+    images = len(data.manifest)
+    extraction = images * _image_seconds(params, dataset, tower) / 3600 if extracts else 0.0
     timed = plan.rows if params.run.recipes == "published" else plan.rows[:1]
     specs = {name: MethodSpec.of(params, dataset, name) for name in timed}
-    features = np.random.default_rng(0).standard_normal((len(data.manifest), tower.dim), dtype=np.float32)
+    features = np.random.default_rng(0).standard_normal((images, tower.dim), dtype=np.float32)
     made = Data(data.manifest, data.labels, features, entry, str(tower.device), params.evaluation.word_vectors)
     runs = {}
     for name, spec in specs.items():
@@ -238,7 +256,8 @@ def _hours(plan: Plan, data: LabelledImages, jobs: int | None, extracts: bool) -
     threads = specs[timed[0]].training.threads
     threads = torch.get_num_threads() if threads == "auto" else threads
     workers = min(workers_and_gpus(params.device, jobs, threads)[0], max(1, len(plan.left)))
-    training = math.fsum(runs.get(run.method, runs[timed[0]]) for run in plan.left) / workers / 3600
+    each = [runs.get(run.method, runs[timed[0]]) for run in plan.left]
+    training = math.fsum(each) / workers / 3600
     weights = "its weights" if entry == params.dataset(dataset).encoder else "random weights of its size"
     how = f"from a batch, a step and a validation of {', '.join(timed)} on this device, {weights}"
     parts = (extraction + training, extraction, training)
@@ -254,8 +273,9 @@ def _run_seconds(spec: MethodSpec, data: Data, tower: Encoder) -> float:
     steps = math.ceil(images["train"] / spec.training.batch_size)
     validation += images["val"] * blocks.forward
     epoch = steps * step + images["train"] * blocks.train + validation
-    worlds = len(spec.worlds)  # scored on validation images after training, then on test images
-    return float(spec.training.epochs * epoch + worlds * (1 + images["test"] / images["val"]) * validation)
+    # each world is scored on validation images after training, then on test images
+    scored = len(spec.worlds) * (1 + images["test"] / images["val"])
+    return float(spec.training.epochs * epoch + scored * validation)
 
 
 def _image_seconds(params: Params, dataset: str, tower: Encoder) -> float:
@@ -266,7 +286,6 @@ def _image_seconds(params: Params, dataset: str, tower: Encoder) -> float:
 
 
 def _step_seconds(spec: MethodSpec, data: Data, tower: Encoder) -> tuple[float, float]:
-    """Seconds of a training step and of a validation, measured on random features and without fine-tuned blocks."""
     request = InputRequest(spec.request.needs, spec.training.precision, None, spec.training.memory)
     inputs = data.read(request)
     examples = {split: each.to(tower.device) for split, each in inputs.examples.items()}
@@ -274,8 +293,10 @@ def _step_seconds(spec: MethodSpec, data: Data, tower: Encoder) -> tuple[float, 
     for (name, shape), (split, each) in product(shapes.items(), examples.items()):
         repeated = torch.randn(1, *shape, device=tower.device).expand(len(each), *shape)
         examples[split] = replace(each, inputs={**each.inputs, name: repeated})
-    images, inputs = examples["train"], replace(inputs, examples=examples)
-    method = initialised_method(spec.kind, spec.options, inputs.context(spec.trained_for), inputs, 0, tower.device)
+    images = examples["train"]
+    inputs = replace(inputs, examples=examples)
+    context = inputs.context(spec.trained_for)
+    method = initialised_method(spec.kind, spec.options, context, inputs, 0, tower.device)
     method.train()
     batch = Batch(images.inputs, images.compositions)
     rows = torch.arange(min(spec.training.batch_size, len(images)))
@@ -289,11 +310,12 @@ def _block_cost(spec: MethodSpec, tower: Encoder) -> BlockCost:
     if not isinstance(spec.finetune, FinetuneOptions):
         return BlockCost(0.0, 0.0)
     count = block_count(tower) if spec.finetune.blocks == "all" else spec.finetune.blocks
-    return block_cost(tower, count, count, spec.training.batch_size if tower.device.type == "cuda" else FEW)
+    batch = spec.training.batch_size if tower.device.type == "cuda" else FEW
+    return block_cost(tower, count, count, batch)
 
 
 def _seconds(work: Callable[[], torch.Tensor]) -> float:
-    """Median seconds of three calls after a first, which allocates memory; waits for the device to finish each."""
+    """Median seconds of three calls after a first one, which allocates memory."""
     taken = []
     for _ in range(4):
         start = time.perf_counter()

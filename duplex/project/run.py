@@ -1,14 +1,13 @@
-"""A data set and a run of the pipeline as objects: parameters, files, and stamps of what these were made from.
+"""A data set and a run of the pipeline as objects: parameters, files, and stamps.
 
-data = ProjectData(params, "shapes")
-data.require()                          # an error if its images or settings changed since it was extracted
-run = data.run("duplex", seed=0)
+data = ProjectData(params, "shapes") data.require()                          # an error if its
+images or settings changed since it was extracted run = data.run("duplex", seed=0)
 run.difference("train", "evaluate")     # "" or why its files are outdated
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from duplex.project.stamps import UNSTAMPED, Stamp
 from duplex.system.code import code_hash
 from duplex.system.files import sha256_once
 from duplex.system.plugins import installed_plugins, module_of
+from duplex.training.checkpoint import ModelHeader, read_checkpoint_header
 from duplex.training.inputs import Data, InputRequest, RunInputs, open_data
 from duplex.training.run import MethodSpec
 
@@ -35,7 +35,7 @@ CALIBRATION = ("thresholds", "feasibility", "word_vectors")  # keys of `evaluati
 
 
 def stage_code(stage: str, *modules: str) -> str:
-    """Hash of a stage's code: of its script, and of `modules` that are found through entry points."""
+    """Hash of the code of a stage's script, and of `modules` found through entry points."""
     return code_hash(shipped_project() / "pipeline" / f"{stage}.py", *modules)
 
 
@@ -55,10 +55,7 @@ class ProjectData:
         return ProjectRun(self.dataset, method, seed, self.params, self.paths)
 
     def settings(self, stage: str) -> Stamp:
-        """The part of a stamp that `plan` writes: the values of params.yaml that a stage uses, and its code's hash.
-
-        Only options set in params.yaml are included; the hash of the code covers all defaults.
-        """
+        """What `plan` writes of a stamp: parameters set for a stage, and its code's hash."""
         made: Stamp = {}
         modules: list[str] = []
         if stage in DATA_STAGES:
@@ -76,7 +73,7 @@ class ProjectData:
         from duplex.data.sources import source_record  # which training does not need
 
         earlier = stamps.read(self.paths.stamp(self.dataset, "prepare")) or {}
-        source = source_record(self.entry.source, earlier.get("source"))
+        source = source_record(self.entry.source, earlier.get("source"), self.paths.image_digests(self.dataset))
         made: Stamp = {}
         if self.entry.features is not None:  # images with equal features are kept in one split
             made["features"] = _features_digest(self.entry.features, self.dataset, earlier)
@@ -84,7 +81,7 @@ class ProjectData:
             return {**made, "source": source}
         is_encoded = self.entry.features is None and self.entry.encoder.name != IMPORTED
         if is_encoded and self.entry.source.recorded_root is not None:
-            made["images"] = {"root": self.entry.source.recorded_root, "sizes": source.get("sizes")}
+            made["images"] = {"root": self.entry.source.recorded_root, "files": source["images"]}
         return made
 
     def _extraction_settings(self) -> Stamp:
@@ -99,24 +96,24 @@ class ProjectData:
         }
 
     def stamp(self, stage: str) -> Stamp:
-        """The stamp that a stage's files should have now: its settings, and checksums of the files that it reads."""
+        """The stamp of files made now: the stage's settings, checksums of the files it reads."""
         manifest = {"manifest.csv": _checksum(self.paths.manifest(self.dataset))}
         return {**self.settings(stage), "inputs": {} if stage == "prepare" else manifest}
 
     def outdated(self, stage: str) -> str:
-        """Why a stage's files are outdated, in words; "" if they are not, or if no stage wrote them."""
+        """Why a stage's files are outdated; "" if they are not, or if no stage wrote them."""
         found = stamps.difference(self.paths.stamp(self.dataset, stage), self.stamp(stage))
         return "" if found == UNSTAMPED else found
 
     def difference(self, *stages: str) -> str:
-        """Why the data set must be prepared or extracted again, and by which command; "" if it need not be."""
+        """Why, and by which command, the data set must be prepared or extracted again, or ""."""
         for stage in stages or DATA_STAGES:
             if found := self.outdated(stage):
                 done = {"prepare": "prepared", "extract": "extracted"}[stage]
                 return (
-                    f"the data set {self.dataset} has to be {done} again: {found}; "
-                    f"`duplex {stage} --dataset {self.dataset}` does that, and `dvc repro` runs everything that "
-                    "depends on it"
+                    f"the data set {self.dataset} has to be {done} again: {found}; `duplex "
+                    f"{stage} --dataset {self.dataset}` does that, and `dvc repro` runs "
+                    "everything that depends on it"
                 )
         return ""
 
@@ -125,8 +122,11 @@ class ProjectData:
         if found := self.difference(*stages):
             raise DuplexError(found)
 
+    def write_stamp(self, stage: str, made: Stamp) -> None:
+        stamps.write(self.paths.stamp(self.dataset, stage), made)
+
     def require_features(self) -> None:
-        """Raise `DuplexError`, with the command to run, if the data set is not prepared or not extracted."""
+        """Raise `DuplexError`, with the command to run, if the data set is not yet extracted."""
         places = {self.paths.manifest: "prepare", self.paths.labels: "prepare", self.paths.features: "extract"}
         for path, stage in places.items():
             if not path(self.dataset).exists():
@@ -139,7 +139,7 @@ class ProjectData:
 
 @dataclass(frozen=True)
 class ProjectRun:
-    """A method of params.yaml on a data set with a seed, with its files; two runs with equal names are equal."""
+    """A method of params.yaml on a data set with a seed; two runs with equal names are equal."""
 
     dataset: str
     method: str
@@ -212,10 +212,9 @@ class ProjectRun:
         return {**made, "code": stage_code(stage, *modules)}
 
     def stamp(self, stage: str, read: Mapping[str, str | None] | None = None) -> Stamp:
-        """The stamp that a stage's files should have: settings, seed, and checksums of the files that it reads.
+        """The stamp of files made now: settings, seed, and checksums of the files that are read.
 
-        read: checksums of the data set's files as they were when the run read them (`RunInputs.read`). None: as they
-            are now.
+        read: checksums of the data as the run read it (`RunInputs.read`). None: as it is now.
         """
         inputs: dict[str, Any] = dict(self._data_files() if read is None else read)
         if stage == "evaluate":
@@ -233,18 +232,30 @@ class ProjectRun:
         }
 
     def difference(self, *stages: str) -> str:
-        """Why the run is outdated (params.yaml, its data or the code changed), in words; "" if it is not."""
+        """Why the run is outdated (params.yaml, data or code changed); "" if it is not."""
         for stage in stages or ("train",):
             if found := stamps.difference(self.files.stamp(stage), self.stamp(stage)):
                 return found
         return ""
 
+    def checkpoint(self, *, current: bool = True) -> ModelHeader:
+        """Header of the checkpoint; `DuplexError` if the data or (`current`) run is outdated."""
+        header = read_checkpoint_header(self.files.checkpoint)
+        self.data.require()
+        if current:
+            self.require_current()
+        return header
+
+    def write_stamp(self, stage: str, made: Stamp, outputs: Sequence[Path]) -> None:
+        """Write the stamp `made` beside a stage's `outputs`, in the run's folder or another."""
+        stamps.write(RunPaths(outputs[0].parent).stamp(stage), made, outputs)
+
     def require_current(self) -> None:
         """Raise `DuplexError` if the run is outdated; the message says how to train it again."""
         if found := self.difference():
             raise DuplexError(
-                f"{self.files.root} does not match the method {self.method!r} in params.yaml: {found}; "
-                f"`{self.command}` trains it again"
+                f"{self.files.root} does not match the method {self.method!r} in params.yaml: "
+                f"{found}; `{self.command}` trains it again"
             )
 
 
@@ -257,10 +268,7 @@ def load_inputs(data: ProjectData, request: InputRequest = InputRequest()) -> Ru
 
 
 class LastDatasetLoader:
-    """Callable that reads the inputs of data sets and keeps those of the most recent data set in memory.
-
-    Inputs are read again if the data set's files have changed.
-    """
+    """Reads inputs; those of the last data set stay in memory while its files are the same."""
 
     def __init__(self) -> None:
         self._dataset = ""

@@ -1,4 +1,4 @@
-"""Find trained runs of a project (the best, or the one that the report features), and search their test images."""
+"""Find trained runs of a project (the best, or the report's), and search their test images."""
 
 from __future__ import annotations
 
@@ -18,12 +18,11 @@ from duplex.errors import DuplexError, UsageError
 from duplex.features.file import Features, read_features, require_cache_file
 from duplex.labels import LabelSpace, prompt_name
 from duplex.methods.base import Method
-from duplex.methods.registry import find_method
 from duplex.project.run import ProjectData, ProjectRun, load_inputs
 from duplex.recognition.answers import NeighbourIndex
 from duplex.report.images import RetrievalContext, thumbnails_under
 from duplex.system.files import sha256
-from duplex.training.checkpoint import check_inputs, load_checkpoint, read_checkpoint_header, read_record
+from duplex.training.checkpoint import check_inputs, load_checkpoint, read_record
 from duplex.training.inputs import InputRequest, RunInputs
 
 
@@ -35,10 +34,11 @@ def best_run(
     hint: str = "name one",
     params: Params | None = None,
 ) -> RunPaths:
-    """The run with the best validation AUC among runs calibrated for `world`; None: closed if possible, else any.
+    """The run with the best validation AUC for `world`; None: closed if possible, else any.
 
     data: data set whose runs are considered; None: all in `artifacts/`.
-    hint: advice for the error if there is no run. params: runs that do not match them are skipped with a note.
+    hint: advice for the error if there is no run. params: runs that do not match them are skipped
+        with a note.
     """
     root = paths.root
     dataset = "*" if data is None else data.dataset
@@ -64,7 +64,7 @@ def best_run(
 
 
 def folder_difference(params: Params, folder: Path, paths: ArtifactPaths) -> str:
-    """Why the run in a folder is outdated (`ProjectRun.difference`); "" if it is current or not of this project."""
+    """Why the run in a folder is outdated; "" if it is current or not of this project."""
     root = paths.root.resolve()
     place = folder.resolve()
     parts = place.relative_to(root).parts if root in place.parents else ()
@@ -82,15 +82,16 @@ def folder_difference(params: Params, folder: Path, paths: ArtifactPaths) -> str
 
 
 def featured_run(data: ProjectData) -> ProjectRun:
-    """The run of the report's examples: that of its maps, else the last method and first seed of `run:`."""
+    """The run of the report's examples: that of its maps, else the last method and first seed."""
     return run_shown_in_maps(data) or data.run(data.params.run.methods[-1], data.params.run.seeds[0])
 
 
 def run_shown_in_maps(data: ProjectData) -> ProjectRun | None:
     """The run that the report's t-SNE maps show, with the first seed; None if there is none.
 
-    The method is `report.featured` if this has a finished run under `run:`. Otherwise it is the last method of `run:`
-    with visual prototypes, other than those with `shown_as`, which the report shows under another name.
+    The method is `report.featured` if this has a finished run under `run:`. Otherwise it is the
+    last method of `run:` with visual prototypes, other than those with `shown_as`, which the
+    report shows under another name.
     """
     seed = data.params.run.seeds[0]
     featured = data.params.report.featured
@@ -124,7 +125,7 @@ def dataset_of_run(run: Path, paths: ArtifactPaths = ArtifactPaths()) -> str | N
 
 
 def training_neighbours(params: Params, dataset: str, *, check: Callable[[Features], None]) -> NeighbourIndex:
-    """Index of a data set's readable training images; `check` may raise an error for features that do not fit."""
+    """Index of readable training images; `check` may raise for features that do not fit."""
     paths = ArtifactPaths()
     manifest = read_manifest(paths.manifest(dataset))
     features = read_features(paths.features(dataset), expect={"manifest": sha256(paths.manifest(dataset))})
@@ -150,15 +151,10 @@ class LoadedRun:
 
 
 def load_run(run: ProjectRun, *, current: bool = False) -> LoadedRun:
-    """Load a run's trained method and test images, on the CPU; with `current`, an outdated run raises an error."""
-    checkpoint = read_checkpoint_header(run.files.checkpoint)
-    run.data.require()
-    if current:
-        run.require_current()
+    """Load a trained method and test images, on the CPU; `current`: none that is outdated."""
+    checkpoint = run.checkpoint(current=current)
     record = checkpoint.record
-    needs = find_method(record.kind).needs(record.options)
-    training = run.params.training(run.dataset, run.method)
-    request = InputRequest(needs, training.precision, record.finetune, training.memory)
+    request = InputRequest.of(record, run.params.training(run.dataset, run.method))
     on_cpu = replace(run.data, params=run.params.model_copy(update={"device": "cpu"}))
     inputs = load_inputs(on_cpu, request)
     try:
@@ -170,7 +166,7 @@ def load_run(run: ProjectRun, *, current: bool = False) -> LoadedRun:
 
 
 def load_run_or_default(params: Params, dataset: str, method: str | None, seed: int | None) -> LoadedRun:
-    """Load a run and its test images; None for `method` or `seed` means that of the report's examples."""
+    """Load a run and its test images; None for `method` or `seed`: those of `featured_run`."""
     params.dataset(dataset)
     data = ProjectData(params, dataset)
     best = featured_run(data)
@@ -178,7 +174,7 @@ def load_run_or_default(params: Params, dataset: str, method: str | None, seed: 
 
 
 def find_pair(labels: LabelSpace, text: str) -> int:
-    """The number of the composition that a text such as "striped heart" means; UsageError if there is none."""
+    """Number of the composition that a text such as "striped heart" means, else UsageError."""
     wanted = prompt_name(text)
     for number, (state, thing) in enumerate(product(labels.states, labels.objects)):
         if wanted == prompt_name(f"{state} {thing}"):

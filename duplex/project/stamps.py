@@ -1,8 +1,8 @@
-"""Stamps record what an artifact was made from, in a file beside it, to tell whether the artifact is outdated.
+"""Stamps record what an artifact was made from, in a file beside it, to tell if it is outdated.
 
-A stamp is one JSON dict: the values of params.yaml that a stage uses, with checksums of files that they name; a hash of
-the stage's code (`duplex.system.code`); and checksums of the files that the stage reads and writes. `ProjectData` and
-`ProjectRun` (`duplex.project.run`) make them.
+A stamp is one JSON dict: the values of params.yaml that a stage uses, with checksums of files that
+they name; a hash of the stage's code (`duplex.system.code`); and checksums of the files that the
+stage reads and writes. `ProjectData` and `ProjectRun` (`duplex.project.run`) make them.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ CHANGES = {  # key of a stamp -> what it means if it differs
     "code": "its code has changed",
     "encoder_files": "its encoder's files have changed",
     "features": "its file of features has changed",
-    "images.sizes": "its image files have changed",
-    "source.sizes": "its image files have changed",
+    "images.files": "its image files have changed",
+    "source.images": "its image files have changed",
     "source.content": "its table, lists or image files have changed",
     "word_vectors": "its word vectors have changed",
     "inputs.manifest.csv": "its images, labels or splits have changed",
@@ -33,7 +33,7 @@ CHANGES = {  # key of a stamp -> what it means if it differs
 
 
 def write(path: Path, made: Stamp, outputs: Iterable[Path] = ()) -> None:
-    """Write the stamp `made` to `path`, with checksums of the stage's `outputs`, which lie in the same folder."""
+    """Write a stamp, with checksums of the stage's `outputs`, which lie in the same folder."""
     write_json(path, {**made, "outputs": {file.name: sha256(file) for file in outputs}})
 
 
@@ -49,7 +49,7 @@ def read(path: Path) -> Stamp | None:
 
 
 def difference(path: Path, wanted: Stamp) -> str:
-    """How the stamp at `path` differs from `wanted`, in words, or "". Inputs missing on this machine are ignored."""
+    """How a stamp differs from `wanted`, in words, or "". Inputs missing here are ignored."""
     made = read(path)
     if made is None:
         return UNSTAMPED
@@ -66,7 +66,8 @@ def difference(path: Path, wanted: Stamp) -> str:
 def _first_difference(place: str, made: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
     for key in sorted(made.keys() | wanted.keys(), key=lambda key: (key in ("inputs", "code"), key == "code", key)):
         here = f"{place}{key}"
-        before, after = made.get(key), wanted.get(key)
+        before = made.get(key)
+        after = wanted.get(key)
         if before == after or (after is None and here.startswith(("inputs.", "evaluation.stream"))):
             continue
         if here not in CHANGES and isinstance(before, Mapping) and isinstance(after, Mapping):

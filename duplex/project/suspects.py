@@ -1,11 +1,11 @@
-"""Rank labelled images by how likely their labels are wrong, apply corrected labels, rank images to label next.
+"""Rank images by how likely their labels are wrong, apply corrections, rank images to label next.
 
-Labels are judged by margins: the score of an image's label minus that of the best other label. The score of a label is
-the image's cosine with the mean whitened feature of the label's images in the other folds (random parts of the data).
-Near-copies and outliers (images far from all others) are listed as well.
+Labels are judged by margins: the score of an image's label minus that of the best other label. A
+score is the image's cosine with the mean whitened feature of the label's images in the other folds
+(random parts of the data). Near-copies, and images far from all others, are listed as well.
 
-Unlabelled images are ranked in rounds, each with one image of every pair that a trained model predicts; in a round, the
-model's least certain answers come first.
+Unlabelled images are ranked in rounds, each with one image of every pair that a trained model
+predicts; in a round, the model's least certain answers come first.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ from duplex.project.run import DATA_STAGES, ProjectData
 from duplex.recognition.export import FIT, read_fit
 from duplex.recognition.fit import SOURCE, fit_cache_folder
 from duplex.recognition.recognizer import BATCH, Recognizer
-from duplex.report.blocks import Caption, Gallery, Report, ReportPart, ReportSection, Strip, Strips, Thumb, render_page
+from duplex.report import blocks
+from duplex.report.blocks import Caption, Gallery, ReportPart, Strip, Strips, Thumb
 from duplex.system.files import named_path, sha256, write_text
 
 Floats = NDArray[np.float64]
@@ -49,21 +50,23 @@ FOLDS = 5
 ADDED = 1.0  # mean variances added: with 1,280 dimensions the rarest directions are noise
 NEAREST = 5  # images that an image's distance is the mean of
 OUTLIERS = 24  # on the page
-OLD = {"state": "old_state", "object": "old_object"}  # columns with the labels that a list was made from
+COPIES = "Pairs of images that were saved or scaled again: with two labels first, then in two splits."
+UNLIKE = "The images farthest from all others: perhaps of something else, dark or blurred."
+OLD = {"state": "old_state", "object": "old_object"}  # columns with a list's original labels
 
 
 @dataclass(frozen=True)
 class LabelledSource:
-    """Labelled images: a data set of params.yaml, a folder, a table, or the images that a model was fitted to."""
+    """Labelled images: a data set of params.yaml, a folder, a table, or a model's images."""
 
     name: str
     root: Path  # folder that image paths start from
     table: pd.DataFrame  # image, state, object and, if the source has one, split
     params: Params | None = None  # of the project whose data set it is
-    encoder: str = ""  # that of a model or data set, as options of `duplex fit` or `duplex data add`
+    encoder: str = ""  # as options of `duplex fit` or `duplex data add`
 
     def features(self, files: Sequence[str]) -> Features:
-        """The cached features in the table's order; `files`: sha256 of the images. `UsageError` if none is encoded."""
+        """Cached features in the table's order; `files`: sha256 of the images."""
         if self.params is not None:
             manifest = ArtifactPaths().manifest(self.name)
             expected = {"manifest": sha256(manifest), ROOT: self.params.dataset(self.name).source.recorded_root}
@@ -73,57 +76,61 @@ class LabelledSource:
             raise UsageError(f"the images in {self.root} have not been encoded; run `duplex fit` on them first")
         if found.bad.any():
             example = self.table["image"][found.bad].iloc[0]
-            print(
-                f"duplex: new, changed or unreadable images are left out ({found.bad.sum():,}), such as {example}",
-                file=sys.stderr,
-            )
+            left_out = f"are left out ({found.bad.sum():,}), such as {example}"
+            print(f"duplex: new, changed or unreadable images {left_out}", file=sys.stderr)
         return found
 
 
 def open_labelled(
-    name: str, images: Path | None = None, params: Params | None = None, stages: Iterable[str] = DATA_STAGES
+    name: str,
+    images: Path | None = None,
+    params: Params | None = None,
+    stages: Iterable[str] = DATA_STAGES,
 ) -> LabelledSource:
-    """Open the images of `name`: data set (`stages` must be up to date), folder, table (files in `images`) or model."""
-    place, encoder = Path(name), ""
+    """Open a data set (`stages` must be up to date), folder, table (of `images`) or model."""
+    place = Path(name)
+    encoder = ""
     if params is not None and (name in params.datasets or not place.exists()):
         entry = params.dataset(name)
         ProjectData(params, name).require(*stages)
         manifest = read_manifest(ArtifactPaths().manifest(name))
-        encoder = _options(encoder=entry.encoder.name, weights=entry.encoder.weights, features=entry.features)
+        chosen = entry.encoder
+        encoder = _options(encoder=chosen.name, weights=chosen.weights, features=entry.features)
         return LabelledSource(name, entry.source.root, manifest, params, encoder)
     if (place / FIT).is_file():
         record = fit_cache_folder(named_path(place)) / SOURCE
         if not record.is_file():
-            raise UsageError(
-                f"{record}, which says where the images are, does not exist; give their folder instead of {name!r}"
-            )
-        chosen = read_fit(place)["encoder"]
-        encoder = _options(encoder=chosen["name"], weights=chosen.get("weights"))
+            reason = f"{record}, which says where the images are, does not exist"
+            raise UsageError(f"{reason}; give their folder instead of {name!r}")
+        made = read_fit(place)["encoder"]
+        encoder = _options(encoder=made["name"], weights=made.get("weights"))
         place, images = [each and Path(each) for each in json.loads(record.read_text(encoding="utf-8"))]
     source = detect_source(place.resolve(), None, images and images.resolve())
     if source.kind == "standard":
         table = load_source(source).manifest
+    elif source.table is None:
+        table = read_folder(source.root)[0]
     else:
-        table = read_folder(source.root)[0] if source.table is None else read_table(source.table).drop_duplicates()
+        table = read_table(source.table).drop_duplicates()
     if (twice := table["image"].duplicated()).any():
         raise UsageError(f"{place} lists {table['image'][twice].iloc[0]!r} twice; keep one of these rows")
     return LabelledSource(Path(name).resolve().stem, source.root, table.reset_index(drop=True), encoder=encoder)
 
 
 def _options(**values: Any) -> str:
-    return "".join(f" --{option} {value}" for option, value in values.items() if value and value != IMPORTED)
+    return "".join(f" --{key} {value}" for key, value in values.items() if value and value != IMPORTED)
 
 
 @dataclass(frozen=True)
 class LabelMargins:
-    """For each image, the score of its label minus that of the best other label, and this other label."""
+    """For each image, its label's score minus that of the best other label, and this label."""
 
     margin: Floats  # [n]
     better: Ints  # [n] the best other class
 
 
 def margins(features: NDArray[Any], labels: Ints, *, folds: int = FOLDS, seed: int = 0) -> LabelMargins:
-    """Cross-validated margins: an image's cosine with its label's mean minus its largest with another label's mean."""
+    """Cross-validated margins: cosine with the label's mean minus the largest with another's."""
     if len(features) < 2 * folds:
         raise UsageError(f"{len(features)} images are too few to check labels; expected at least {2 * folds}")
     classes, label = np.unique(labels, return_inverse=True)
@@ -143,13 +150,13 @@ def margins(features: NDArray[Any], labels: Ints, *, folds: int = FOLDS, seed: i
     scores[rows, label] = -np.inf
     best = scores.argmax(1)
     other = scores[rows, best]
-    undecided = ~np.isfinite(own) | ~np.isfinite(other)  # the other folds lack the class, or have no other class
+    undecided = ~np.isfinite(own) | ~np.isfinite(other)  # the other folds lack this or any other class
     margin = np.where(undecided, 0.0, own) - np.where(undecided, 0.0, other)
     return LabelMargins(margin, classes[best])
 
 
 def rank_suspects(source: LabelledSource) -> pd.DataFrame:
-    """A table of the encoded images, most suspicious labels first, with near-copies and distances to other images."""
+    """Table of the images, most suspicious labels first, with near-copies and distances."""
     files, pixels = read_digests(source.root, source.table["image"].tolist(), {})
     cache = source.features(files)
     complete = source.table.index.isin(complete_rows(source.table).index)
@@ -160,12 +167,14 @@ def rank_suspects(source: LabelledSource) -> pd.DataFrame:
     compositions = labels.index(table["state"].tolist(), table["object"].tolist())
     plain = unit(torch.from_numpy(cache.cls[rows]))
     margins_by_kind = label_margins(whitened(plain, compositions, labels).numpy(), compositions, labels)
-    near = most_similar(plain.numpy(), plain.numpy(), NEAREST + 1)[1][:, 1:]  # the first is the image itself
+    near = most_similar(plain.numpy(), plain.numpy(), NEAREST + 1)[1][:, 1:]  # first is the image itself
     pairs_of_copies = near_copies(looks_from_texts(pixels[files[row]] for row in rows)).tolist()
     cells = table[[name for name in ("state", "object", "split") if name in table]].to_numpy()
     copies = [""] * len(table)
-    for one, other in sorted(pairs_of_copies, key=lambda pair: (cells[pair[1]] != cells[pair[0]]).tolist()):
-        copies[one], copies[other] = table["image"][other], table["image"][one]
+    pairs_of_copies.sort(key=lambda pair: (cells[pair[1]] != cells[pair[0]]).tolist())
+    for one, other in pairs_of_copies:
+        copies[one] = table["image"][other]
+        copies[other] = table["image"][one]
     table = table.assign(copy_of=copies, distance=(1 - near.mean(axis=1)).round(6))
     return rank_by_margins(table, labels, margins_by_kind)
 
@@ -173,103 +182,112 @@ def rank_suspects(source: LabelledSource) -> pd.DataFrame:
 def label_margins(
     features: NDArray[Any], compositions: Ints, labels: LabelSpace, seed: int = 0
 ) -> dict[str, LabelMargins]:
-    """Margins of images with unit features [n, d], by kind of label: `composition`, `state` and `object`."""
-    kinds = {"state": labels.state_of(compositions), "object": labels.object_of(compositions)}
-    return {name: margins(features, kind, seed=seed) for name, kind in {"composition": compositions, **kinds}.items()}
+    """Margins of images with unit features [n, d], for `composition`, `state` and `object`."""
+    kinds = {"composition": compositions, "state": labels.state_of(compositions)}
+    kinds["object"] = labels.object_of(compositions)
+    return {name: margins(features, kind, seed=seed) for name, kind in kinds.items()}
 
 
 def whitened(plain: Tensor, compositions: Ints, labels: LabelSpace) -> Tensor:
-    """Centre unit features [n, d], whiten them by their covariance within pairs plus a ridge, scale to unit length."""
+    """Centre features [n, d], whiten by covariance within pairs plus a ridge, scale to unit."""
     label = torch.from_numpy(compositions)
     groups = ClassStatistics.of(plain, label, len(labels.states), len(labels.objects)).by_pair()
     return unit((plain - plain.mean(0)) @ shared_whitening(groups, ADDED).to(plain))
 
 
-def rank_by_margins(table: pd.DataFrame, labels: LabelSpace, margins_by_kind: dict[str, LabelMargins]) -> pd.DataFrame:
-    """Sort by the sum of margins, each kind divided by its standard deviation; adds ranks, margins and better labels.
-
-    Labels are listed twice: the user edits one copy; `old_state` and `old_object` show which labels changed.
-    """
+def rank_by_margins(table: pd.DataFrame, labels: LabelSpace, by_kind: dict[str, LabelMargins]) -> pd.DataFrame:
+    """Sort by the sum of standardised margins; `old_state` and `old_object` keep the labels."""
     out = table.copy()
-    for name, kind in margins_by_kind.items():
+    for name, kind in by_kind.items():
         out[f"{name}_margin"] = kind.margin.round(6)
-    state, thing = margins_by_kind["state"], margins_by_kind["object"]
-    out["better_state"] = np.where(state.margin < 0, np.array(labels.states)[state.better], out["state"])
-    out["better_object"] = np.where(thing.margin < 0, np.array(labels.objects)[thing.better], out["object"])
+    for name, words in (("state", labels.states), ("object", labels.objects)):
+        kind = by_kind[name]
+        out[f"better_{name}"] = np.where(kind.margin < 0, np.array(words)[kind.better], out[name])
     out = out.assign(**{old: out[name] for name, old in OLD.items()})
-    total = sum(kind.margin / max(float(kind.margin.std()), 1e-12) for kind in margins_by_kind.values())
+    total = sum(kind.margin / max(float(kind.margin.std()), 1e-12) for kind in by_kind.values())
     out = out.iloc[np.argsort(total, kind="stable")].reset_index(drop=True)
     out.insert(0, "rank", np.arange(1, len(out) + 1))
     return out
 
 
 def write_suspects_page(path: Path, title: str, ranked: pd.DataFrame, root: Path, images: int) -> None:
-    """Write an HTML page with the first `images` rows of a table of suspects, its near-copies and its outliers."""
+    """Write an HTML page with the first `images` suspects, near-copies and outliers."""
     rows = {row["image"]: row for row in ranked.to_dict("records")}
 
     def thumb(image: str, *lines: str) -> Thumb:
         row = rows[image]
         label = f"{row['state']} {row['object']}"
         texts = [*(Caption(text, False) for text in lines), Caption(image)]
-        return Thumb(thumbnail(root / image), f"{row['rank']}. {label}", f"image labelled {label}", lines=texts)
+        title = f"{row['rank']}. {label}"
+        return Thumb(thumbnail(root / image), title, f"image labelled {label}", lines=texts)
 
     better = ranked[:images][["image", "better_state", "better_object"]].to_numpy()
     first = [thumb(image, f"perhaps {state} {thing}") for image, state, thing in better]
     pairs = [thumb(image) for pair in copied_pairs(ranked)[:images] for image in pair]
     far = [thumb(image) for image in ranked.nlargest(OUTLIERS, "distance")["image"]]
-    found = (
+    parts = []
+    for name, thumbs, text in (
         ("Most suspicious first", first, "Each image's rank and label, the label that fits better, and its file."),
-        (
-            "Near-copies",
-            pairs,
-            "Pairs of images that were saved or scaled again: with two labels first, then in two splits.",
-        ),
-        ("Unlike all others", far, "The images farthest from all others: perhaps of something else, dark or blurred."),
-    )
-    parts = [ReportPart(name, [Gallery([Strips("", [Strip("", part)])], text)]) for name, part, text in found if part]
+        ("Near-copies", pairs, COPIES),
+        ("Unlike all others", far, UNLIKE),
+    ):
+        if thumbs:
+            parts.append(ReportPart(name, [Gallery([Strips("", [Strip("", thumbs)])], text)]))
     lead = "Correct the columns state and object of suspects.csv, which lists these images."
-    write_text(path, render_page(Report(title, lead, [ReportSection("suspects", "Suspicious labels", parts)])))
+    section = blocks.ReportSection("suspects", "Suspicious labels", parts)
+    write_text(path, blocks.render_page(blocks.Report(title, lead, [section])))
 
 
 def copied_pairs(ranked: pd.DataFrame) -> list[tuple[str, ...]]:
-    """Names of each two images that are near-copies: first those with different labels, then those in two splits."""
+    """Names of near-copies, two by two: first those with different labels, then in two splits."""
     rows = ranked.set_index("image")
     pairs = {tuple(sorted(pair)) for pair in rows["copy_of"][rows["copy_of"] != ""].items()}
     names = [name for name in (*OLD.values(), "split") if name in rows]
-    return sorted(pairs, key=lambda pair: ((rows.loc[pair[0], names] == rows.loc[pair[1], names]).tolist(), pair))
+    alike = {pair: (rows.loc[pair[0], names] == rows.loc[pair[1], names]).tolist() for pair in pairs}
+    return sorted(pairs, key=lambda pair: (alike[pair], pair))
 
 
 @dataclass(frozen=True)
 class RelabelledTable:
-    """A source's table with corrected labels, and what the corrections changed, added and left out."""
+    """A table with corrected labels, and what the corrections changed, added and left out."""
 
     manifest: pd.DataFrame
     changed: int  # number of images whose label changed
     new: list[str]  # states and objects that the manifest did not have before
-    outdated: list[str]  # images left out, since their labels are no longer those that the list was made from
+    outdated: list[str]  # images left out, since their labels have changed since the list was made
 
 
 def relabelled(source: LabelledSource, edited: Path) -> RelabelledTable:
-    """Replace a source's labels with those in the table `edited`, which `duplex suspects` wrote and the user corrected.
+    """Replace labels with those in `edited`, a list of `duplex suspects` that the user corrected.
 
-    Rows whose columns `old_state` and `old_object` differ from the source are left out, as they may undo a correction.
-    Raises UsageError if no label changes, a column is misspelt, or a text cannot be a label.
+    Rows whose columns `old_state` and `old_object` differ from the source are left out, as they
+    may undo a correction. Raises UsageError if no label changes, a column is misspelt, or a text
+    cannot be a label.
     """
-    manifest, dataset = source.table, source.name
+    manifest = source.table
+    dataset = source.name
     table = read_table(edited, tuple(OLD.values()))
     if unknown := sorted(set(table["image"]) - set(manifest["image"])):
-        raise UsageError(f"{edited} lists {unknown[0]!r}, which is not an image of {dataset!r}; remove that row")
-    if table["image"].duplicated().any():
-        raise UsageError(f"{edited} lists {table['image'][table['image'].duplicated()].iloc[0]!r} twice; keep one row")
+        stranger = f"{unknown[0]!r}, which is not an image of {dataset!r}"
+        raise UsageError(f"{edited} lists {stranger}; remove that row")
+    if (twice := table["image"].duplicated()).any():
+        image = table["image"][twice].iloc[0]
+        raise UsageError(f"{edited} lists {image!r} twice; keep one row")
     corrected = table.set_index("image")
+    present = manifest.set_index("image").loc[corrected.index]
     if "split" in corrected and "split" in manifest:
-        moved = corrected["split"] != manifest.set_index("image")["split"].loc[corrected.index]
+        moved = corrected["split"] != present["split"]
         if moved.any():
             raise UsageError(
-                f"{edited} and {dataset!r} give {corrected.index[moved][0]!r} different splits; restore the value in "
-                "the column 'split', since `duplex relabel` changes only labels"
+                f"{edited} and {dataset!r} give {corrected.index[moved][0]!r} different splits; "
+                "restore the value in the column 'split', since `duplex relabel` changes only labels"
             )
-    outdated = _outdated(corrected, manifest.set_index("image").loc[corrected.index])
+    stale = pd.Series(False, corrected.index)
+    for name, old in OLD.items():
+        if old in corrected:
+            stale |= (corrected[old] != "") & (corrected[old] != present[name])
+    wanted = (corrected[list(OLD)] != present[list(OLD)]).any(axis=1)
+    outdated = corrected.index[stale & wanted].tolist()
     corrected = corrected.drop(index=outdated)
     out = manifest.copy()
     for name in ("state", "object"):
@@ -277,29 +295,23 @@ def relabelled(source: LabelledSource, edited: Path) -> RelabelledTable:
     changed = int((out[["state", "object"]] != manifest[["state", "object"]]).any(axis=1).sum())
     if not changed and outdated:
         raise UsageError(
-            f"the labels of {dataset} have changed since {edited} was made, for example that of {outdated[0]!r}; "
-            f"`duplex suspects {dataset}` makes a new list"
+            f"the labels of {dataset} have changed since {edited} was made, for example that of "
+            f"{outdated[0]!r}; `duplex suspects {dataset}` makes a new list"
         )
     if not changed:
-        raise UsageError(f"{edited} changes no label of {dataset!r}; enter correct labels in 'state' and 'object'")
-    new = [word for name in ("state", "object") for word in sorted(set(out[name]) - set(manifest[name]))]
+        remedy = "enter correct labels in 'state' and 'object'"
+        raise UsageError(f"{edited} changes no label of {dataset!r}; {remedy}")
+    new = []
+    for name in ("state", "object"):
+        new += sorted(set(out[name]) - set(manifest[name]))
     return RelabelledTable(out, changed, new, outdated)
 
 
-def _outdated(corrected: pd.DataFrame, present: pd.DataFrame) -> list[str]:
-    other = pd.Series(False, corrected.index)
-    for name, old in OLD.items():
-        if old in corrected:
-            other |= (corrected[old] != "") & (corrected[old] != present[name])
-    wanted = (corrected[list(OLD)] != present[list(OLD)]).any(axis=1)
-    return corrected.index[other & wanted].tolist()
-
-
 def rank_unlabelled(recognizer: Recognizer, folder: Path, excluded: Container[str] = ()) -> pd.DataFrame:
-    """A table of the unlabelled images below a folder, in the order to label them, with the model's answers.
+    """Table of unlabelled images in the order to label them, with the model's answers.
 
-    Its columns state and object are empty, for the labels. Copies are listed once; images whose features are not in the
-    user's cache are encoded.
+    Its columns state and object are empty, for the labels. Copies are listed once; images whose
+    features are not in the user's cache are encoded.
 
     excluded: sha256 of image files to leave out, such as those that the model was fitted to.
     """
@@ -311,13 +323,15 @@ def rank_unlabelled(recognizer: Recognizer, folder: Path, excluded: Container[st
         raise UsageError(f"{folder} holds {found}; give a folder of unlabelled images")
     needed = recognizer.trained.outputs
     if needed.pixels:
-        raise UsageError(f"{recognizer.trained.where} was fine-tuned on pixels; `duplex next` needs one that was not")
+        problem = f"{recognizer.trained.where} was fine-tuned on pixels"
+        raise UsageError(f"{problem}; `duplex next` needs one that was not")
     names = list(files.values())
     stored: dict[str, Any] = {"block_inputs": needed.block_inputs, "max_bad": 1.0}
     stored["tokens"] = "patch" if needed.patches else "none"
     features, bad = encode_shared(user_cache(), recognizer.encoder, folder, names, list(files), **stored)
     if bad:
-        problem = f"{len(bad):,} of {len(files):,} files cannot be used, such as {bad[0].image} ({bad[0].reason})"
+        example = f"such as {bad[0].image} ({bad[0].reason})"
+        problem = f"{len(bad):,} of {len(files):,} files cannot be used, {example}"
         if len(bad) == len(files):
             raise UsageError(f"{problem}; give a folder of readable images")
         print(f"duplex: {problem}", file=sys.stderr)
@@ -327,22 +341,21 @@ def rank_unlabelled(recognizer: Recognizer, folder: Path, excluded: Container[st
     for name, wanted in (("patch", needed.patches), ("block_inputs", needed.block_inputs)):
         if wanted:
             inputs[name] = read_tokens(path, name, rows=places[good])
+    device = recognizer.device
     records = []
     for start in range(0, len(good), BATCH):
         part = slice(start, start + BATCH)
-        batch = {name: torch.as_tensor(values[part]).to(recognizer.device) for name, values in inputs.items()}
+        batch = {name: torch.as_tensor(values[part]).to(device) for name, values in inputs.items()}
         for row, answer in zip(good[part], recognizer.candidates().answers(batch, 2), strict=True):
             best, *second = [guess.probability for guess in answer.top]
-            record = {"image": names[row], "state": "", "object": "", "answer": answer.best.name, "probability": best}
-            records.append({**record, "margin": best - sum(second), "in_distribution": answer.in_distribution})
+            record = {"image": names[row], "state": "", "object": "", "answer": answer.best.name}
+            record |= {"probability": best, "margin": best - sum(second)}
+            records.append({**record, "in_distribution": answer.in_distribution})
     return in_labelling_order(pd.DataFrame(records))
 
 
 def in_labelling_order(answers: pd.DataFrame) -> pd.DataFrame:
-    """Rank images for labelling, in rounds: each round has one image of every predicted pair, least certain first.
-
-    Images that resemble no training image come first in their round.
-    """
+    """Rank images in rounds of one per predicted pair: first those unlike all training images."""
     ahead = answers["margin"].where(answers["in_distribution"], 0.0)
     ordered = answers.iloc[np.argsort(ahead, kind="stable")]
     turn = ordered.groupby("answer").cumcount()

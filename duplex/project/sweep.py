@@ -1,10 +1,7 @@
-"""Train and evaluate many runs in parallel, in processes that load inputs once; writes the files of `dvc repro`.
+"""Train and evaluate many runs in processes that load inputs once; writes what `dvc repro` writes.
 
-Only runs that are missing or outdated are executed. Complete runs are committed to DVC, so that `dvc repro` does not
-repeat them. An interrupted sweep resumes after the last whole epoch.
-
-`tune` searches for settings of methods by validation AUC; test images are never scored. Each combination of settings
-and seed is a trial, kept in `artifacts/trials.partial`, so a repeated or larger search trains only what is missing.
+Only runs that are missing or outdated are executed. Complete runs are committed to DVC, so that
+`dvc repro` does not repeat them. An interrupted sweep resumes after the last whole epoch.
 """
 
 from __future__ import annotations
@@ -12,7 +9,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -22,12 +18,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import redirect_stderr
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from importlib.util import find_spec
-from itertools import chain, product
-from math import nan
+from itertools import product
 from pathlib import Path
-from statistics import fmean
 from typing import Any, Literal, Protocol
 
 import torch
@@ -36,18 +30,13 @@ from duplex.artifacts import ArtifactPaths
 from duplex.config.params import Params, load_params
 from duplex.encoders.base import resolve_device
 from duplex.errors import DuplexError, UsageError
-from duplex.options import AutoFinetune
 from duplex.project.evaluate import evaluate_stage
 from duplex.project.plan import write_plan
 from duplex.project.run import DATA_STAGES, RUN_STAGES, LastDatasetLoader, LoadInputs, ProjectData, ProjectRun
 from duplex.project.stamps import Stamp
 from duplex.project.train import train_stage
-from duplex.report.aggregate import standard_error
-from duplex.system.files import json_digest, sole_writer
 from duplex.system.processes import BrokenProcessPool, ProgressBar, WorkerProcess
 from duplex.system.threads import Threads
-from duplex.training.run import MethodSpec, reproducible
-from duplex.training.trials import Trial, TrialResult, Trials
 
 LONGEST_REASON = 300
 
@@ -60,18 +49,19 @@ class DvcRepo:
 
     @classmethod
     def at(cls, folder: Path) -> DvcRepo | None:
-        """The pipeline in a folder; None if the folder has no dvc.yaml or DVC repository, or DVC is not installed."""
+        """The pipeline in a folder; None without a dvc.yaml, a DVC repository or DVC itself."""
         place = folder.resolve()
         in_repository = any((parent / ".dvc").is_dir() for parent in (place, *place.parents))
-        return cls(folder) if in_repository and (folder / "dvc.yaml").is_file() and find_spec("dvc") else None
+        has_pipeline = in_repository and (folder / "dvc.yaml").is_file() and find_spec("dvc")
+        return cls(folder) if has_pipeline else None
 
     def changed(self, targets: Collection[str]) -> dict[str, Any]:
-        """The stages among `targets` that DVC would run again, each with what has changed in it (DVC's JSON)."""
+        """The stages among `targets` that DVC would run again, with what changed (DVC's JSON)."""
         status: dict[str, Any] = json.loads(self._dvc("status", "--json", *targets) or "{}")
         return {name.rpartition(":")[2]: changes for name, changes in status.items()}
 
     def repro(self, targets: Iterable[str]) -> None:
-        """Run `dvc repro` for stages and all stages before them; DVC skips stages that are up to date."""
+        """Run stages and all stages before them; DVC skips those that are up to date."""
         self._dvc("repro", *targets, quiet=False)
 
     def commit(self, targets: Iterable[str]) -> None:
@@ -125,13 +115,13 @@ def is_product(run: ProjectRun) -> bool:
 
 
 def stage_name(run: ProjectRun, stage: str) -> str:
-    """A run's stage in dvc.yaml, `STAGE@DATASET-METHOD-SEED`; a product has one stage, `product`."""
+    """A run's stage in dvc.yaml, `STAGE@DATASET-METHOD-SEED`; a product's stage is `product`."""
     return f"{'product' if is_product(run) else stage}@{run.dataset}-{run.method}-{run.seed}"
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Outcome of a task: what it returned, what it printed on stderr and, if it failed, why."""
+    """What a task returned, what it printed on stderr and, if it failed, why."""
 
     trial: Any
     value: Any = None
@@ -151,14 +141,15 @@ class TaskRunner:
         output = io.StringIO()
         torch.set_num_threads(self.threads)
         try:
-            with redirect_stderr(output):  # several processes share a terminal: none shows its own progress bar
+            with redirect_stderr(output):  # processes share a terminal: none shows its progress bar
                 return Outcome(trial, trial.execute(self.load), output.getvalue())
         except Exception as failure:
             self.load = LastDatasetLoader()  # a method's code may have written into the inputs
             error = str(failure)
             if not isinstance(failure, DuplexError):
                 first = next(iter(error.splitlines()), "")
-                error = f"{type(failure).__name__}: {first}; with DUPLEX_DEBUG=1 its traceback is shown"
+                error = f"{type(failure).__name__}: {first}"
+                error += "; with DUPLEX_DEBUG=1 its traceback is shown"
                 if os.environ.get("DUPLEX_DEBUG"):
                     output.write(traceback.format_exc())
             return Outcome(trial, None, output.getvalue(), error)
@@ -170,7 +161,7 @@ Execute = Callable[[Sequence[Task]], Iterator[Outcome]]
 
 @dataclass
 class SweepResult:
-    """Result of a sweep: how many runs were complete, executed or committed to DVC, and which ones failed."""
+    """How many runs were complete, executed or committed to DVC, and which ones failed."""
 
     runs: int
     complete: int = 0  # runs that were up to date
@@ -189,7 +180,7 @@ def grid(
     seeds: Sequence[int] | None,
     paths: ArtifactPaths = ArtifactPaths(),
 ) -> list[ProjectRun]:
-    """Runs for all combinations of data sets, methods and seeds; None means all under `run:` in params.yaml."""
+    """Runs of all combinations of data sets, methods and seeds; None: all under `run:`."""
     datasets = datasets or params.run.datasets
     methods = methods or params.run.methods
     seeds = seeds or params.run.seeds
@@ -203,7 +194,7 @@ def grid(
 
 
 def refuse_duplicates(thing: str, values: Sequence[object]) -> None:
-    """Raise UsageError if `values` has a value twice; `thing` says in the message what a value is, such as "seed"."""
+    """Raise UsageError if a value occurs twice; `thing` names a value, such as "seed"."""
     for value in values:
         if list(values).count(value) > 1:
             raise UsageError(f"the {thing} {value} is listed twice; remove one")
@@ -217,7 +208,7 @@ def sweep(
     paths: ArtifactPaths = ArtifactPaths(),
     commit: bool = True,
 ) -> SweepResult:
-    """Train and evaluate all missing or outdated runs and commit them to DVC; returns numbers of runs, and failures."""
+    """Train and evaluate all missing or outdated runs and commit them to DVC."""
     start = time.perf_counter()
     report = SweepResult(len(runs))
     repo = DvcRepo.at(paths.root.parent) if commit else None
@@ -239,7 +230,9 @@ def sweep(
     failed: set[ProjectRun] = set()
     for combines in (False, True):  # products multiply runs of the first turn
         turn = [run for run in runs if is_product(run) is combines]
-        planned = [SweptRun(run, {stage: run.settings(stage) for stage in RUN_STAGES}) for run in turn]
+        planned = []
+        for run in turn:
+            planned.append(SweptRun(run, {stage: run.settings(stage) for stage in RUN_STAGES}))
         missing = [swept for swept in planned if swept.run.difference(*RUN_STAGES)]
         report.complete += len(turn) - len(missing)
         if missing:
@@ -261,7 +254,10 @@ def _commit(
     earlier = [f"{stage}@{name}" for name, stage in product(_datasets(runs), DATA_STAGES)]
     products = ["product"] if params.run.products else []
     changed = repo.changed(["plan", *earlier, *RUN_STAGES, *products])
-    to_commit = [run for run in runs if any(stage_name(run, stage) in changed for stage in RUN_STAGES)]
+    to_commit = []
+    for run in runs:
+        if any(stage_name(run, stage) in changed for stage in RUN_STAGES):
+            to_commit.append(run)
     made = [stage for stage in earlier if stage in changed]
     if not to_commit and not made:
         return
@@ -280,7 +276,7 @@ def _commit(
 def execute(engine: Execute, runs: Sequence[SweptRun], report: SweepResult) -> set[ProjectRun]:
     """Execute runs and count them in `report`; returns the runs that failed."""
     failed: set[ProjectRun] = set()
-    for done, outcome in enumerate(_with_progress("runs", engine, runs), 1):
+    for done, outcome in enumerate(with_progress("runs", engine, runs), 1):
         result = "finished" if outcome.error is None else "failed"
         print(f"{outcome.output}run {done} of {len(runs)} {result}: {outcome.trial}", file=sys.stderr)
         if outcome.error is None:
@@ -291,7 +287,7 @@ def execute(engine: Execute, runs: Sequence[SweptRun], report: SweepResult) -> s
     return failed
 
 
-def _with_progress(label: str, engine: Execute, tasks: Sequence[Task]) -> Iterator[Outcome]:
+def with_progress(label: str, engine: Execute, tasks: Sequence[Task]) -> Iterator[Outcome]:
     failed = 0
     with ProgressBar(label, len(tasks)) as bar:
         for done, outcome in enumerate(engine(tasks), 1):
@@ -301,11 +297,9 @@ def _with_progress(label: str, engine: Execute, tasks: Sequence[Task]) -> Iterat
 
 
 def commit_targets(runs: Sequence[ProjectRun], changed: Collection[str]) -> list[str]:
-    """Targets of `dvc commit` for `runs`: groups such as `train`, or single stages if stages of other runs changed too.
-
-    changed: names of the changed stages, those of `runs` included.
-    """
-    stages = list(dict.fromkeys(stage_name(run, stage) for stage, run in product(RUN_STAGES, runs)))
+    """Targets of `dvc commit`: groups such as `train`, or stages if other runs changed too."""
+    names = [stage_name(run, stage) for stage, run in product(RUN_STAGES, runs)]
+    stages = list(dict.fromkeys(names))
     groups = list(dict.fromkeys(name.partition("@")[0] for name in stages))
     others = {name for name in changed if name.partition("@")[0] in groups} - set(stages)
     return stages if others else groups
@@ -313,7 +307,8 @@ def commit_targets(runs: Sequence[ProjectRun], changed: Collection[str]) -> list
 
 def in_parallel(device: str, wanted: Collection[Threads], jobs: int | None, engine: Engine) -> Execute:
     """A function that executes tasks, here or on Ray; `wanted`: the tasks' options `threads`."""
-    threads = max((torch.get_num_threads() if count == "auto" else count for count in wanted), default=1)
+    counts = [torch.get_num_threads() if count == "auto" else count for count in wanted]
+    threads = max(counts, default=1)
     executor = TaskRunner(torch.get_num_threads())
     if engine == "ray":
         return partial(_run_on_ray, executor=executor, on_gpu=device != "cpu", jobs=jobs, cpus=threads)
@@ -336,163 +331,41 @@ def _run_on_ray(
 
 
 def workers_and_gpus(device: str, jobs: int | None, threads: int) -> tuple[int, list[str]]:
-    """Number of processes (default: one per GPU, or one per `threads` CPU cores), and the GPUs that they share."""
+    """Number of processes (one per GPU, or per `threads` CPU cores), and the GPUs they share."""
     gpus: list[str] = []
     if resolve_device(device) == "cuda":
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        gpus = visible.split(",") if visible else [str(n) for n in range(torch.cuda.device_count())]
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        gpus = visible.split(",") if visible else list(map(str, range(torch.cuda.device_count())))
+    cores = os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
     return jobs or len(gpus) or max(1, cores // threads), gpus
 
 
 def run_in_processes(trials: Sequence[Task], executor: TaskRunner, jobs: int, gpus: Sequence[str]) -> Iterator[Outcome]:
-    """Execute tasks in `jobs` processes and yield outcomes as they finish; if a process dies, only its task fails."""
+    """Yield outcomes as `jobs` processes finish tasks; if a process dies, only its task fails."""
     create = partial(getattr, executor, "execute")
     workers = []
     for n in range(min(jobs, len(trials))):
         gpu = {"CUDA_VISIBLE_DEVICES": gpus[n % len(gpus)]} if gpus else {}
         workers.append(WorkerProcess(create, {"OMP_WAIT_POLICY": "passive", **gpu}))  # waiting threads sleep
-    waiting, idle = deque(trials), list(workers)
+    waiting = deque(trials)
+    idle = list(workers)
     busy: dict[Future[Outcome], tuple[WorkerProcess, Task]] = {}
     try:
         while waiting or busy:
             while waiting and idle:
-                worker, trial = idle.pop(), waiting.popleft()
+                worker = idle.pop()
+                trial = waiting.popleft()
                 busy[worker.submit(trial)] = worker, trial
             for future in wait(busy, return_when=FIRST_COMPLETED).done:
                 worker, trial = busy.pop(future)
                 try:
                     yield future.result()
                 except BrokenProcessPool:
-                    reason = f"its process {worker.describe_end()}, perhaps out of memory; try fewer --jobs"
-                    yield Outcome(trial, error=reason)
+                    reason = f"its process {worker.describe_end()}, perhaps out of memory"
+                    yield Outcome(trial, error=f"{reason}; try fewer --jobs")
                 idle.append(worker)
     finally:
         for worker in workers:
             worker.kill()  # files are replaced whole, so a process may be killed at any moment
-
-
-@dataclass(frozen=True)
-class TuningTrial:
-    """A method with some settings changed, to be trained on a data set with one seed."""
-
-    run: ProjectRun
-    settings: Mapping[str, Any]  # name -> value, of training options and options of the kind
-    folder: Path  # of the method's trials, named by a digest of what all of them depend on
-
-    @property
-    def spec(self) -> MethodSpec:
-        return self.run.spec.with_settings({**self.settings, "log": "none"})
-
-    def execute(self, load: LoadInputs) -> TrialResult:
-        spec = self.spec
-        params = self.run.params
-        with reproducible(spec.training.threads):
-            read = partial(load, self.run.data)
-            device = torch.device(resolve_device(params.device))
-            trials = Trials(self.folder, read, device, params.evaluation, key=self.folder.name)
-            return trials.result(Trial(self.run.method, spec, self.run.seed))
-
-
-@dataclass(frozen=True)
-class TuningRow:
-    """Validation results of a method with one combination of settings, with one outcome per seed."""
-
-    method: str
-    settings: Mapping[str, Any]
-    outcomes: tuple[Outcome, ...]  # one per seed
-
-    @cached_property
-    def errors(self) -> list[str]:
-        return [outcome.error for outcome in self.outcomes if outcome.error is not None]
-
-    @property
-    def results(self) -> list[TrialResult]:
-        return [outcome.value for outcome in self.outcomes if outcome.error is None]
-
-    @property
-    def val_auc(self) -> float:
-        """Mean validation AUC over the seeds, in percent; NaN if a trial failed."""
-        return nan if self.errors else fmean([result.auc for result in self.results])
-
-    def to_dict(self) -> dict[str, Any]:
-        """Method, settings and means of AUC, epoch and seconds, for JSON; if a trial failed, its error instead."""
-        record = {"method": self.method, "settings": dict(self.settings), "seeds": len(self.results)}
-        if self.errors:
-            return {**record, "error": self.errors[0]}
-        everywhere = [result.auc_all for result in self.results if result.auc_all is not None]
-        return {
-            **record,
-            "val_auc": self.val_auc,
-            "val_auc_se": standard_error([each.auc for each in self.results]) if len(self.results) > 1 else None,
-            "val_auc_all": fmean(everywhere) if everywhere else None,
-            "epoch": fmean([result.epoch for result in self.results]),
-            "seconds": fmean([result.seconds for result in self.results]),
-        }
-
-
-def tune(
-    params: Params,
-    dataset: str,
-    methods: Sequence[str],
-    choices: Mapping[str, Sequence[Any]],
-    seeds: Sequence[int],
-    jobs: int | None = None,
-    paths: ArtifactPaths = ArtifactPaths(),
-    engine: Engine = "local",
-) -> list[TuningRow]:
-    """Train methods with all combinations of `choices` (setting -> values) per seed; returns a row per combination."""
-    for thing, values in (("method", methods), ("seed", seeds), *choices.items()):
-        if not values:
-            raise UsageError(f"there is no {thing} to try; give at least one")
-        refuse_duplicates(thing, list(map(repr, values)))
-    for method in methods:
-        if members := params.entry(method).members:
-            raise UsageError(
-                f"{method} combines finished runs and trains nothing; tune {' and '.join(members)} instead"
-            )
-        if isinstance(params.finetune(method, dataset), AutoFinetune):
-            raise UsageError(f"{method} has `finetune: auto`, which `duplex tune` cannot vary; give a number of blocks")
-    grid = [dict(zip(choices, values, strict=True)) for values in product(*choices.values())]
-    rows = [(method, settings) for method in methods for settings in grid]
-    for method, settings in rows:
-        MethodSpec.of(params, dataset, method).with_settings(settings)  # raises for a wrong setting
-    data = ProjectData(params, dataset, paths)
-    data.require_features()
-    data.require()
-    folder = paths.trials / dataset
-    with sole_writer(folder / "tune", "tuning"):
-        folders = {method: _trials_folder(data.run(method, 0), folder) for method in methods}
-        by_row = [
-            [TuningTrial(data.run(method, seed), settings, folders[method]) for seed in seeds]
-            for method, settings in rows
-        ]
-        trials = list(chain.from_iterable(by_row))
-        wanted = {trial.spec.training.threads for trial in trials}
-        executor = in_parallel(params.device, wanted, jobs, engine)
-        outcomes = {str(outcome.trial): outcome for outcome in _with_progress("trials", executor, trials)}
-    return [
-        TuningRow(method, settings, tuple(outcomes[str(trial)] for trial in row))
-        for (method, settings), row in zip(rows, by_row, strict=True)
-    ]
-
-
-def _trials_folder(run: ProjectRun, parent: Path) -> Path:
-    """The folder of a method's trials; deletes trials that were made from other data or code."""
-    shared = run.stamp("train")
-    for key in ("options", "training", "finetune"):
-        del shared[key]
-    folder = parent / run.method / json_digest({**shared, "torch": torch.__version__})[:16]
-    for other in folder.parent.glob("*"):
-        if other != folder:
-            shutil.rmtree(other)
-    return folder
-
-
-def best_rows(rows: Sequence[TuningRow]) -> dict[str, TuningRow]:
-    """Each method's row with the best mean validation AUC; methods whose rows all have errors are left out."""
-    best: dict[str, TuningRow] = {}
-    for row in rows:
-        if not row.errors and (row.method not in best or row.val_auc > best[row.method].val_auc):
-            best[row.method] = row
-    return best

@@ -1,4 +1,4 @@
-"""The pipeline's stage `train`: one method on one data set with one seed, from params.yaml to a checkpoint."""
+"""The stage `train`: one method on one data set with one seed, params.yaml to checkpoint."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from duplex.encoders.base import resolve_device
 from duplex.errors import DuplexError, UsageError
 from duplex.methods.registry import find_method
 from duplex.options import AutoFinetune, CombinedRunsOptions
-from duplex.project import stamps
 from duplex.project.run import LoadInputs, ProjectRun, load_inputs
 from duplex.system.files import json_digest, sole_writer, write_json
 from duplex.training.checkpoint import load_members, read_checkpoint_header
@@ -28,10 +27,7 @@ from duplex.training.run import MethodSpec, TrainedMethod, reproducible, train_r
 
 
 def train_stage(run: ProjectRun, out: RunPaths | None = None, load: LoadInputs = load_inputs) -> TrainingResult:
-    """Train a run of params.yaml and write its best epoch to `out`, by default the run's own folder.
-
-    Interrupted training continues after its last whole epoch.
-    """
+    """Train a run, after its last whole epoch if it was interrupted, and write its best epoch."""
     out = out or run.files
     run.data.require()
     require_configured_inputs(run.params, run.dataset, run.method)
@@ -56,7 +52,7 @@ def train_stage(run: ProjectRun, out: RunPaths | None = None, load: LoadInputs =
                 hooks = TrainingHooks(log=log)
                 trained = train_run(spec, inputs, run.seed, device, run.params.evaluation, resume, hooks)
             trained.write(out)
-            stamps.write(out.stamp("train"), stamp, [out.checkpoint, out.history])
+            run.write_stamp("train", stamp, [out.checkpoint, out.history])
             out.unfinished_training.unlink(missing_ok=True)
             shutil.rmtree(work, ignore_errors=True)
             if out.root == run.files.root and not inputs.members:
@@ -74,7 +70,6 @@ def _search(
     work: Path,
     device: torch.device,
 ) -> TrainedMethod:
-    """Train with several numbers of fine-tuned blocks (`finetune: auto`); `read`: checksums that the stamp has."""
     from duplex.training.recipes import search_block_counts
     from duplex.training.trials import Trial, Trials
 
@@ -99,7 +94,7 @@ def _log_folder(run: ProjectRun) -> Path:
 
 
 def with_members(run: ProjectRun, folder: Path) -> MethodSpec:
-    """The run's spec; for a product, with the finished runs to combine, by paths relative to `folder`."""
+    """The run's spec; for a product, with finished runs, by paths relative to `folder`."""
     spec = run.spec
     options = spec.options
     if not isinstance(options, CombinedRunsOptions):
@@ -117,8 +112,9 @@ def with_members(run: ProjectRun, folder: Path) -> MethodSpec:
             raise UsageError(f"{checkpoint.path} is for one world only; set `world` of {spec.name} to {record.world}")
         if record.world != spec.trained_for:
             raise UsageError(
-                f"{checkpoint.path} is for the {record.world} world, but {spec.name} for the {spec.trained_for} world; "
-                f"set `world` of {spec.name} to {record.world}, or combine only runs for the {spec.trained_for} world"
+                f"{checkpoint.path} is for the {record.world} world, but {spec.name} for the "
+                f"{spec.trained_for} world; set `world` of {spec.name} to {record.world}, or "
+                f"combine only runs for the {spec.trained_for} world"
             )
         if record.finetune is not None:
             finetunes.append(record.finetune)

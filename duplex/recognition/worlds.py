@@ -1,4 +1,4 @@
-"""Evaluate a trained method on one split, in the closed or the open world: metrics, curve and predictions."""
+"""Evaluate a trained method on one split in the closed or the open world."""
 
 from __future__ import annotations
 
@@ -34,23 +34,23 @@ from duplex.training.scoring import (
     term_sum_statistics,
 )
 
-FEASIBILITY_METRICS = ("unseen", "hm", "auc", "auc_low", "auc_high")  # seen accuracy does not depend on feasibility
+FEASIBILITY_METRICS = ("unseen", "hm", "auc", "auc_low", "auc_high")  # which feasibility changes
 
 
 @dataclass(frozen=True)
 class WorldResult:
-    """Result of evaluating a method in one world (closed or open): metrics, seen–unseen curve and predictions."""
+    """A method's metrics, seen–unseen curve and predictions in one world, closed or open."""
 
     metrics: dict[str, Any]
     margins: Margins
     curve: pd.DataFrame
     predictions: pd.DataFrame
     right: Bools  # [test images] whether the best candidate is the label, at bias 0
-    right_at_ends: Bools  # [test images] the same among seen candidates alone, or among unseen ones for unseen pairs
+    right_at_ends: Bools  # [test images] the same among candidates of the label's own group
 
 
 def calibration_for(record: TrainingRecord, world: World, place: object) -> Calibration:
-    """The calibration that the run `place` chose for a world; raises `UsageError` if it has none for that world."""
+    """The calibration of the run `place` for a world; raises `UsageError` if it has none."""
     calibration = (record.calibration or {}).get(world)
     if calibration is None:
         raise UsageError(f'{place} was not trained for the {world} world; train it again with `world="{world}"`')
@@ -67,7 +67,8 @@ def evaluate_world(
     task: SplitScorer | None = None,
 ) -> WorldResult:
     """Evaluate a method on one split in one world; `task` (such as a `StreamScorer`) may replace it."""
-    labels, test = inputs.labels, inputs.examples[split]
+    labels = inputs.labels
+    test = inputs.examples[split]
     task = task or SplitScorer.of(method, labels.candidates(world, split))
     words = inputs.words if world == "open" else None
     feasible_mask = feasible_compositions(method, words, calibration)
@@ -96,15 +97,16 @@ def evaluate_world(
     metrics["sampled"] = _sampled_headline(margins)
     metrics |= metrics_at_bias(margins, calibration.bias)
     if not all(mask.all() for mask in labels.trained_words) and "bias" in metrics:
-        for name, bias in (("vocabulary", metrics["bias"]), ("vocabulary_at_val_bias", calibration.bias)):
+        biases = {"vocabulary": metrics["bias"], "vocabulary_at_val_bias": calibration.bias}
+        for name, bias in biases.items():
             metrics[name] = vocabulary_accuracies(competitors, bias, states, objects, labels.trained_words)
     if feasible_mask is not None:
         metrics |= _feasibility(calibration, int(feasible_mask.sum()))
     if world == "open":
         everywhere = flatten(measure(result.further[0].competitors(), rounds=0))
-        metrics |= {
-            f"auc_all{end}": everywhere[f"auc{end}"] for end in ("", "_low", "_high") if f"auc{end}" in everywhere
-        }
+        for end in ("", "_low", "_high"):
+            if f"auc{end}" in everywhere:
+                metrics[f"auc_all{end}"] = everywhere[f"auc{end}"]
         metrics |= _with_alternatives(result, excluded, calibration)
     return WorldResult(
         metrics,
@@ -122,7 +124,6 @@ def _feasibility(calibration: Calibration, feasible: int) -> dict[str, Any]:
 
 
 def _with_alternatives(result: ScoringResult, excluded: list[Bools], calibration: Calibration) -> dict[str, Any]:
-    """Open-world metrics, under the key `words`, at the threshold by words that `auto` did not adopt, if any."""
     records: dict[str, Any] = {}
     for other, mask, accumulator in zip(calibration.alternatives, excluded[1:], result.further[1:], strict=True):
         competitors = accumulator.competitors(1)
@@ -136,13 +137,14 @@ def _with_alternatives(result: ScoringResult, excluded: list[Bools], calibration
 
 
 def metrics_at_bias(margins: Margins, bias: float) -> dict[str, float]:
-    """Seen accuracy, unseen accuracy and their harmonic mean in percent, at the bias that validation chose."""
+    """Seen and unseen accuracy and their harmonic mean in percent, at validation's bias."""
     ends = [float(np.mean(right)) for right in (bias < margins.seen, bias > margins.unseen) if right.size]
     record = {"val_bias": bias}
     if len(ends) == 2:
         seen, unseen = ends
         hm = float(harmonic_mean(np.array(seen), np.array(unseen)))
-        record |= {"seen_at_val_bias": 100 * seen, "unseen_at_val_bias": 100 * unseen, "hm_at_val_bias": 100 * hm}
+        at_bias = {"seen": seen, "unseen": unseen, "hm": hm}
+        record |= {f"{name}_at_val_bias": 100 * value for name, value in at_bias.items()}
     return record
 
 
@@ -152,7 +154,7 @@ def _sampled_headline(margins: Margins) -> dict[str, float]:
 
 
 def flatten(metrics: Metrics) -> dict[str, Any]:
-    """Metrics as a flat dict; each 95 % interval becomes two numbers, such as `auc_low`, because DVC ignores lists."""
+    """Metrics as a flat dict; an interval becomes two numbers, as DVC ignores lists."""
     record: dict[str, Any] = {}
     for key, value in metrics.to_dict().items():
         if value is not None and key.endswith("_interval"):
@@ -164,9 +166,10 @@ def flatten(metrics: Metrics) -> dict[str, Any]:
 
 
 def frequency_accuracies(result: WorldResult, inputs: RunInputs) -> dict[str, dict[str, float]]:
-    """Closed-world accuracies in percent by group: head, medium and tail (by training frequency), unseen.
+    """Closed-world accuracies (%) by group: head, medium, tail (by training images), unseen.
 
-    `accuracy`: at bias 0 with all candidates; `accuracy_at_ends`: only seen candidates (for unseen pairs, only unseen).
+    `accuracy`: at bias 0 with all candidates; `accuracy_at_ends`: only seen candidates (for unseen
+    pairs, only unseen).
     """
     train = inputs.examples["train"].compositions.cpu().numpy()
     train = train[train >= 0]
@@ -181,8 +184,9 @@ def frequency_accuracies(result: WorldResult, inputs: RunInputs) -> dict[str, di
 
 
 def term_metrics(method: Method[Any], inputs: RunInputs) -> dict[str, dict[str, Any]]:
-    """Closed-world test metrics of each score term and of sums of some terms; keys such as `terms_visual+semantic`."""
-    labels, test = inputs.labels, inputs.examples["test"]
+    """Closed-world metrics of each score term and sums of some: keys `terms_visual+semantic`."""
+    labels = inputs.labels
+    test = inputs.examples["test"]
     sums = term_sum_statistics(method, labels.candidates("closed", "test"), test, labels)
     records = {}
     for names, accumulator in sums.items():
@@ -195,7 +199,8 @@ def _predictions(
     result: ScoringResult, margins: Margins, test: Examples, labels: LabelSpace, manifest: pd.DataFrame, bias: float
 ) -> pd.DataFrame:
     margin = np.empty(len(test))
-    margin[margins.is_seen], margin[~margins.is_seen] = margins.seen, margins.unseen
+    margin[margins.is_seen] = margins.seen
+    margin[~margins.is_seen] = margins.unseen
     return pd.DataFrame(
         {
             "row": test.rows,

@@ -23,10 +23,8 @@ from duplex.evaluation.metrics import METRICS
 from duplex.labels import GROUPS, WORLDS
 
 Tree = dict[str, Any]
-GROUPINGS = {  # in summaries -> the averaged field of a run
-    "groups": "accuracy",
-    "groups_at_ends": "accuracy_at_ends",
-}
+# in summaries -> the averaged field of a run
+GROUPINGS = {"groups": "accuracy", "groups_at_ends": "accuracy_at_ends"}
 VALIDATION = {"auc": "val_auc", "auc_all": "val_auc_all"}  # in `validation` -> of a run
 STREAM = "+stream"  # after the name of a method: as it adapted to the test images
 TERMS = "terms_"  # prefix of tables with some summands of the score only
@@ -47,19 +45,23 @@ def aggregate(runs: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]) -> Ag
     for (dataset, method), records in runs.items():
         summaries: dict[str, dict[str, float]] = {}
         validated = [{name: record.get(key) for name, key in VALIDATION.items()} for record in records]
-        if validation := _means(validated, VALIDATION):
+        validation = _means(validated, VALIDATION)
+        if validation:
             summaries["validation"] = validation
             if all("epoch" in record for record in records):
                 validation["untrained"] = sum(record["epoch"] == 0 for record in records)
         for world in WORLDS:
-            if known := [record[world] for record in records if world in record]:
+            known = [record[world] for record in records if world in record]
+            if known:
                 summaries[world] = _summary(known)
         for name in records[0] if records else ():
             if name.startswith(TERMS) and all(name in record for record in records):
                 summaries[name] = _summary([record[name] for record in records])
         groups = [record.get("groups", {}) for record in records]
         for grouping, name in GROUPINGS.items():
-            if means := _means([{key: group.get(name) for key, group in each.items()} for each in groups], GROUPS):
+            numbers = [{key: group.get(name) for key, group in each.items()} for each in groups]
+            means = _means(numbers, GROUPS)
+            if means:
                 summaries[grouping] = means
         table.setdefault(dataset, {})[method] = summaries
     return table
@@ -121,7 +123,8 @@ def standard_error(values: Sequence[float]) -> float:
     if len(values) < 2:
         return 0.0
     centre = fmean(values)
-    return math.sqrt(math.fsum((v - centre) ** 2 for v in values) / (len(values) - 1) / len(values))
+    squares = math.fsum((v - centre) ** 2 for v in values)
+    return math.sqrt(squares / (len(values) - 1) / len(values))
 
 
 def read_metrics(path: Path, command: str = "dvc repro report") -> dict[str, Any]:
@@ -166,7 +169,9 @@ class RunRecord:
     @property
     def seconds(self) -> float | None:
         per_epoch = self.timing.get("seconds_per_epoch")
-        return None if self.history is None or per_epoch is None else per_epoch * (len(self.history) - 1)
+        if self.history is None or per_epoch is None:
+            return None
+        return float(per_epoch * (len(self.history) - 1))
 
 
 @dataclass(frozen=True)
@@ -188,8 +193,10 @@ class DatasetResults:
     def curves(self) -> dict[str, dict[str, MeanCurve]]:
         curves: dict[str, dict[str, MeanCurve]] = {world: {} for world in WORLDS}
         for world, (method, runs) in product(WORLDS, self.runs.items()):
-            margins = [margins_of(run.predictions, world) for run in runs.values() if run.predictions is not None]
-            if known := [seed for seed in margins if seed is not None]:
+            tables = [run.predictions for run in runs.values() if run.predictions is not None]
+            margins = [margins_of(table, world) for table in tables]
+            known = [seed for seed in margins if seed is not None]
+            if known:
                 curves[world][self.shown_as.get(method, method)] = mean_curve(known)
         return curves
 

@@ -20,6 +20,7 @@ from duplex.report.blocks import (
     Caption,
     Chart,
     Column,
+    ColumnOf,
     ConfusionMatrix,
     Figure,
     Gallery,
@@ -36,7 +37,9 @@ from duplex.report.blocks import (
     draw,
     headings,
     number_cell,
+    table_of,
     text_cell,
+    text_column,
 )
 from duplex.report.images import RetrievedTexts, Thumbnails
 
@@ -78,24 +81,31 @@ def example_and_error_parts(
     ]
     examples: Block = example_gallery(answers, thumbnails, texts.lines)
     if not len(answers):
-        remedy = "add closed to evaluation.worlds, or let report.featured name a method for this world"
-        examples = Note(f"There are no predictions in the closed world, which examples need: {remedy}.")
-    return [ReportPart("Examples", [*notes, examples, *texts.blocks]), ReportPart("Errors", tables)]
+        examples = Note(
+            "There are no predictions in the closed world, which examples need: add closed to "
+            "evaluation.worlds, or let report.featured name a method for this world."
+        )
+    shown = ReportPart("Examples", [*notes, examples, *texts.blocks])
+    return [shown, ReportPart("Errors", tables)]
 
 
 def example_gallery(answers: pd.DataFrame, thumbnails: Thumbnails, texts: Mapping[int, Sequence[Caption]]) -> Gallery:
     """Right and wrong, seen and unseen test images, each with its three best answers."""
     groups = []
     for seen, right in ((True, True), (False, True), (True, False), (False, False)):
-        rows = answers[(answers["seen"] == seen) & (answers["right"] == right)].drop_duplicates("label")
+        rows = answers[(answers["seen"] == seen) & (answers["right"] == right)]
+        rows = rows.drop_duplicates("label")
         places = np.unique(np.linspace(0, max(len(rows) - 1, 0), EACH).astype(int))[: len(rows)]
-        thumbs = [_example(row, thumbnails, texts.get(row["row"], ())) for _, row in rows.iloc[places].iterrows()]
+        thumbs = []
+        for _, row in rows.iloc[places].iterrows():
+            thumbs.append(_example(row, thumbnails, texts.get(row["row"], ())))
         if thumbs:
-            kind = "Seen" if seen else "Unseen"
-            groups.append(Strips(f"{kind} pairs, {'right' if right else 'wrong'}", [Strip("", thumbs)]))
+            title = f"{'Seen' if seen else 'Unseen'} pairs, {'right' if right else 'wrong'}"
+            groups.append(Strips(title, [Strip("", thumbs)]))
     caption = "Below each test image: its label and the three best predictions, at the bias chosen on validation"
-    more = "; then the three closed-world pairs whose semantic prototypes are nearest, with their cosines"
-    return Gallery(groups, f"{caption}{more if texts else ''}.")
+    if texts:
+        caption += "; then the three closed-world pairs whose semantic prototypes are nearest, with their cosines"
+    return Gallery(groups, f"{caption}.")
 
 
 def _example(row: pd.Series, thumbnails: Thumbnails, texts: Sequence[Caption]) -> Thumb:
@@ -106,20 +116,29 @@ def _example(row: pd.Series, thumbnails: Thumbnails, texts: Sequence[Caption]) -
     return Thumb(thumbnails(row["image"]), row["label"], f"test image labelled {row['label']}", lines=lines)
 
 
-def most_confused(answers: pd.DataFrame) -> list[tuple[str, str, list[str], int]]:
+Confusion = tuple[str, str, list[str], int]
+
+
+def most_confused(answers: pd.DataFrame) -> list[Confusion]:
     """Label, wrong answer, images, number of images with the label; most frequent first."""
     images = answers["label"].value_counts()
     wrong = answers[answers["label"] != answers["answer"]]
-    groups: list[Any] = sorted(wrong.groupby(["label", "answer"]), key=lambda group: -len(group[1]))
-    return [(label, answer, rows["image"].tolist(), int(images[label])) for (label, answer), rows in groups]
+    groups: list[Any] = list(wrong.groupby(["label", "answer"]))
+    groups.sort(key=lambda group: -len(group[1]))
+    found = []
+    for (label, answer), rows in groups:
+        found.append((label, answer, rows["image"].tolist(), int(images[label])))
+    return found
 
 
 def confused_table(answers: pd.DataFrame, caption: str, limit: int, source: str = "") -> Table:
-    rows = [
-        TableRow([text_cell(label), text_cell(answer), count_cell(len(images), source), count_cell(total, source)])
-        for label, answer, images, total in most_confused(answers)[:limit]
+    columns: list[ColumnOf[Confusion]] = [
+        (text_column("label"), lambda each: text_cell(each[0])),
+        (text_column("answer"), lambda each: text_cell(each[1])),
+        (Column("images"), lambda each: count_cell(len(each[2]), source)),
+        (Column("of"), lambda each: count_cell(each[3], source)),
     ]
-    return Table(caption, headings("label", "answer", "images", "of", texts=2), rows, AT_BIAS if source else "")
+    return table_of(caption, columns, most_confused(answers)[:limit], AT_BIAS if source else "")
 
 
 def pair_accuracy_table(
@@ -132,26 +151,28 @@ def pair_accuracy_table(
     train: Mapping[str, int] | None = None,  # number of training images
 ) -> Table:
     """Up to `limit` pairs, the lowest accuracy first (`best`: the highest), then most images."""
-    pairs = answers.groupby("label").agg(seen=("seen", "first"), images=("right", "size"), share=("right", "mean"))
-    shown = pairs.sort_values(["share", "images"], ascending=[not best, False], kind="stable").head(limit)
+    groups = answers.groupby("label")
+    pairs = groups.agg(seen=("seen", "first"), images=("right", "size"), share=("right", "mean"))
+    pairs = pairs.sort_values(["share", "images"], ascending=[not best, False], kind="stable")
     rivals: dict[str, str] = {}
     for label, answer, images, _ in most_confused(answers):
         rivals.setdefault(label, f"{answer} ({len(images)})")
-    rows = []
-    for label, seen, images, share in shown.itertuples():
-        cells = [text_cell(label), text_cell("seen" if seen else "unseen")]
-        if train is not None:
-            cells.append(count_cell(train.get(label, 0)))
-        cells += [count_cell(images, source), number_cell(100 * float(share), source=source)]
-        if not best:
-            cells.append(text_cell(rivals.get(label, MISSING)))
-        rows.append(TableRow(cells))
-    titles = ["test images", "right, %"] if train is None else ["training images", "test images", "right, %"]
-    header = [*headings("pair", "in training", *titles, texts=2), *([] if best else [RIVAL])]
+    columns: list[ColumnOf[Any]] = [
+        (text_column("pair"), lambda pair: text_cell(pair.Index)),
+        (text_column("in training"), lambda pair: text_cell("seen" if pair.seen else "unseen")),
+    ]
+    if train is not None:
+        columns.append((Column("training images"), lambda pair: count_cell(train.get(pair.Index, 0))))
+    columns += [
+        (Column("test images"), lambda pair: count_cell(pair.images, source)),
+        (Column("right, %"), lambda pair: number_cell(100 * float(pair.share), source=source)),
+    ]
+    if not best:
+        columns.append((RIVAL, lambda pair: text_cell(rivals.get(pair.Index, MISSING))))
     note = AT_BIAS if source else ""
     if train is not None and len(pairs) > limit:
         note = f"The first {limit} of {len(pairs)}."
-    return Table(caption, header, rows, note)
+    return table_of(caption, columns, pairs.head(limit).itertuples(), note)
 
 
 def accuracy_parts(answered: AnsweredImages, answers: pd.DataFrame, training: pd.Series) -> list[ReportPart]:
@@ -241,7 +262,8 @@ def _confused_gallery(answers: pd.DataFrame, training: pd.Series, thumbnails: Th
     groups = []
     for label, answer, images, total in most_confused(answers)[:CONFUSED]:
         strips = [Strip("answered wrongly", thumbs(images, label, False))]
-        if examples := training.index[training == answer].tolist():
+        examples = training.index[training == answer].tolist()
+        if examples:
             strips.append(Strip(f"training images of {answer}", thumbs(examples, answer, None)))
         groups.append(Strips(f"{label} answered as {answer}: {len(images)} of {total}", strips))
     return Gallery(groups, "The most frequent wrong answers on test images.")

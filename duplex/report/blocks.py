@@ -232,7 +232,11 @@ class Report:
 
     @property
     def figures(self) -> list[Figure]:
-        return [block for s in self.sections for p in s.parts for block in p.blocks if isinstance(block, Figure)]
+        found = []
+        for section in self.sections:
+            for part in section.parts:
+                found += [block for block in part.blocks if isinstance(block, Figure)]
+        return found
 
 
 WIDTH, HEIGHT = 440, 300
@@ -382,7 +386,10 @@ def _frame(x: Axis, y: Axis, chart: Chart) -> list[str]:
 
 
 def _path(x: Axis, y: Axis, xs: Sequence[float], ys: Sequence[float]) -> str:
-    points = [f"{coordinate(x(a))} {coordinate(y(b))}" for a, b in zip(xs, ys, strict=True) if math.isfinite(b)]
+    points = []
+    for a, b in zip(xs, ys, strict=True):
+        if math.isfinite(b):
+            points.append(f"{coordinate(x(a))} {coordinate(y(b))}")
     return "M" + "L".join(points) if points else ""
 
 

@@ -33,7 +33,8 @@ CLOSE = 1.0  # points by which a reproduced number may differ
 PAPER_SEEDS = 5  # of numbers with a standard error
 CLIP = "CLIP ViT-L/14"
 SHARED = ("encoder", "counts", "finetune")  # settings that both sides of a comparison share
-COSTS = {"parameters": "parameters", "peak_bytes": "memory", "seconds_per_epoch": "epoch", "test_seconds": "test"}
+COSTS = {"parameters": "parameters", "peak_bytes": "memory"}
+COSTS |= {"seconds_per_epoch": "epoch", "test_seconds": "test"}
 
 
 @lru_cache
@@ -64,12 +65,14 @@ class Gap:
     def of(cls, *terms: tuple[float, MeanWithError]) -> Gap:
         """Sum terms (factor, value); has one degree of freedom less than the fewest seeds."""
         total = math.fsum(factor * value.mean for factor, value in terms)
-        errors = [None if value.error is None else (factor * value.error) ** 2 for factor, value in terms]
         freedom = min((value.seeds for _, value in terms if value.seeds), default=0) - 1
-        known = [error for error in errors if error is not None]
-        if freedom < 1 or len(known) < len(errors):
+        squares = []
+        for factor, value in terms:
+            if value.error is not None:
+                squares.append((factor * value.error) ** 2)
+        if freedom < 1 or len(squares) < len(terms):
             return cls(total)
-        width = t_quantile(freedom) * math.sqrt(math.fsum(known))
+        width = t_quantile(freedom) * math.sqrt(math.fsum(squares))
         return cls(total, total - width, total + width)
 
     @property
@@ -88,7 +91,9 @@ class Gap:
 
     @property
     def interval(self) -> str:
-        return MISSING if self.low is None or self.high is None else f"{self.low:+.1f} to {self.high:+.1f}"
+        if self.low is None or self.high is None:
+            return MISSING
+        return f"{self.low:+.1f} to {self.high:+.1f}"
 
 
 def t_quantile(freedom: int) -> float:
@@ -113,7 +118,8 @@ class Measured:
 
     @property
     def seeds(self) -> int:
-        return max((int(self.tree[world].get("seeds", 1)) for world in WORLDS if world in self.tree), default=1)
+        counts = [self.tree[world].get("seeds", 1) for world in WORLDS if world in self.tree]
+        return max(map(int, counts), default=1)
 
     @property
     def untrained(self) -> int | None:
@@ -133,14 +139,16 @@ class Measured:
         if table == "costs":
             return self._cost(metric)
         numbers: Tree = self.tree.get(table, {})
-        ends = ["_sampled_by_words", "_by_words"] if table == "open" else []
-        known = [metric + end for end in (*ends, "_sampled", "") if sampled or "sampled" not in end]
-        key = next((name for name in known if name in numbers), None)
+        ends = ["_sampled", ""] if sampled else [""]
+        if table == "open":
+            ends = [f"{end}_by_words" for end in ends] + ends
+        key = next((metric + end for end in ends if metric + end in numbers), None)
         if key is None:
             return None
         seeds = numbers.get("seeds", self.seeds)
         error = numbers.get(f"{key}_se") if seeds > 1 else None
-        return MeanWithError(numbers[key], error, seeds, json_pointer(self.file, self.dataset, self.name, table, key))
+        source = json_pointer(self.file, self.dataset, self.name, table, key)
+        return MeanWithError(numbers[key], error, seeds, source)
 
     def _cost(self, metric: str) -> MeanWithError | None:
         part = "evaluation_timing" if metric == "test_seconds" else "timing"
@@ -162,16 +170,21 @@ def measured_methods(results: Results, data: DatasetResults) -> list[Measured]:
     """All methods measured: the ablations, which have more seeds, then those under `run:`."""
     is_reproduction = results.ablations_file == results.metrics_file
     ablations = {} if is_reproduction else data.ablations
-    found = [Measured(name, data.name, results.ablations_file, tree) for name, tree in ablations.items()]
+    found = []
+    for name, tree in ablations.items():
+        found.append(Measured(name, data.name, results.ablations_file, tree))
     for name, tree in data.summary.items():
-        found.append(Measured(name, data.name, results.metrics_file, tree, data.runs.get(name, {})))
+        runs = data.runs.get(name, {})
+        found.append(Measured(name, data.name, results.metrics_file, tree, runs))
     return found
 
 
 def paper_row(name: str) -> Tree:
     """The row `name` of claims.yaml or, for a published method, one made from quoted.yaml."""
     rows = read_package_yaml("claims.yaml")["rows"]
-    return dict(rows[name]) if name in rows else {"quoted": name, **read_package_yaml("quoted.yaml")["entries"][name]}
+    if name in rows:
+        return dict(rows[name])
+    return {"quoted": name, **read_package_yaml("quoted.yaml")["entries"][name]}
 
 
 def is_row(settings: Tree, row: Tree) -> bool:
@@ -180,7 +193,8 @@ def is_row(settings: Tree, row: Tree) -> bool:
         return False
     defaults = read_package_yaml("claims.yaml")["defaults"].get(row["kind"], {})
     wanted = {**defaults, **row.get("options", {})}
-    return all(_plain(settings.get(key, defaults.get(key))) == _plain(value) for key, value in wanted.items())
+    found = {key: settings.get(key, defaults.get(key)) for key in wanted}
+    return all(_plain(found[key]) == _plain(value) for key, value in wanted.items())
 
 
 def _plain(value: Any) -> Any:
@@ -190,15 +204,19 @@ def _plain(value: Any) -> Any:
 def runs_of(row: Tree, candidates: Sequence[Measured], *tables: str) -> list[Measured]:
     """Runs that match a `row` in all `tables`: those that it lists, then others by settings."""
     names = row.get("run", [])
-    listed = sorted((each for each in candidates if each.name in names), key=lambda each: names.index(each.name))
-    others = [each for each in candidates if each.name not in names and each.settings(tables[0]) is not None]
-    return [each for each in [*listed, *others] if all(_fits(each, row, table) for table in tables)]
+    found = [each for each in candidates if each.name in names]
+    found.sort(key=lambda each: names.index(each.name))
+    for each in candidates:
+        if each.name not in names and each.settings(tables[0]) is not None:
+            found.append(each)
+    return [each for each in found if all(_fits(each, row, table) for table in tables)]
 
 
 def _fits(each: Measured, row: Tree, table: str) -> bool:
     """In the open world, the paper's own method must be trained for it."""
     settings = each.settings(table)
-    if table == "open" and row["kind"] == "duplex" and (settings is None or settings.get("world") != "open"):
+    needs_open = table == "open" and row["kind"] == "duplex"
+    if needs_open and (settings is None or settings.get("world") != "open"):
         return False
     return settings is None or is_row(settings, row)
 
@@ -215,15 +233,18 @@ def counts_of(statistics: Tree | None) -> Tree | None:
 
 def benchmark_of(counts: Tree | None) -> str | None:
     """The paper's benchmark with these `counts` (of `counts_of`); None if there is none."""
-    known = {name: each["counts"] for name, each in read_benchmarks().items() if "archives" in each}
-    return next((str(name) for name, each in known.items() if each == counts), None)
+    for name, each in read_benchmarks().items():
+        if "archives" in each and each["counts"] == counts:
+            return str(name)
+    return None
 
 
 def backbone_of(encoder: str) -> str | None:
     """The paper's name for `encoder` (name and weights); None if it has no results with it."""
     known = read_package_yaml("claims.yaml")["encoders"]
-    trained = [name for name, start in known.items() if f"{encoder} ".startswith(start) and "random:" not in encoder]
-    return trained[0] if trained else None
+    if "random:" in encoder:
+        return None
+    return next((name for name, start in known.items() if f"{encoder} ".startswith(start)), None)
 
 
 def obstacle(settings: Tree | None, backbone: str) -> str:
@@ -243,16 +264,20 @@ def paper_value(row: Tree, table: str, benchmark: str, metric: str) -> MeanWithE
     errors: Sequence[float] = ()
     if numbers is None or (isinstance(numbers, Mapping) and metric not in numbers):
         wanted = row.get("quoted"), row.get("backbone", CLIP)
-        quoted = next((each for each in published_rows(table) if (each["method"], each["backbone"]) == wanted), {})
-        numbers = quoted.get(benchmark)
-        errors = quoted.get("errors", {}).get(benchmark, ())
+        numbers = None
+        for each in published_rows(table):
+            if (each["method"], each["backbone"]) == wanted:
+                numbers = each.get(benchmark)
+                errors = each.get("errors", {}).get(benchmark, ())
+                break
     if numbers is None:
         return None
-    by_metric = numbers if isinstance(numbers, Mapping) else dict(zip(METRICS, numbers, strict=True))
-    if metric not in by_metric:
+    if not isinstance(numbers, Mapping):
+        numbers = dict(zip(METRICS, numbers, strict=True))
+    if metric not in numbers:
         return None
     error = dict(zip(METRICS, errors, strict=False)).get(metric)
-    return MeanWithError(by_metric[metric], error or 0.0, 0 if error is None else PAPER_SEEDS)
+    return MeanWithError(numbers[metric], error or 0.0, 0 if error is None else PAPER_SEEDS)
 
 
 def published_rows(table: str) -> list[Tree]:
@@ -301,9 +326,10 @@ class Comparison:
 
     @property
     def text(self) -> str:
-        several = isinstance(_names(self.claim)[-1], list)
-        bound = f" (at most {self.claim['at_most']:g} times)" if "cost" in self.claim else ""
-        return f"{self.claim['text']}: {self.names[1]}" if several else f"{self.claim['text']}{bound}"
+        text = str(self.claim["text"])
+        if isinstance(_names(self.claim)[-1], list):  # of several rows
+            return f"{text}: {self.names[1]}"
+        return f"{text} (at most {self.claim['at_most']:g} times)" if "cost" in self.claim else text
 
     @property
     def title(self) -> str:
@@ -315,7 +341,9 @@ class Comparison:
 
     def paper(self, benchmark: str) -> str:
         """The paper's own numbers on a benchmark, as text such as `21.7 > 20.1`."""
-        values = [paper_value(paper_row(name), table, benchmark, key) for _, name, table, key in self.sides]
+        values = []
+        for _, name, table, key in self.sides:
+            values.append(paper_value(paper_row(name), table, benchmark, key))
         numbers = [value.mean for value in values if value is not None]
         if len(numbers) < len(values):
             return MISSING
@@ -323,8 +351,10 @@ class Comparison:
             return f"{numbers[0] - numbers[1]:.1f} > {numbers[2] - numbers[3]:.1f}"
         if "number" in self.claim:
             error = values[0].error if values[0] is not None and values[0].seeds else None
-            return f"{numbers[0]:.1f} (no error given)" if error is None else f"{numbers[0]:.1f} ± {error:.1f}"
-        mark = " v " if "cost" in self.claim or benchmark in self.claim.get("contradicted", ()) else " > "
+            end = "(no error given)" if error is None else f"± {error:.1f}"
+            return f"{numbers[0]:.1f} {end}"
+        is_open = "cost" in self.claim or benchmark in self.claim.get("contradicted", ())
+        mark = " v " if is_open else " > "
         return mark.join(format_number(self.metrics[0], number) for number in numbers)
 
 
@@ -381,12 +411,23 @@ def _judge(line: Comparison, candidates: Sequence[Measured], benchmark: str | No
     if claim.get("only") and benchmark is None:
         return [judgement(NOT_COMPARABLE, f"said of {' and '.join(claim['of'])} alone")]
     rows = {name: paper_row(name) for name in line.names}
-    found = {name: _with_numbers(line, name, runs_of(row, candidates, *line.tables)) for name, row in rows.items()}
-    if missing := [name for name, runs in found.items() if not runs]:
+    found = {}
+    for name, row in rows.items():
+        wanted = [(table, metric) for _, other, table, metric in line.sides if other == name]
+        runs = runs_of(row, candidates, *line.tables)
+        found[name] = [run for run in runs if all(run.value(*place) for place in wanted)]
+    missing = [name for name, runs in found.items() if not runs]
+    if missing:
         return [judgement(NOT_RUN, ", ".join(missing))]
     if "number" in claim:
         (name,) = line.names
-        return [judgement(**_number(line, rows[name], each)) for each in _one_per_setting(line, found[name])]
+        place = (line.tables[0], line.metrics[0])
+        judged = []
+        for run in _one_per_setting(line, found[name]):
+            verdict, gap, reason = number_verdict(run, rows[name], *place)
+            left = run.value(*place, sampled=True)
+            judged.append(judgement(verdict, reason, gap=gap, left=left))
+        return judged
     whole = [group for group in _groups(line, found) if len(group) == len(rows)]
     if not whole:
         return [judgement(NOT_COMPARABLE, "its rows were run with different encoders, data or fine-tuned blocks")]
@@ -394,16 +435,19 @@ def _judge(line: Comparison, candidates: Sequence[Measured], benchmark: str | No
 
 
 def _groups(line: Comparison, found: Mapping[str, Sequence[Measured]]) -> list[dict[str, Measured]]:
-    """Row -> run, for comparable runs: equal data, encoder and blocks (see `methods`)."""
+    # of comparable runs, each row -> run: equal data, encoder and blocks (any blocks for methods)
     groups: dict[str, dict[str, Measured]] = {}
     if line.claim.get("methods"):
         first, *others = found
+        table = line.tables[0]
         for left in _one_per_setting(line, found[first]):
             group = groups.setdefault(left.name, {first: left})
-            place = left.surroundings(line.tables[0], SHARED[:2])
+            place = left.surroundings(table, SHARED[:2])
             for name in others:
-                same = [each for each in found[name] if each.surroundings(line.tables[0], SHARED[:2]) == place]
-                group |= {name: same[0]} if same else {}
+                for each in found[name]:
+                    if each.surroundings(table, SHARED[:2]) == place:
+                        group[name] = each
+                        break
         return list(groups.values())
     for name, runs in found.items():
         for each in runs:
@@ -418,40 +462,34 @@ def _one_per_setting(line: Comparison, runs: Sequence[Measured]) -> list[Measure
     return list(first.values())
 
 
-def _with_numbers(line: Comparison, name: str, runs: Iterable[Measured]) -> list[Measured]:
-    wanted = [(table, metric) for _, other, table, metric in line.sides if other == name]
-    return [each for each in runs if all(each.value(*place) is not None for place in wanted)]
-
-
 def _order(line: Comparison, group: Mapping[str, Measured]) -> dict[str, Any]:
     settings = group[line.names[0]].settings(line.tables[0])
     wanted = line.claim.get("encoder")
     if wanted and (settings is None or backbone_of(settings["encoder"]) != wanted):
         encoder = "not recorded" if settings is None else settings["encoder"]
         return {"verdict": NOT_COMPARABLE, "reason": f"encoder {encoder}, not {wanted}"}
-    values = [(factor, group[name].value(table, metric)) for factor, name, table, metric in line.sides]
-    terms = [(factor, value) for factor, value in values if value is not None]
+    terms = []
+    for factor, name, table, metric in line.sides:
+        value = group[name].value(table, metric)
+        if value is not None:
+            terms.append((factor, value))
     gap = Gap.of(*terms)
     numbers = {"left": terms[0][1], "right": terms[1][1]} if len(terms) == 2 else {}
     return {"verdict": gap.order, "reason": _with(group.values(), line.tables[0]), "gap": gap, **numbers}
-
-
-def _number(line: Comparison, row: Tree, each: Measured) -> dict[str, Any]:
-    place = (line.tables[0], line.metrics[0])
-    verdict, gap, reason = number_verdict(each, row, *place)
-    return {"verdict": verdict, "reason": reason, "gap": gap, "left": each.value(*place, sampled=True)}
 
 
 def number_verdict(each: Measured, row: Tree, table: str, metric: str) -> tuple[str, Gap | None, str]:
     """Compare a run's number with the paper's; returns verdict, difference and reason."""
     settings = each.settings(table)
     value = each.value(table, metric, sampled=True)
-    if found := obstacle(settings, row.get("backbone", CLIP)):
+    found = obstacle(settings, row.get("backbone", CLIP))
+    if found:
         return NOT_COMPARABLE, None, f"{each.name}: {found}"
     benchmark = benchmark_of(settings["counts"]) if settings else None
     paper = paper_value(row, table, str(benchmark), metric)
     if value is None or paper is None:
-        return NOT_COMPARABLE, None, "the paper has no such number" if paper is None else "not measured"
+        reason = "the paper has no such number" if paper is None else "not measured"
+        return NOT_COMPARABLE, None, reason
     gap = Gap.of((1.0, value), (-1.0, paper))
     return gap.equality, gap, _with([each], table)
 
@@ -464,6 +502,10 @@ def _with(used: Iterable[Measured], table: str) -> str:
     tuned = ", fine-tuned blocks" if settings and settings.get("finetune") else ""
     # in the closed world's run
     same = [each for each in runs if table != "open" or "settings_open" not in each.tree]
-    untrained = [f"{each.name} untrained in {each.untrained} of {each.seeds}" for each in same if each.untrained]
+    untrained = []
+    for each in same:
+        if each.untrained:
+            untrained.append(f"{each.name} untrained in {each.untrained} of {each.seeds}")
     names = ", ".join(dict.fromkeys(each.name for each in runs))
-    return "; ".join([names, f"{seeds} {'seed' if seeds == 1 else 'seeds'}, {encoder}{tuned}", *untrained])
+    over = f"{seeds} {'seed' if seeds == 1 else 'seeds'}, {encoder}{tuned}"
+    return "; ".join([names, over, *untrained])

@@ -58,28 +58,19 @@ class CostLine:
     runs: Sequence[RunRecord]
     closed: SummaryLine
 
-    def count(self, key: str) -> TableCell:
-        return run_cell(self.runs, (key,), "{:,.0f}", "timing")
+    def mean(self, key: str, form: str = "{:,.0f}", part: str = "timing", scale: float = 1.0) -> TableCell:
+        return run_cell(self.runs, (key,), form, part, scale)
 
 
 COST_COLUMNS: list[ColumnOf[CostLine]] = [
     (text_column("method"), lambda line: text_cell(line.method)),
-    (Column("trained parameters"), lambda line: line.count("parameters")),
-    (Column("fine-tuned blocks"), lambda line: line.count("finetuned_blocks")),
-    (Column("prototypes"), lambda line: line.count("codebook_rows")),
-    (Column("codebook values"), lambda line: line.count("codebook_values")),
-    (
-        Column("peak memory"),
-        lambda line: run_cell(line.runs, ("peak_bytes",), "{:,.0f} MB", "timing", 1e-6),
-    ),
-    (
-        Column("epoch"),
-        lambda line: run_cell(line.runs, ("seconds_per_epoch",), "{:.2f} s", "timing"),
-    ),
-    (
-        Column("test split"),
-        lambda line: run_cell(line.runs, ("test_seconds",), "{:.2f} s", "evaluation_timing"),
-    ),
+    (Column("trained parameters"), lambda line: line.mean("parameters")),
+    (Column("fine-tuned blocks"), lambda line: line.mean("finetuned_blocks")),
+    (Column("prototypes"), lambda line: line.mean("codebook_rows")),
+    (Column("codebook values"), lambda line: line.mean("codebook_values")),
+    (Column("peak memory"), lambda line: line.mean("peak_bytes", "{:,.0f} MB", scale=1e-6)),
+    (Column("epoch"), lambda line: line.mean("seconds_per_epoch", "{:.2f} s")),
+    (Column("test split"), lambda line: line.mean("test_seconds", "{:.2f} s", "evaluation_timing")),
     (Column(METRICS["hm"]), lambda line: line.closed.cell("hm")),
     (Column(METRICS["auc"]), lambda line: line.closed.cell("auc")),
 ]

@@ -165,9 +165,16 @@ def compute_tsne_maps(scene: Scene, tick: Tick) -> pd.DataFrame:
         compositions = np.concatenate(points)
         x, y = _tsne(np.concatenate(vectors), tick, done).T
         objects = [scene.labels.objects[n] for n in scene.labels.object_of(compositions).tolist()]
-        columns = {"map": name, "kind": np.repeat(kinds, list(map(len, points))), "object": objects, "x": x, "y": y}
-        seen = scene.labels.seen[compositions].astype(int)
-        tables.append(pd.DataFrame({**columns, "label": scene.labels.names(compositions), "seen": seen}))
+        columns = {
+            "map": name,
+            "kind": np.repeat(kinds, list(map(len, points))),
+            "label": scene.labels.names(compositions),
+            "object": objects,
+            "seen": scene.labels.seen[compositions].astype(int),
+            "x": x,
+            "y": y,
+        }
+        tables.append(pd.DataFrame(columns))
         done += EARLY + STEPS
     return pd.concat(tables, ignore_index=True)[COLUMNS]
 
@@ -198,7 +205,8 @@ def largest_compositions(compositions: Ints) -> tuple[Ints, Ints]:
     picked = []
     for composition in largest:
         rows = np.flatnonzero(compositions == composition)
-        picked.append(rows[np.unique(np.linspace(0, len(rows) - 1, min(IMAGES, len(rows))).astype(np.int64))])
+        places = np.linspace(0, len(rows) - 1, min(IMAGES, len(rows))).astype(np.int64)
+        picked.append(rows[np.unique(places)])
     return largest, np.concatenate(picked) if picked else np.empty(0, dtype=np.int64)
 
 
@@ -265,7 +273,8 @@ def draw_map(rows: pd.DataFrame, hue_by: str, alt: str) -> str:
 
 def _scaled(values: pd.Series) -> pd.Series:
     low, high = values.min(), values.max()
-    return pd.Series(MARGIN + (values - low) / (high - low if high > low else 1.0) * (SIDE - 2 * MARGIN))
+    extent = high - low if high > low else 1.0
+    return pd.Series(MARGIN + (values - low) / extent * (SIDE - 2 * MARGIN))
 
 
 def _marker(kind: str, x: float, y: float) -> str:
@@ -279,4 +288,5 @@ def _marker(kind: str, x: float, y: float) -> str:
         radii = [8.0, 3.4] * 5
         turns = list(zip(radii, angles, strict=True))
         corners = [(x + r * math.cos(a), y + r * math.sin(a)) for r, a in turns]
-    return f'<path class="proto" d="M{"L".join(f"{coordinate(a)} {coordinate(b)}" for a, b in corners)}Z"/>'
+    outline = "L".join(f"{coordinate(a)} {coordinate(b)}" for a, b in corners)
+    return f'<path class="proto" d="M{outline}Z"/>'

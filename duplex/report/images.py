@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -74,14 +74,21 @@ class ImageFeatures:
 def image_features(method: Inspectable, examples: Examples) -> ImageFeatures:
     inputs = examples.inputs
     starts = range(0, len(next(iter(inputs.values()))), BLOCK)
-    blocks = [{name: values[start : start + BLOCK] for name, values in inputs.items()} for start in starts]
-    z = None if method.features is None else torch.cat([method.features(block) for block in blocks]).cpu().numpy()
-    in_text_space = method.text_space_features
-    text_space = z if in_text_space is None else torch.cat([in_text_space(block) for block in blocks]).cpu().numpy()
+    blocks = []
+    for start in starts:
+        blocks.append({name: values[start : start + BLOCK] for name, values in inputs.items()})
+
+    def joined(parts: Iterable[torch.Tensor]) -> Array:
+        return torch.cat(list(parts)).cpu().numpy()
+
+    z = None if method.features is None else joined(map(method.features, blocks))
+    text_space = z
+    if method.text_space_features is not None:
+        text_space = joined(map(method.text_space_features, blocks))
     if method.factors is None:
         return ImageFeatures(z, text_space, None, None)
-    states, objects = zip(*(method.factors(block) for block in blocks), strict=True)
-    return ImageFeatures(z, text_space, torch.cat(states).cpu().numpy(), torch.cat(objects).cpu().numpy())
+    states, objects = zip(*map(method.factors, blocks), strict=True)
+    return ImageFeatures(z, text_space, joined(states), joined(objects))
 
 
 @dataclass(frozen=True)
@@ -143,15 +150,17 @@ def prototype_hits(context: RetrievalContext, composition: int, top: int) -> dic
 
 def _hits(context: RetrievalContext, rows: Ints, cosines: Floats, wanted: int) -> list[Hit]:
     labels = context.compositions
-    return [
-        Hit(row, context.images[row], context.labels.name(int(labels[row])), cosine, bool(labels[row] == wanted))
-        for row, cosine in zip(rows.tolist(), cosines.tolist(), strict=True)
-    ]
+    hits = []
+    for row, cosine in zip(rows.tolist(), cosines.tolist(), strict=True):
+        name = context.labels.name(int(labels[row]))
+        hits.append(Hit(row, context.images[row], name, cosine, bool(labels[row] == wanted)))
+    return hits
 
 
 def _thumb(context: RetrievalContext, hit: Hit) -> Thumb:
     alt = f"test image labelled {hit.label}"
-    return Thumb(context.thumbnails(hit.image), hit.label, alt, hit.right, [Caption(f"cosine {hit.cosine:.3f}")])
+    lines = [Caption(f"cosine {hit.cosine:.3f}")]
+    return Thumb(context.thumbnails(hit.image), hit.label, alt, hit.right, lines)
 
 
 def _masks(seen: Bools) -> dict[str, Bools]:
@@ -230,13 +239,15 @@ def retrieve_texts(context: RetrievalContext, file: str) -> RetrievedTexts:
     compositions, cosines = found
     right: Bools = compositions == context.compositions[:, None]
     names = [context.labels.names(column) for column in compositions.T]
-    lines = {
-        row: [Caption(f"{cosines[i, k]:.3f} {names[k][i]}", bool(right[i, k])) for k in range(len(names))]
-        for i, row in enumerate(context.test.rows.tolist())
-    }
+    lines = {}
+    for i, row in enumerate(context.test.rows.tolist()):
+        texts = [f"{cosines[i, k]:.3f} {column[i]}" for k, column in enumerate(names)]
+        lines[row] = [Caption(text, bool(right[i, k])) for k, text in enumerate(texts)]
     hits = {"first": right[:, 0], "among_three": np.any(right, axis=1)}
     masks = _masks(context.labels.seen[context.compositions])
-    shares = {name: {kind: 100 * float(hit[mask].mean()) for kind, mask in masks.items()} for name, hit in hits.items()}
+    shares = {}
+    for name, hit in hits.items():
+        shares[name] = {kind: 100 * float(hit[mask].mean()) for kind, mask in masks.items()}
     titles = {"first": "the nearest text", "among_three": "one of the nearest three"}
     note = "Share of test images whose label it is, by cosine of feature and semantic prototype, closed world, percent."
     table = _shares_table("Image to text", "label is", shares, (file, "texts"), titles, note)
@@ -279,7 +290,8 @@ def _swap_all(context: RetrievalContext, states: Array, objects: Array) -> tuple
 
 
 def _sources_of_swap(context: RetrievalContext, wanted: int) -> tuple[int, int, int] | None:
-    compositions, labels = context.compositions, context.labels
+    compositions = context.compositions
+    labels = context.labels
     has_state = labels.state_of(compositions) == wanted // len(labels.objects)
     has_object = labels.object_of(compositions) == wanted % len(labels.objects)
     a = np.flatnonzero(has_state & ~has_object)
@@ -291,6 +303,7 @@ def _swap_group(context: RetrievalContext, sources: Sequence[int], wanted: int, 
     pair = []
     for row, role in zip(sources, ("A: its state", "B: its object"), strict=True):
         name = context.labels.name(int(context.compositions[row]))
-        pair.append(Thumb(context.thumbnails(context.images[row]), name, f"source image {role}", None, [Caption(role)]))
+        uri = context.thumbnails(context.images[row])
+        pair.append(Thumb(uri, name, f"source image {role}", None, [Caption(role)]))
     strips = [Strip("sources", pair), Strip("nearest to A's state and B's object", thumbs)]
     return Strips(f"→ {context.labels.name(wanted)}", strips)

@@ -55,7 +55,8 @@ def own_report(data: OwnData) -> Report:
     thumbnails = thumbnails_under(data.root) if present else None
     answers = answers_of(answered, data.manifest)
     train = complete_rows(data.readable[data.readable["split"] == "train"])
-    training = pd.Series(labels.names(labels.index(train["state"].tolist(), train["object"].tolist())), train["image"])
+    compositions = labels.index(train["state"].tolist(), train["object"].tolist())
+    training = pd.Series(labels.names(compositions), train["image"])
     curve = SampleSizeCurve.of(data.examples, labels)
     sections: list[tuple[str, str, Sequence[ReportPart | None]]] = [
         ("accuracy", "Accuracy", accuracy_parts(answered, answers, training)),
@@ -67,9 +68,13 @@ def own_report(data: OwnData) -> Report:
     if data.recipes:
         table = recipe_table("Recipes compared on validation images", data.recipes, "recipe")
         sections.append(("recipes", "Training", [ReportPart("Recipes", [table])]))
-    filled = [(ident, title, [part for part in parts if part is not None]) for ident, title, parts in sections]
+    filled = []
+    for ident, title, parts in sections:
+        shown = [part for part in parts if part is not None]
+        if shown:
+            filled.append(ReportSection(ident, title, shown))
     lead = "Recognition of states and objects on this data set alone, measured on test images that chose nothing."
-    return Report(data.name, lead, [ReportSection(*each) for each in filled if each[2]], _facts(data))
+    return Report(data.name, lead, filled, _facts(data))
 
 
 def _facts(data: OwnData) -> list[tuple[str, str]]:
@@ -87,25 +92,33 @@ def _facts(data: OwnData) -> list[tuple[str, str]]:
 
 
 def curve_part(curve: SampleSizeCurve) -> ReportPart:
-    images, drawn = list(curve.accuracies), curve.accuracies.values()
+    images = list(curve.accuracies)
+    drawn = curve.accuracies.values()
     means = [fmean(each) for each in drawn]
     low = [min(each) for each in drawn]
     high = [max(each) for each in drawn]
-    marks = [Mark(n, mean, f"{n:,} training images: {mean:.1f} %") for n, mean in zip(images, means, strict=True)]
+    marks = []
+    for n, mean in zip(images, means, strict=True):
+        marks.append(Mark(n, mean, f"{n:,} training images: {mean:.1f} %"))
     measured = Series("measured", images, means, low, high, marks, 0)
     twice = 2 * images[-1]
-    ahead = Mark(twice, curve.doubled, f"{twice:,} training images: {curve.doubled:.1f} %, extrapolated")
-    guess = Series("extrapolated", [images[-1], twice], [means[-1], curve.doubled], marks=[ahead], tone=1)
+    tip = f"{twice:,} training images: {curve.doubled:.1f} %, extrapolated"
+    ahead = [Mark(twice, curve.doubled, tip)]
+    y = [means[-1], curve.doubled]
+    guess = Series("extrapolated", [images[-1], twice], y, marks=ahead, tone=1)
     alt = f"accuracy by number of training images, from {means[0]:.1f} % with {images[0]} to {means[-1]:.1f} %"
-    drawing = draw(Chart(alt, "training images", "accuracy, %", [measured, guess], from_zero=False))
+    chart = Chart(alt, "training images", "accuracy, %", [measured, guess], from_zero=False)
     caption = (
-        f"Closed form on the frozen features, on test images; means of {DRAWS} random draws of a quarter and of half "
-        "of the training images of every pair, the band from the lowest to the highest draw. It has "
-        "no text and nothing trained, so its accuracy differs from the model's; the shape is what counts."
+        f"Closed form on the frozen features, on test images; means of {DRAWS} random draws of a "
+        "quarter and of half of the training images of every pair, the band from the lowest to the "
+        "highest draw. It has no text and nothing trained, so its accuracy differs from the "
+        "model's; the shape is what counts."
     )
     slope = f"{curve.slope:.2f}".replace("-", "−")
     doubled = (
-        f"Twice as many images per pair would give {curve.doubled:.1f} % instead of {means[-1]:.1f} %. This is an "
-        f"extrapolation, by the line log error = α + β log images with β = {slope}, and no measurement."
+        f"Twice as many images per pair would give {curve.doubled:.1f} % instead of "
+        f"{means[-1]:.1f} %. This is an extrapolation, by the line log error = α + β log images "
+        f"with β = {slope}, and no measurement."
     )
-    return ReportPart("More images of the same pairs", [Figure("learning-curve", drawing, caption), Note(doubled)])
+    figure = Figure("learning-curve", draw(chart), caption)
+    return ReportPart("More images of the same pairs", [figure, Note(doubled)])

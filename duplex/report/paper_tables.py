@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 from duplex.evaluation.metrics import METRICS, MISSING, TIPS
+from duplex.report import claims
 from duplex.report.aggregate import DatasetResults, Results, Tree
 from duplex.report.blocks import (
     Column,
@@ -21,33 +22,13 @@ from duplex.report.blocks import (
     text_cell,
     text_column,
 )
-from duplex.report.claims import (
-    COSTS,
-    NOT_COMPARABLE,
-    VERDICTS,
-    Gap,
-    Judgement,
-    MeanWithError,
-    Measured,
-    benchmark_of,
-    counts_of,
-    judge_all,
-    measured_methods,
-    number_verdict,
-    obstacle,
-    paper_row,
-    paper_value,
-    published_rows,
-    read_package_yaml,
-    runs_of,
-)
 from duplex.report.tables import SummaryLine
 
-COST_FORMS = {
+COST_FORMS = {  # of the costs' titles
     "parameters": ("{:,.0f}", 1.0),
-    "peak_bytes": ("{:,.0f} MB", 1e-6),
-    "seconds_per_epoch": ("{:.2f} s", 1.0),
-    "test_seconds": ("{:.2f} s", 1.0),
+    "memory": ("{:,.0f} MB", 1e-6),
+    "epoch": ("{:.2f} s", 1.0),
+    "test": ("{:.2f} s", 1.0),
 }
 NUMBER_NOTE = (
     "A number is reproduced if it differs by at most a point and the 95 % interval of the "
@@ -64,17 +45,18 @@ CLAIMS_NOTE = (
     "chance on average."
 )
 UNTRAINED_TIP = "seeds whose best epoch by validation AUC is 0: an untrained model"
-NOT_RECORDED = "Validation AUC, best epochs, encoder and settings of these runs were not recorded."
+LEFT_TIP = "what is to be higher or small"
+RIGHT_TIP = "what it is compared with"
 ORDER_TIP = "whether AUC is below that of the last row, as in the paper"
 
 
-def _spread(value: MeanWithError | None) -> str:
+def _spread(value: claims.MeanWithError | None) -> str:
     if value is None or value.error is None or value.seeds < 2:
         return ""
     return f"± {value.error:.1f}"
 
 
-def _value_cell(value: MeanWithError | None, metric: str) -> TableCell:
+def _value_cell(value: claims.MeanWithError | None, metric: str) -> TableCell:
     if value is None:
         return TableCell(MISSING)
     form, scale = COST_FORMS.get(metric, ("{:.1f}", 1.0))
@@ -82,11 +64,11 @@ def _value_cell(value: MeanWithError | None, metric: str) -> TableCell:
     return number_cell(scale * value.mean, form, value.source, spread=spread)
 
 
-def _gap_cell(gap: Gap | None) -> TableCell:
+def _gap_cell(gap: claims.Gap | None) -> TableCell:
     return TableCell(MISSING) if gap is None else TableCell(f"{gap.value:+.1f}", gap.value)
 
 
-def _interval_cell(gap: Gap | None) -> TableCell:
+def _interval_cell(gap: claims.Gap | None) -> TableCell:
     return TableCell(MISSING) if gap is None else TableCell(gap.interval, gap.low)
 
 
@@ -95,16 +77,16 @@ class PublishedLine:
     """A published row, and a run that matches it."""
 
     row: Tree
-    run: Measured
+    run: claims.Measured
     world: str
     benchmark: str
 
     @cached_property
-    def verdict(self) -> tuple[str, Gap | None, str]:
-        return number_verdict(self.run, self.row, self.world, "auc")
+    def verdict(self) -> tuple[str, claims.Gap | None, str]:
+        return claims.number_verdict(self.run, self.row, self.world, "auc")
 
     def published(self, metric: str) -> TableCell:
-        value = paper_value(self.row, self.world, self.benchmark, metric)
+        value = claims.paper_value(self.row, self.world, self.benchmark, metric)
         return number_cell(None if value is None else value.mean, spread=_spread(value))
 
     def measured(self, metric: str) -> TableCell:
@@ -113,19 +95,18 @@ class PublishedLine:
 
 def published_table(results: Results, data: DatasetResults, world: str) -> Table | None:
     """Measured against published metrics; None if no method here has published results."""
-    benchmark = benchmark_of(counts_of(data.statistics))
-    quoted = read_package_yaml("quoted.yaml")
-    candidates = [
-        each for each in measured_methods(results, data) if each.file == results.metrics_file and world in each.tree
-    ]
+    benchmark = claims.benchmark_of(claims.counts_of(data.statistics))
+    quoted = claims.read_package_yaml("quoted.yaml")
+    measured = claims.measured_methods(results, data)
+    here = [each for each in measured if each.file == results.metrics_file and world in each.tree]
     lines = []
-    for line in published_rows(world):
+    for line in claims.published_rows(world):
         if benchmark in line and line["method"] in quoted["entries"]:
             row = {**quoted["entries"][line["method"]]}
             row |= {"quoted": line["method"], "backbone": line["backbone"]}
-            found = runs_of(row, candidates, world)
+            found = claims.runs_of(row, here, world)
             if line in quoted["backbones"]:
-                found = [run for run in found if not obstacle(run.settings(world), line["backbone"])]
+                found = [run for run in found if not claims.obstacle(run.settings(world), line["backbone"])]
             lines += [PublishedLine(row, run, world, str(benchmark)) for run in found]
     if not lines:
         return None
@@ -159,11 +140,11 @@ def published_table(results: Results, data: DatasetResults, world: str) -> Table
 def ablation_tables(results: Results, data: DatasetResults) -> list[tuple[str, Table | None]]:
     """Each table of `ablation_tables.yaml` with its title; None if its ablations were not run."""
     tables: list[tuple[str, Table | None]] = []
-    candidates = measured_methods(results, data)
-    for entry in read_package_yaml("ablation_tables.yaml")["tables"]:
+    candidates = claims.measured_methods(results, data)
+    for entry in claims.read_package_yaml("ablation_tables.yaml")["tables"]:
         lines = []
         for row in entry["rows"]:
-            run = _ablation(candidates, names_of(row))
+            run = _ablation(candidates, row["run"])
             if run is not None:
                 lines.append(AblationLine(row, run))
         was_run = any(line.run.file == results.ablations_file for line in lines)
@@ -172,12 +153,7 @@ def ablation_tables(results: Results, data: DatasetResults) -> list[tuple[str, T
     return tables
 
 
-def names_of(row: Tree) -> list[str]:
-    """The names of runs that a row of `ablation_tables.yaml` may show, the best first."""
-    return [row["run"]] if isinstance(row["run"], str) else row["run"]
-
-
-def _ablation(candidates: Sequence[Measured], names: Sequence[str]) -> Measured | None:
+def _ablation(candidates: Sequence[claims.Measured], names: Sequence[str]) -> claims.Measured | None:
     for name in names:
         for each in candidates:
             if each.name == name and "closed" in each.tree:
@@ -190,17 +166,17 @@ class AblationLine:
     """A row of an ablation table, and the run that it shows."""
 
     row: Tree
-    run: Measured
+    run: claims.Measured
 
     @cached_property
     def paper(self) -> Tree:
         """The row of the paper's tables, with its numbers."""
-        known = read_package_yaml("claims.yaml")["rows"]
-        return paper_row(next(name for name in names_of(self.row) if name in known))
+        known = claims.read_package_yaml("claims.yaml")["rows"]
+        return claims.paper_row(next(name for name in self.row["run"] if name in known))
 
     @property
     def verdict(self) -> str:
-        return number_verdict(self.run, self.paper, "closed", "auc")[0]
+        return claims.number_verdict(self.run, self.paper, "closed", "auc")[0]
 
     def label(self, place: int) -> TableCell:
         return text_cell(self.row["cells"][place])
@@ -210,19 +186,19 @@ class AblationLine:
         return SummaryLine("", self.run.tree.get(table, {}), place).cell(metric)
 
     def published(self, benchmark: str) -> TableCell:
-        values = [paper_value(self.paper, "closed", benchmark, metric) for metric in METRICS]
+        values = [claims.paper_value(self.paper, "closed", benchmark, metric) for metric in METRICS]
         shown = [MISSING if value is None else f"{value.mean:.1f}" for value in values]
         return text_cell(" / ".join(shown))
 
-    def below(self, last: Measured) -> str:
+    def below(self, last: claims.Measured) -> str:
         """Verdict on whether AUC is below that of the `last` row; empty if not defined."""
         above = last.value("closed", "auc")
         below = self.run.value("closed", "auc")
         if last is self.run or above is None or below is None:
             return ""
         if last.surroundings("closed") != self.run.surroundings("closed"):
-            return NOT_COMPARABLE
-        return Gap.of((1.0, above), (-1.0, below)).order
+            return claims.NOT_COMPARABLE
+        return claims.Gap.of((1.0, above), (-1.0, below)).order
 
     @property
     def untrained(self) -> str:
@@ -243,7 +219,6 @@ class AblationLine:
 
 def _ablation_table(entry: Tree, lines: Sequence[AblationLine], dataset: str) -> Table:
     last = lines[-1].run
-    is_recorded = any(line.run.settings() or "validation" in line.run.tree for line in lines)
     columns: list[ColumnOf[AblationLine]] = []
     for place, title in enumerate(entry["columns"]):
         columns.append((text_column(title), partial(AblationLine.label, place=place)))
@@ -258,55 +233,40 @@ def _ablation_table(entry: Tree, lines: Sequence[AblationLine], dataset: str) ->
     for benchmark in entry["paper"]:
         heading = text_column(f"paper, {benchmark}: S / U / HM / AUC")
         columns.append((heading, partial(AblationLine.published, benchmark=benchmark)))
-    if is_recorded:
-        columns += [
-            (Column("validation AUC"), lambda line: line.cell(dataset, "validation", "auc")),
-            (text_column("untrained", UNTRAINED_TIP), lambda line: text_cell(line.untrained)),
-            (text_column("settings"), lambda line: text_cell(line.settings)),
-        ]
+    columns += [
+        (Column("validation AUC"), lambda line: line.cell(dataset, "validation", "auc")),
+        (text_column("untrained", UNTRAINED_TIP), lambda line: text_cell(line.untrained)),
+        (text_column("settings"), lambda line: text_cell(line.settings)),
+    ]
     caption = f"{entry['title']} ({entry['source']}): {dataset}, closed world"
     table = table_of(caption, columns, lines)
     rows = ranked(table.rows, range(first, first + len(METRICS)))
-    note = entry["caption"] if is_recorded else f"{entry['caption']} {NOT_RECORDED}"
-    return Table(caption, table.columns, rows, note)
+    return Table(caption, table.columns, rows, entry["caption"])
 
 
-def _metric_of(found: Judgement) -> str:
-    # the key of the metric whose title the judgement has; empty for a comparison of two metrics
-    titles = {**METRICS, **COSTS}
-    return next((key for key, title in titles.items() if title == found.metric), "")
-
-
-def _cost_ratio(found: Judgement) -> float | None:
-    if _metric_of(found) not in COSTS or found.left is None or found.right is None:
+def _cost_ratio(found: claims.Judgement) -> float | None:
+    if found.metric not in COST_FORMS or found.left is None or found.right is None:
         return None
     return found.left.mean / found.right.mean
 
 
-def _difference_cell(found: Judgement) -> TableCell:
+def _difference_cell(found: claims.Judgement) -> TableCell:
     ratio = _cost_ratio(found)
     return _gap_cell(found.gap) if ratio is None else TableCell(f"× {ratio:.2f}", ratio)
 
 
-def _claim_interval_cell(found: Judgement) -> TableCell:
-    return _interval_cell(found.gap if _cost_ratio(found) is None else None)
-
-
-CLAIM_COLUMNS: list[ColumnOf[Judgement]] = [
+CLAIM_COLUMNS: list[ColumnOf[claims.Judgement]] = [
     (text_column("source"), lambda found: text_cell(found.source)),
     (text_column("statement"), lambda found: replace(text_cell(found.text), tip=found.rows)),
     (text_column("metric"), lambda found: text_cell(found.metric)),
     (text_column("verdict"), lambda found: text_cell(found.verdict)),
-    (
-        Column("left", tip="what is to be higher or small"),
-        lambda found: _value_cell(found.left, _metric_of(found)),
-    ),
-    (
-        Column("right", tip="what it is compared with"),
-        lambda found: _value_cell(found.right, _metric_of(found)),
-    ),
+    (Column("left", tip=LEFT_TIP), lambda found: _value_cell(found.left, found.metric)),
+    (Column("right", tip=RIGHT_TIP), lambda found: _value_cell(found.right, found.metric)),
     (text_column("difference"), _difference_cell),
-    (text_column("95 %"), _claim_interval_cell),
+    (
+        text_column("95 %"),
+        lambda found: _interval_cell(found.gap if _cost_ratio(found) is None else None),
+    ),
     (text_column("paper"), lambda found: text_cell(found.paper)),
     (text_column("runs, or why not"), lambda found: text_cell(found.reason)),
 ]
@@ -314,8 +274,8 @@ CLAIM_COLUMNS: list[ColumnOf[Judgement]] = [
 
 def claims_table(results: Results, data: DatasetResults) -> Table:
     """Verdicts on the paper's claims for a data set, a row per claim and metric."""
-    judgements = judge_all(results, data)
+    judgements = claims.judge_all(results, data)
     counts = Counter(found.verdict for found in judgements)
-    shown = ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict])
+    shown = ", ".join(f"{counts[verdict]} {verdict}" for verdict in claims.VERDICTS if counts[verdict])
     caption = f"Claims of the paper on {data.name}: {shown}"
     return table_of(caption, CLAIM_COLUMNS, judgements, f"{CLAIMS_NOTE} {NUMBER_NOTE}")

@@ -166,21 +166,14 @@ def value_at(tree: Any, keys: Sequence[str]) -> Any:
 
 
 def run_cell(
-    runs: Iterable[RunRecord],
-    keys: Sequence[str],
-    form: str,
-    part: str = "metrics",
-    scale: float = 1.0,
+    runs: Iterable[RunRecord], keys: Sequence[str], form: str, part: str = "metrics", scale: float = 1.0
 ) -> TableCell:
     """The mean over runs of the number under `keys`, as `mean_cell`."""
     return mean_cell([(run, keys) for run in runs], form, part, scale)
 
 
 def mean_cell(
-    places: Sequence[tuple[RunRecord, Sequence[str]]],
-    form: str,
-    part: str = "metrics",
-    scale: float = 1.0,
+    places: Sequence[tuple[RunRecord, Sequence[str]]], form: str, part: str = "metrics", scale: float = 1.0
 ) -> TableCell:
     """The mean of a number over those runs that recorded it in `places`, multiplied by `scale`."""
     numbers = []
@@ -346,16 +339,20 @@ class EndsLine:
     accuracies: tuple[float, float]  # without and with the graph
     sources: tuple[str, str]
 
+    def cell(self, place: int) -> TableCell:
+        return number_cell(self.accuracies[place], source=self.sources[place])
+
+    def gain_cell(self) -> TableCell:
+        gain = self.accuracies[1] - self.accuracies[0]
+        return number_cell(gain, "{:+.1f}", " ".join(self.sources))
+
 
 ENDS_COLUMNS: list[ColumnOf[EndsLine]] = [
     (text_column("group"), lambda line: text_cell(line.group)),
     (Column("test images"), lambda line: line.images),
-    (Column("codebook without graph"), lambda line: number_cell(line.accuracies[0], source=line.sources[0])),
-    (Column("with graph"), lambda line: number_cell(line.accuracies[1], source=line.sources[1])),
-    (
-        Column("gain"),
-        lambda line: number_cell(line.accuracies[1] - line.accuracies[0], "{:+.1f}", " ".join(line.sources)),
-    ),
+    (Column("codebook without graph"), lambda line: line.cell(0)),
+    (Column("with graph"), lambda line: line.cell(1)),
+    (Column("gain"), EndsLine.gain_cell),
 ]
 
 

@@ -41,7 +41,7 @@ from duplex.methods.registry import find_method
 from duplex.options import FinetuneOptions, TrainingOptions
 from duplex.system.files import sha256, sha256_once
 from duplex.system.threads import float32_arithmetic
-from duplex.training.checkpoint import WORD_VECTORS
+from duplex.training.checkpoint import WORD_VECTORS, TrainingRecord
 
 if TYPE_CHECKING:
     from duplex.features.shared import SharedFeatures  # which loads all that encodes images
@@ -51,17 +51,23 @@ ADVANCED = 256  # images whose block inputs are computed at once
 
 @dataclass(frozen=True)
 class InputRequest:
-    """What a run reads from a data set besides labels and CLS features: text tower, patch tokens, block inputs."""
+    """What a run reads from a data set besides labels and CLS features."""
 
-    needs: frozenset[str] = frozenset({"cls", "text"})  # from `Method.needs`; with "patch", patch tokens are read
+    needs: frozenset[str] = frozenset({"cls", "text"})  # from `Method.needs`; "patch": patch tokens
     precision: str = "fp32"  # of the text tower, in training and evaluation alike
     finetune: FinetuneOptions | None = None  # None: no block inputs are read
-    memory: float = TrainingOptions.memory  # GiB of patch tokens and block inputs to hold; larger ones stay on disk
+    memory: float = TrainingOptions.memory  # GiB of tokens to hold; larger ones stay on disk
+
+    @classmethod
+    def of(cls, record: TrainingRecord, training: TrainingOptions) -> InputRequest:
+        """What a trained run needs, of its checkpoint's `record` and its `training` options."""
+        needs = find_method(record.kind).needs(record.options)
+        return cls(needs, training.precision, record.finetune, training.memory)
 
 
 @dataclass(frozen=True)
 class RunInputs:
-    """The data that a method is trained and evaluated on; runs with equal requests share one object."""
+    """The data that a method is trained and evaluated on; equal requests share one object."""
 
     manifest: pd.DataFrame
     labels: LabelSpace
@@ -70,16 +76,17 @@ class RunInputs:
     encoder: dict[str, str]  # identity of the encoder and its name in params.yaml, for checkpoints
     identity: dict[str, str]  # of the feature cache; `features`: digest of its content
     bad: int  # number of unreadable images, which are left out
-    read: Mapping[str, str | None] = field(default_factory=dict)  # file of a project -> checksum of what was read
+    read: Mapping[str, str | None] = field(default_factory=dict)  # file of a project -> its checksum
     glove: Path | None = None  # file of word vectors
     make_blocks: Callable[[], FinetunedBlocks] | None = None  # builds the blocks to fine-tune
-    member_blocks: Callable[[FinetuneOptions], FinetunedBlocks] | None = None  # builds blocks with any options
+    member_blocks: Callable[[FinetuneOptions], FinetunedBlocks] | None = None  # with any options
     members: tuple[Method[Any], ...] = ()  # finished runs that the method combines
 
     def context(self, world: World = "closed") -> MethodContext:
-        """What a method's constructor receives besides options; `world` decides the candidates in training."""
+        """What a method's constructor receives; `world` decides the candidates in training."""
         shapes = {name: tuple(values.shape[1:]) for name, values in self.examples["train"].inputs.items()}
-        labels = replace(self.labels, pairs={split: pairs.copy() for split, pairs in self.labels.pairs.items()})
+        pairs = {split: pairs.copy() for split, pairs in self.labels.pairs.items()}
+        labels = replace(self.labels, pairs=pairs)
         return MethodContext(
             labels,
             shapes,
@@ -93,17 +100,19 @@ class RunInputs:
 
     @cached_property
     def words(self) -> PrimitiveVectors | None:
-        """Word vectors of all states and objects, from the GloVe file, else the text tower; None without either."""
+        """Word vectors of labels, from the GloVe file, else the text tower, else None."""
         if self.glove is not None:
             from duplex.evaluation.vectors import read_word_vectors
 
             table = read_word_vectors(self.glove, [*self.labels.states, *self.labels.objects])
             if table.missing:
-                lack = f"has no vector for {', '.join(map(repr, table.missing))}"
-                print(f"{self.glove} {lack}; add vectors, or labels use only their other words", file=sys.stderr)
+                lack = f"{self.glove} has no vector for {', '.join(map(repr, table.missing))}"
+                print(f"{lack}; add vectors, or labels use only their other words", file=sys.stderr)
             states, objects = np.split(table.vectors, [len(self.labels.states)])
             return PrimitiveVectors(torch.from_numpy(states), torch.from_numpy(objects))
-        return None if self.tower is None else PrimitiveVectors(*encode_words(self.labels, self.tower))
+        if self.tower is None:
+            return None
+        return PrimitiveVectors(*encode_words(self.labels, self.tower))
 
 
 @dataclass(frozen=True)
@@ -116,7 +125,7 @@ class CachedFeatures:
     root: str | None = None  # folder of the images as params.yaml gives it; None: any
 
     def require(self) -> tuple[Path, None]:
-        """The cache's path and rows (None: all); raises `UsageError` if the manifest changed after loading."""
+        """The cache's path and rows (None: all); `UsageError` if the manifest has changed."""
         if sha256(self.manifest) != self.manifest_sha256:
             raise UsageError("the data set was prepared again after it was loaded; load it again")
         return self.path, None
@@ -124,11 +133,11 @@ class CachedFeatures:
 
 @dataclass(frozen=True)
 class OpenedFeatures:
-    """The CLS features of a data set's images, and the file from which patch tokens and block inputs are read."""
+    """The CLS features of a data set's images, and the file with its tokens and block inputs."""
 
     cls: NDArray[np.float32]  # [N, d]
     bad: Bools  # [N] images without features
-    identity: dict[str, str]  # of the cache; `manifest`: digest of the table, `features`: of these rows
+    identity: dict[str, str]  # of the cache; `manifest`: table's digest, `features`: that of these rows
     path: Path | None = None  # of the cache; None for arrays
     rows: Ints | None = None  # [N] row of each image in the cache; None: all, in order
 
@@ -143,10 +152,10 @@ class Data:
     encoder: EncoderParams
     device: str = "auto"
     word_vectors: Path | None = None
-    skip_frozen_blocks: bool = False  # if the cache starts at an earlier block, run the frozen blocks once
-    files: Mapping[Path, str] = field(default_factory=dict)  # of a project -> sha256 of what was read
-    kept: dict[InputRequest, RunInputs] = field(default_factory=dict, init=False)  # what `inputs` has read
-    advanced: dict[tuple[Path, int], NDArray[Any]] = field(default_factory=dict)  # cache, blocks -> their inputs
+    skip_frozen_blocks: bool = False  # run frozen blocks once if the cache starts at an earlier block
+    files: Mapping[Path, str] = field(default_factory=dict)  # of a project -> sha256
+    kept: dict[InputRequest, RunInputs] = field(default_factory=dict, init=False)  # by `inputs`
+    advanced: dict[tuple[Path, int], NDArray[Any]] = field(default_factory=dict)  # inputs of blocks
 
     def __getstate__(self) -> dict[str, Any]:
         # a text tower cannot be pickled
@@ -162,22 +171,22 @@ class Data:
         return all(inputs.read[self.features.path.name] == stored for inputs in self.kept.values())
 
     def inputs(self, request: InputRequest = InputRequest()) -> RunInputs:
-        """Read the requested data once: equal requests return the same object, which stays in memory."""
+        """Read the requested data once: equal requests return the same object, kept in memory."""
         key = replace(request, needs=request.needs & {"patch"})
         if key not in self.kept:
             self.kept[key] = self.read(request)
         return self.kept[key]
 
     def read(self, request: InputRequest = InputRequest()) -> RunInputs:
-        """Read the requested data; raises `DuplexError` if the feature cache is outdated or lacks requested data."""
+        """Read the requested data; `DuplexError` if the cache is outdated or lacks some."""
         entry = self.encoder
         tower: TextTower | None = None
         identity = {"encoder": IMPORTED}
         if entry.name != IMPORTED:
-            encoder = load_encoder(
-                entry.name, entry.weights, towers="text", device=self.device, precision=request.precision
-            )
-            tower, identity = encoder.text, encoder.identity.to_dict()
+            precision = request.precision
+            encoder = load_encoder(entry.name, entry.weights, towers="text", device=self.device, precision=precision)
+            tower = encoder.text
+            identity = encoder.identity.to_dict()
         opened = self.open(identity)
         arrays: dict[str, Any] = {"cls": opened.cls}
         record = {
@@ -193,7 +202,8 @@ class Data:
         member_blocks: Callable[[FinetuneOptions], FinetunedBlocks] | None = None
         if opened.path is not None and "patch" in request.needs:
             patch = read_tokens(opened.path, "patch", int(request.memory * 2**30), opened.rows)
-            arrays |= {} if patch is None else {"patch": patch}  # `make_method` asks for missing ones
+            if patch is not None:  # `make_method` asks for missing ones
+                arrays["patch"] = patch
         if opened.path is not None and request.finetune is not None:
             arrays["block_inputs"], kept = self._block_inputs(opened, request, request.finetune)
             record |= kept
@@ -219,10 +229,12 @@ class Data:
         )
 
     def open(self, encoder: Mapping[str, str] = MappingProxyType({})) -> OpenedFeatures:
-        """Read the CLS features; raises `DuplexError` if an encoder other than `encoder` (empty: any) computed them."""
+        """Read the CLS features; `DuplexError` if another encoder than `encoder` computed them."""
         if isinstance(self.features, np.ndarray):
-            identity = {"weights": f"arrays of width {self.features.shape[1]}", "manifest": self._table_digest()}
-            return OpenedFeatures(self.features, np.zeros(len(self.manifest), dtype=bool), identity)
+            weights = f"arrays of width {self.features.shape[1]}"
+            identity = {"weights": weights, "manifest": self._table_digest()}
+            bad = np.zeros(len(self.manifest), dtype=bool)
+            return OpenedFeatures(self.features, bad, identity)
         path, rows = self.features.require()
         expected: dict[str, str | None] = dict(encoder)
         if isinstance(self.features, CachedFeatures):
@@ -232,11 +244,13 @@ class Data:
         stored = read_features(path, expect=expected)
         identity = {key: str(value) for key, value in stored.identity.items()}
         if rows is None:
-            return OpenedFeatures(stored.cls, stored.bad, {**identity, "features": stored.contents}, path)
+            identity["features"] = stored.contents
+            return OpenedFeatures(stored.cls, stored.bad, identity, path)
         with open_cache(path) as file:
             digest = contents_digest(file, rows)
         identity |= {"manifest": self._table_digest(), "features": digest}
-        return OpenedFeatures(stored.cls[rows], stored.bad[rows] | (rows < 0), identity, path, rows)
+        bad = stored.bad[rows] | (rows < 0)
+        return OpenedFeatures(stored.cls[rows], bad, identity, path, rows)
 
     def _table_digest(self) -> str:
         return hashlib.sha256(manifest_bytes(self.manifest)).hexdigest()
@@ -247,7 +261,8 @@ class Data:
         """The activations that enter the last image-tower blocks, and what a checkpoint records."""
         path = opened.path
         assert path is not None
-        stored, dataset = int(opened.identity.get("block_inputs", 0)), path.parent.name
+        stored = int(opened.identity.get("block_inputs", 0))
+        dataset = path.parent.name
         blocks = finetune.depth
         limit = int(request.memory * 2**30)
         if blocks > stored and self.encoder.name != IMPORTED:
@@ -255,21 +270,25 @@ class Data:
             blocks = block_count(tower) if finetune.blocks == "all" else blocks
             select_blocks(tower, blocks)
         if opened.rows is not None and (finetune.augment or blocks > stored):
-            needed = f"inputs of {blocks} blocks, but block_inputs is {stored}; load images with block_inputs={blocks}"
-            pixels = "pixels for augmentation, which only data sets of params.yaml have; leave out finetune.augment"
-            raise UsageError(f"fine-tuning needs {pixels if finetune.augment else needed}")
+            needed = f"inputs of {blocks} blocks, but block_inputs is {stored}"
+            remedy = f"load images with block_inputs={blocks}"
+            if finetune.augment:
+                needed = "pixels for augmentation, which only data sets of params.yaml have"
+                remedy = "leave out finetune.augment"
+            raise UsageError(f"fine-tuning needs {needed}; {remedy}")
         if PIXELS in opened.identity and (finetune.augment or blocks > stored):
             return read_tokens(path, PIXELS, limit, opened.rows), {PIXELS: "true"}
         remedy = f"in params.yaml and run `duplex extract --dataset {dataset}`"
         if finetune.augment:
             raise UsageError(
-                f"finetune.augment changes pixels, but {path} has none; set datasets.{dataset}.encoder.pixels to true "
-                f"{remedy}"
+                f"finetune.augment changes pixels, but {path} has none; set "
+                f"datasets.{dataset}.encoder.pixels to true {remedy}"
             )
         if blocks > stored:
             raise UsageError(
-                f"finetune.blocks is {finetune.blocks}, but {path} holds the inputs of {stored} blocks; set "
-                f"datasets.{dataset}.encoder.block_inputs to {blocks} (or encoder.pixels to true) {remedy}"
+                f"finetune.blocks is {finetune.blocks}, but {path} holds the inputs of {stored} "
+                f"blocks; set datasets.{dataset}.encoder.block_inputs to {blocks} (or "
+                f"encoder.pixels to true) {remedy}"
             )
         record = {"block_inputs": str(stored)}
         if not self.skip_frozen_blocks or opened.rows is None or blocks == stored:
@@ -280,16 +299,17 @@ class Data:
             if isinstance(tokens, DiskTokens):
                 return tokens.at(back), record
             self.advanced.clear()
-            self.advanced[path, blocks] = self._advance(np.asarray(tokens), stored, stored - blocks)
+            outputs = self._advance(np.asarray(tokens), stored, stored - blocks)
+            self.advanced[path, blocks] = outputs
         return self.advanced[path, blocks][back], {**record, "block_inputs": str(blocks)}
 
     def _advance(self, values: NDArray[Any], stored: int, blocks: int) -> NDArray[Any]:
-        """Run the first `blocks` of the last `stored` image-tower blocks on their inputs; the outputs are float16."""
         device = resolve_device(self.device)
-        tower = load_encoder(self.encoder.name, self.encoder.weights, towers="image", device=device)
+        entry = self.encoder
+        tower = load_encoder(entry.name, entry.weights, towers="image", device=device)
         first = last_blocks(tower, stored).blocks[:blocks]
         outputs = []
-        with torch.no_grad(), float32_arithmetic(self.encoder.precision):
+        with torch.no_grad(), float32_arithmetic(entry.precision):
             for part in torch.from_numpy(values).split(ADVANCED):
                 x = part.to(device).float()
                 for block in first:
@@ -299,7 +319,7 @@ class Data:
 
 
 def open_data(params: Params, dataset: str, paths: ArtifactPaths) -> Data:
-    """Open a data set of params.yaml: read its manifest and labels; features are read and checked by `Data.read`."""
+    """Open a data set of params.yaml; features are read and checked by `Data.read`."""
     entry = params.dataset(dataset)
     place = paths.manifest(dataset)
     names = paths.labels(dataset)
@@ -307,7 +327,8 @@ def open_data(params: Params, dataset: str, paths: ArtifactPaths) -> Data:
     manifest = read_manifest(place)
     labels = LabelSpace.load(names)
     if any(sha256_once(path) != digest for path, digest in files.items()):
-        raise DuplexError(f"the data set {dataset} was prepared again while it was read; run the same command again")
+        reason = f"the data set {dataset} was prepared again while it was read"
+        raise DuplexError(f"{reason}; run the same command again")
     features = CachedFeatures(paths.features(dataset), place, files[place], entry.source.recorded_root)
     words = params.evaluation.word_vectors
     return Data(manifest, labels, features, entry.encoder, params.device, words, files=files)
@@ -327,17 +348,20 @@ def label_table(
     indexes = [each for each in (index, *map(pandas_index, columns)) if each is not None]
     if not all(each.equals(indexes[0]) for each in indexes):
         raise UsageError(
-            "rows are matched by position, but the pandas indexes of `features` and the table's columns differ; put "
-            "their rows into the same order, then call `reset_index(drop=True)` on each"
+            "rows are matched by position, but the pandas indexes of `features` and the table's "
+            "columns differ; put their rows into the same order, then call "
+            "`reset_index(drop=True)` on each"
         )
     try:
         frame = pd.DataFrame(table).reset_index(drop=True)
     except ValueError as error:
-        raise UsageError(f"pandas cannot read the table ({error}); give each column one entry per image") from None
+        reason = f"pandas cannot read the table ({error})"
+        raise UsageError(f"{reason}; give each column one entry per image") from None
     frame.columns = frame.columns.map(str)
     known = known_columns(frame.columns.tolist(), "the table", NEEDED, ("image",))
     if len(frame) != rows:
-        raise UsageError(f"`features` has {rows} rows, but the table has {len(frame)}; expected one row per image")
+        differ = f"`features` has {rows} rows, but the table has {len(frame)}"
+        raise UsageError(f"{differ}; expected one row per image")
     frame = frame[known]
     if "image" not in frame:
         frame = frame.assign(image=[str(row) for row in range(rows)])
@@ -349,7 +373,7 @@ def label_table(
 
 
 def pandas_index(value: object) -> pd.Index | None:
-    """A pandas object's index, or a mapping's keys, which pandas treats as an index; None for other values."""
+    """A pandas object's index, or a mapping's keys, which pandas treats as an index, or None."""
     index = pd.Index(list(value)) if isinstance(value, Mapping) else getattr(value, "index", None)
     return index if isinstance(index, pd.Index) else None
 
@@ -371,18 +395,18 @@ def missing_needs(params: Params, dataset: str, method: str) -> list[str]:
 
 
 def require_configured_inputs(params: Params, dataset: str, method: str) -> None:
-    """Raise `UsageError` if params.yaml gives a data set no source for an input that a method needs."""
+    """Raise `UsageError` if params.yaml gives a data set no source for what a method needs."""
     missing = missing_needs(params, dataset, method)
     if not missing:
         return
     remedies = {
-        "text": "the text tower of the encoder that made the features: if it has one, name this encoder as "
-        f"datasets.{dataset}.encoder in params.yaml",
+        "text": "the text tower of the encoder that made the features: if it has one, name this "
+        f"encoder as datasets.{dataset}.encoder in params.yaml",
         "words": "word vectors: set evaluation.word_vectors in params.yaml to a file in GloVe format",
         "patch": f"patch tokens, not imported features: give datasets.{dataset} in params.yaml an encoder instead",
     }
-    others = supported_methods(params, dataset)
-    advice = f"or choose a method such as {', '.join(others[:3])}" if others else "or choose another method"
+    others = ", ".join(supported_methods(params, dataset)[:3])
+    advice = f"or choose a method such as {others}" if others else "or choose another method"
     raise UsageError(f"{method} on {dataset} needs {remedies[missing[0]]}, {advice}")
 
 
@@ -391,15 +415,16 @@ def supported_methods(params: Params, dataset: str) -> list[str]:
     found = []
     for name in params.methods:
         with suppress(DuplexError):  # of a plug-in that cannot be imported
-            found += [] if missing_needs(params, dataset, name) else [name]
+            if not missing_needs(params, dataset, name):
+                found.append(name)
     return found
 
 
-SHORT = 32  # bytes of state and object that every text tower but the packaged one reads: no token is below a byte
+SHORT = 32  # bytes of a pair that every text tower but the packaged one reads
 
 
 def long_prompts(encoder: str, weights: str | None, labels: LabelSpace) -> list[str]:
-    """The pairs whose prompt `a photo of STATE OBJECT` has more tokens than the encoder's text tower accepts."""
+    """Pairs whose prompt `a photo of STATE OBJECT` is too long for the encoder's text tower."""
     compositions = labels.candidates("closed", "train")
     names = labels.names(compositions)
     if encoder != PACKAGED and all(len(name.encode()) <= SHORT for name in names):
@@ -410,6 +435,7 @@ def long_prompts(encoder: str, weights: str | None, labels: LabelSpace) -> list[
     around = 2 + len(tower.tokens(TEMPLATE))  # start, end, context
     states = [len(tower.tokens(prompt_name(word))) for word in labels.states]
     objects = [len(tower.tokens(prompt_name(word))) for word in labels.objects]
-    pairs = zip(labels.state_of(compositions).tolist(), labels.object_of(compositions).tolist(), strict=True)
-    lengths = (around + states[m] + objects[n] for m, n in pairs)
-    return [name for name, length in zip(names, lengths, strict=True) if length > tower.context_length]
+    m = labels.state_of(compositions)
+    n = labels.object_of(compositions)
+    lengths = around + np.array(states)[m] + np.array(objects)[n]
+    return [names[place] for place in np.flatnonzero(lengths > tower.context_length)]

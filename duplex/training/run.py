@@ -1,9 +1,12 @@
 """Train one method on a data set; used by the pipeline, searches and `duplex.fit`.
 
-spec = MethodSpec.of(params, dataset, method)          # the method with its options
-with reproducible(spec.training.threads):
-    run = train_run(spec, inputs, seed, device, params.evaluation)
-    run.write(RunPaths(folder))
+    spec = MethodSpec.of(params, dataset, method)          # the method with its options
+    with reproducible(spec.training.threads):
+        run = train_run(spec, inputs, seed, device, params.evaluation)
+        run.write(RunPaths(folder))
+
+After training, `tune_and_score` scores the validation images once per world: bias, feasibility
+threshold, confidence and the validation AUC come from that pass.
 """
 
 from __future__ import annotations
@@ -57,7 +60,7 @@ _one_thread = threading.RLock()  # PyTorch's settings and its random generators 
 
 @dataclass(frozen=True)
 class MethodSpec:
-    """A method to train: name, kind, options, training options, and worlds (closed, open or both)."""
+    """A method to train: name, kind, options, training options, and worlds."""
 
     name: str  # for messages
     kind: str
@@ -69,7 +72,7 @@ class MethodSpec:
 
     @classmethod
     def of(cls, params: Params, dataset: str, method: str) -> MethodSpec:
-        """Read a method of params.yaml with its options on a data set; `finetune: auto` is left to the caller."""
+        """A method of params.yaml with its options on a data set; without `finetune: auto`."""
         entry: MethodEntry = params.entry(method)
         finetune = params.finetune(method, dataset)
         return cls(
@@ -83,7 +86,7 @@ class MethodSpec:
         )
 
     def with_settings(self, settings: Mapping[str, Any]) -> MethodSpec:
-        """A copy with changed training options or options of the kind; `UsageError` for an unknown option."""
+        """A copy with changed options, of training or of the kind; else `UsageError`."""
         training = {field.name for field in fields(TrainingOptions)}
         known = dict.fromkeys([*sorted(training), *(field.name for field in fields(self.options))])
         for key in settings:
@@ -98,7 +101,7 @@ class MethodSpec:
 
     @property
     def request(self) -> InputRequest:
-        """What the method needs from a data set: kinds of features, precision of the text tower, memory limit."""
+        """What the method needs from a data set."""
         needs = find_method(self.kind).needs(self.options)
         return InputRequest(needs, self.training.precision, self.finetune, self.training.memory)
 
@@ -116,16 +119,16 @@ class TrainedMethod:
 
     @property
     def val_auc_all(self) -> float | None:
-        """Validation AUC with every pair a candidate, in percent; None if the run is not for the open world."""
+        """Validation AUC with every pair a candidate, in percent; None without the open world."""
         return None if self.record.val_auc_all is None else 100 * self.record.val_auc_all
 
     @property
     def history(self) -> pd.DataFrame:
-        """One row per epoch: mean losses, validation AUC (a fraction), and any other metric that chose the epoch."""
+        """One row per epoch: mean losses, validation AUC (a fraction), the metric that chose."""
         return pd.DataFrame(self.result.history)
 
     def write(self, files: RunPaths) -> None:
-        """Write the run's `files`, replacing earlier ones, and remove results that belong to another checkpoint."""
+        """Write the run's `files`, and remove results that belong to another checkpoint."""
         before = sha256(files.checkpoint) if files.checkpoint.is_file() else None
         save_checkpoint(files.checkpoint, self.method, self.record)
         write_text(files.history, self.history.to_csv(index=False, lineterminator="\n"))
@@ -174,7 +177,8 @@ def train_run(
     images = inputs.examples["train"].to(device)
     val = inputs.examples["val"].to(device)
     on_device = replace(inputs, examples={**inputs.examples, "train": images})
-    method = initialised_method(spec.kind, spec.options, inputs.context(spec.trained_for), on_device, seed, device)
+    context = inputs.context(spec.trained_for)
+    method = initialised_method(spec.kind, spec.options, context, on_device, seed, device)
     selecting = spec.training.select if choose_by is None else metric_name(choose_by)
     validate = Validation(val, inputs.labels, selecting, choose_by)
     result = train(method, images, spec.training, seed, validate, resume, hooks)
@@ -212,13 +216,14 @@ def train_on_all_images(
     device: torch.device,
     resume: ResumePoint = ResumePoint(),
 ) -> TrainedMethod:
-    """Train a method on all labelled images, without validation, as an earlier run chose.
+    """Train on all labelled images, without validation, as an earlier run chose.
 
     tuned: values of options that the earlier run chose on validation images.
     """
     options = replace(spec.options, **tuned)
     training = replace(spec.training, epochs=max(1, chosen.epoch), patience=None)
-    method = initialised_method(spec.kind, options, inputs.context(spec.trained_for), inputs, chosen.seed, device)
+    context = inputs.context(spec.trained_for)
+    method = initialised_method(spec.kind, options, context, inputs, chosen.seed, device)
     images = inputs.examples["train"].to(device)
     if chosen.epoch:
         result = train(method, images, training, chosen.seed, None, resume)
@@ -244,34 +249,36 @@ def initialised_method(
     kind: str, options: Options, context: MethodContext, inputs: RunInputs, seed: int, device: torch.device
 ) -> Method[Any]:
     """Build an untrained method and initialise it from the training images (`Method.start`)."""
-    labels, images = context.labels, inputs.examples["train"].to(device)
-    known, alone = np.concatenate(labels.trained_words), images.compositions[images.compositions < 0]
+    labels = context.labels
+    images = inputs.examples["train"].to(device)
+    known = np.concatenate(labels.trained_words)
+    alone = images.compositions[images.compositions < 0]
     known[-1 - alone.cpu().numpy()] = True  # words of images with only a state or an object
     new = list(compress((*labels.states, *labels.objects), ~known))
     if new and not find_method(kind).scores_new_words(options):
         raise UsageError(
-            f"{kind} with these options learns words from images alone, but there are no training images of "
-            f"{', '.join(map(repr, new))}; choose a method with prompts or word vectors, or add such images to train"
+            f"{kind} with these options learns words from images alone, but there are no training "
+            f"images of {', '.join(map(repr, new))}; choose a method with prompts or word "
+            "vectors, or add such images to train"
         )
     if (partial := len(alone)) and not find_method(kind).accepts_partial_labels(options):
         raise UsageError(
-            f"{kind} with these options needs pairs, but some training images ({partial}) have only a state or "
-            "object; complete their labels, leave these images out, or choose a method such as kg_sp or linear"
+            f"{kind} with these options needs pairs, but some training images ({partial}) have "
+            "only a state or object; complete their labels, leave these images out, or choose a "
+            "method such as kg_sp or linear"
         )
     torch.manual_seed(seed)
     method = make_method(kind, options, context).to(device)
-    method.eval().start(Batch(images.inputs, images.compositions.clone()))  # other runs read the labels too
+    method.eval().start(Batch(images.inputs, images.compositions.clone()))  # others read the labels too
     return method
 
 
 def tune_and_score(
     spec: MethodSpec, method: Method[Any], inputs: RunInputs, val: Examples, settings: EvaluationParams
 ) -> tuple[Margins, dict[str, Any]]:
-    """Let a trained method choose its settings, then score the validation images once per world.
-
-    Returns closed-world margins, and the fields of `TrainingRecord` that follow from the scores.
-    """
-    labels, rule = inputs.labels, settings.feasibility
+    """Choose settings; returns closed-world margins on validation images, fields of the record."""
+    labels = inputs.labels
+    rule = settings.feasibility
     choose_options(method, val, labels)
     kept: list[Tensor] = []
 

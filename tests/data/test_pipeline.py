@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from ruamel.yaml import YAML
 
@@ -17,10 +18,11 @@ PROJECT = Path(__file__).parents[2]
 PATH = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 
 
-def run(project: Path, *command: str) -> None:
+def run(project: Path, *command: str) -> str:
     environment = {**os.environ, "PYTHONPATH": str(project), "PATH": PATH, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{command}: {done.stdout[-3000:]}{done.stderr[-3000:]}"
+    return done.stdout + done.stderr
 
 
 def copy_project(project: Path) -> None:
@@ -91,3 +93,35 @@ def test_every_layout_reaches_metrics(tmp_path: Path, names: tuple[str, ...]) ->
         for world in ("closed", "open"):
             assert 0 <= metrics[world]["auc"] <= 100
         assert len((project / f"artifacts/{name}/manifest.csv").read_text().splitlines()) == 1 + len(rows())
+
+
+@pytest.mark.long
+def test_what_changes_features_is_noticed(tmp_path: Path) -> None:
+    project, root = tmp_path / "project", tmp_path / "pictures"
+    project.mkdir()
+    copy_project(project)
+    make_standard(root, "archive")
+    assert duplex("data", "add", "own", root, "--encoder", "tiny", cwd=project).returncode == 0
+
+    def extracted() -> str:
+        """What `dvc repro` prints about the stage extract; "" if it did not run."""
+        said = run(project, sys.executable, "-m", "dvc", "repro", "extract@own")
+        return said.partition("Running stage 'extract@own'")[2]
+
+    assert extracted() and not extracted()
+    image = root / pd.read_csv(project / "artifacts/own/manifest.csv")["image"][0]
+    image.touch()
+    assert not extracted()
+    data = image.read_bytes()
+    image.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    assert "encoded before" in extracted()
+    code = project / "duplex/data/images.py"
+    text = code.read_text()
+    code.write_text(text.replace('image.convert("RGB"), image)', 'image.convert("RGB").rotate(180), image)'))
+    assert code.read_text() != text
+    said = extracted()
+    assert "the code that encodes images" in said and "encoded before" not in said
+    weights = project / "duplex/encoders/tiny/weights.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\1")
+    said = extracted()
+    assert "another weights file" in said and "encoded before" not in said and not extracted()

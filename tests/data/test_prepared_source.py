@@ -1,6 +1,8 @@
 """A source that changed after `prepare` is noticed."""
 
+import os
 import shutil
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import pytest
 
 from duplex.artifacts import ArtifactPaths
 from duplex.config.params import Params, load_params
+from duplex.data import contents
 from duplex.data.sources import source_record
 from duplex.data.tables import read_manifest, write_manifest
 from duplex.errors import DuplexError, UsageError
@@ -17,8 +20,7 @@ from duplex.project import doctor
 from duplex.project.doctor import DoctorFinding
 from duplex.project.extract import extract
 from duplex.project.prepare import prepare
-from duplex.project.run import ProjectData
-from duplex.project.stamps import DATA_STAGES
+from duplex.project.run import DATA_STAGES, ProjectData
 from duplex.project.suspects import RelabelledTable, open_labelled, rank_suspects, relabelled
 from tests.data.makers import make_folder, make_standard, make_table
 from tests.projects import SHIPPED
@@ -91,31 +93,86 @@ def test_a_changed_table_is_noticed_without_its_images(tmp_path: Path, monkeypat
     assert ProjectData(with_source(params, source), "own").settings("prepare") != before
 
 
-def test_images_in_other_bytes_or_other_order_of_listing_are_no_change(tmp_path: Path) -> None:
+def test_images_in_other_bytes_or_other_order_of_listing_are_no_other_names(tmp_path: Path) -> None:
     make_folder(tmp_path / "a", "nested")
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     for image in (tmp_path / "b").rglob("*.*"):
         image.write_bytes(b"")
     records = [source_record(SourceOptions("folder", tmp_path / name)) for name in "ab"]
-    assert records[0]["content"] == records[1]["content"]
+    assert records[0]["content"] == records[1]["content"] and records[0]["images"] != records[1]["images"]
 
 
-def test_images_of_other_sizes_in_a_folder_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    params, _ = table_project(tmp_path, monkeypatch)
-    root = tmp_path / "pictures"
-    make_folder(root, "nested")
-    params = with_source(params, SourceOptions("folder", root))
+YESTERDAY = time.time() - 86_400
+
+
+@pytest.fixture
+def encoded(prepared: Params, source: SourceOptions) -> tuple[Params, list[Path]]:
+    """The prepared project after extraction, its files of yesterday, and its images."""
+    extract(ProjectData(prepared, "own"))
+    images = [source.root / image for image in read_manifest(ArtifactPaths().manifest("own"))["image"]]
+    for image in images:
+        os.utime(image, (YESTERDAY, YESTERDAY))
+    assert ProjectData(prepared, "own").difference() == ""
+    return prepared, images
+
+
+def differences(params: Params) -> list[str]:
+    return [ProjectData(params, "own").difference(stage) for stage in DATA_STAGES]
+
+
+def test_a_replaced_image_of_the_same_size_is_noticed(encoded) -> None:
+    params, images = encoded
+    data = images[0].read_bytes()
+    images[0].write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    assert all("its image files have changed" in found for found in differences(params))
     prepare(ProjectData(params, "own"))
-    extract(ProjectData(params, "own"))
-    shutil.copytree(root, tmp_path / "copy")
-    shutil.rmtree(root)
+    assert extract(ProjectData(params, "own")).resumed < len(images)
+    assert differences(params) == ["", ""]
+    images[0].write_bytes(data)
+    assert all("its image files have changed" in found for found in differences(params))
+
+
+def test_a_deleted_image_is_noticed(encoded) -> None:
+    params, images = encoded
+    images[-1].unlink()
+    assert all(differences(params))
+
+
+def test_another_time_or_place_of_the_same_images_is_no_change(encoded, source: SourceOptions) -> None:
+    params, images = encoded
+    plan = [ProjectData(params, "own").settings(stage) for stage in DATA_STAGES]
+    images[0].touch()
+    assert differences(params) == ["", ""]
+    copied = source.root.with_name("copy")
+    shutil.copytree(source.root, copied, copy_function=shutil.copyfile)
+    shutil.rmtree(source.root)
     ProjectData(params, "own").require()  # the images are not on this machine
-    (tmp_path / "copy").rename(root)
-    ProjectData(params, "own").require()
-    image = next(root.rglob("*.png"))
-    image.write_bytes(image.read_bytes() + b" ")
-    for stage in DATA_STAGES:
-        assert "its image files have changed" in ProjectData(params, "own").difference(stage)
+    copied.rename(source.root)
+    assert differences(params) == ["", ""]
+    ArtifactPaths().image_digests("own").unlink()
+    assert [ProjectData(params, "own").settings(stage) for stage in DATA_STAGES] == plan
+
+
+def test_only_images_of_another_size_or_time_are_read_again(encoded, monkeypatch: pytest.MonkeyPatch) -> None:
+    params, images = encoded
+    read: list[str] = []
+    digests = contents.file_digests
+    monkeypatch.setattr(contents, "file_digests", lambda root, names: read.extend(names) or digests(root, names))
+    assert differences(params) == ["", ""] and read == []
+    os.utime(images[2], (YESTERDAY + 1, YESTERDAY + 1))
+    assert differences(params) == ["", ""] and len(read) == 1 and images[2].as_posix().endswith(read[0])
+    images[2].touch()
+    assert differences(params) == ["", ""] and len(read) == 3, "a file may change twice within a tick of the clock"
+
+
+def test_digests_that_cannot_be_written_or_read_are_taken_again(encoded) -> None:
+    params, _ = encoded
+    memory = ArtifactPaths().image_digests("own")
+    memory.write_text("{")
+    assert differences(params) == ["", ""]
+    memory.unlink()
+    memory.mkdir()
+    assert differences(params) == ["", ""]
 
 
 def table_project(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Params, Path]:

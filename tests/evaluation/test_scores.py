@@ -9,7 +9,7 @@ import pytest
 
 from duplex.errors import UsageError
 from duplex.evaluation import score_files as module
-from duplex.evaluation.score_files import ScoreFile, open_scores, require_same_columns
+from duplex.evaluation.score_files import ScoreFile, open_score_file, require_same_columns
 from tests.cli.test_score import save
 
 IMAGES, COLUMNS = 7, 4
@@ -22,7 +22,7 @@ KINDS = ("npz", "h5", "hdf5")
 
 
 def read(path: Path, **changes: Any) -> ScoreFile:
-    with open_scores(save(path, GOOD | changes)) as found:
+    with open_score_file(save(path, GOOD | changes)) as found:
         return found
 
 
@@ -30,7 +30,7 @@ def read(path: Path, **changes: Any) -> ScoreFile:
 @pytest.mark.parametrize(("block", "rows"), [(1, 1), (5, 1), (8, 2), (11, 2), (99, 7)])
 def test_blocks_hold_as_many_rows_as_fit(tmp_path: Path, monkeypatch, kind: str, block: int, rows: int) -> None:
     monkeypatch.setattr(module, "BLOCK", block)
-    with open_scores(save(tmp_path / f"s.{kind}", GOOD)) as found:
+    with open_score_file(save(tmp_path / f"s.{kind}", GOOD)) as found:
         parts = list(found.blocks())
         assert [(part.start, part.stop) for part, _ in parts] == [
             (start, min(start + rows, IMAGES)) for start in range(0, IMAGES, rows)
@@ -91,7 +91,7 @@ def test_two_columns_of_one_pair_are_refused(tmp_path: Path, kind: str) -> None:
 @pytest.mark.parametrize(("name", "says"), [("none.npz", "there is no file"), ("s.csv", "is neither an .npz nor")])
 def test_missing_files_and_unknown_suffixes_are_refused(tmp_path: Path, name: str, says: str) -> None:
     (tmp_path / "s.csv").write_text("1,2")
-    with pytest.raises(UsageError, match=says), open_scores(tmp_path / name):
+    with pytest.raises(UsageError, match=says), open_score_file(tmp_path / name):
         pass
 
 

@@ -80,7 +80,7 @@ def test_gradients_reach_every_parameter():
 
 
 def test_a_base_may_share_more_than_prototypes():
-    method, images = build(Flow, base={"kind": "clear", "patches": False}), batch(6)
+    method, images = build(Flow, base={"kind": "clear"}), batch(6)
     own = method.losses(images, method.shared())
     assert own["velocity"] > 0 and {"state", "object"} < set(own)
 

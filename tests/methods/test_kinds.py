@@ -65,7 +65,6 @@ ROWS: list[tuple[str, dict[str, Any]]] = [
     *((kind, {}) for kind in KINDS if kind not in ("flow", "product")),
     ("kg_sp", {"pseudo_labels": True}),
     ("gipcol", {"edges": False}),
-    ("clear", {"patches": False}),
     ("closed_form", {"inference": ["gaussian"], "interactions": 0.0, "losses": []}),
 ]
 

@@ -19,7 +19,8 @@ from duplex.cli import app
 from duplex.config.params import MethodEntry, Params, load_params
 from duplex.errors import DuplexError, UsageError
 from duplex.features.file import read_cache_digest
-from duplex.project import report, runs
+from duplex.project import plan, report, runs
+from duplex.project import run as run_module
 from duplex.project.evaluate import evaluate_stage
 from duplex.project.extract import extract
 from duplex.project.inventory import inventory_stage
@@ -38,6 +39,8 @@ from duplex.project.runs import best_run
 from duplex.project.sweep import SweptRun
 from duplex.project.train import train_stage
 from duplex.recognition.export import model_card_facts
+from duplex.system import code
+from duplex.system.code import code_files, code_hash
 from duplex.system.files import sha256
 from duplex.training.inputs import InputRequest
 from tests.features.conftest import update_checksums
@@ -152,7 +155,8 @@ def test_what_the_stages_of_a_data_set_record(project: Path) -> None:
     expected = {"prepare": {"source"}, "extract": encoded, "inventory": {"featured", "shown_as"}, "maps": set()}
     assert {stage: set(ProjectData(params, "own").settings(stage)) - {"code"} for stage in expected} == expected
     inventory_stage(ProjectData(params, "own"))
-    listed = [path for path in folder.rglob("*") if path.is_file() and not path.name.endswith(".stamp.json")]
+    left_out = (".stamp.json", ".partial")
+    listed = [path for path in folder.rglob("*") if path.is_file() and not path.name.endswith(left_out)]
     files = {path.relative_to(folder).as_posix(): sha256(path) for path in listed}
     assert json.loads((out / "files.json").read_text()) == files
     assert (out / "featured.json").read_text() == "{}\n", "no run has visual prototypes"
@@ -181,6 +185,14 @@ def test_files_of_encoders_count(project: Path) -> None:
             ProjectData(given, "own").run("csp", 0).settings("train"),
         ]
         assert before[0] != after[0] and before[1] != after[1]
+
+
+def test_weights_that_ship_with_the_package_count(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = shutil.copytree(ROOT / "duplex", project / "duplex", ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(code, "PACKAGE", package)
+    weights = package / "encoders" / "tiny" / "weights.safetensors"
+    weights.write_bytes(weights.read_bytes() + b" ")
+    assert stale() == {"extract", *TRAIN, *EVALUATE}
 
 
 def with_encoder(params: Params, **values: object) -> Params:
@@ -257,6 +269,7 @@ def test_a_run_is_not_evaluated_on_other_features_than_those_of_training(project
     pictures = sorted(project.glob("pictures/**/*.png"))
     for first, second in zip(pictures[:40], pictures[-40:], strict=True):
         shutil.copyfile(second, first)
+    prepare(ProjectData(params, "own"))
     extract(ProjectData(params, "own"), fresh=True)
     assert read_cache_digest(features) != contents
     with pytest.raises(DuplexError, match=r"not match the method 'csp' in params\.yaml: its features have changed"):
@@ -341,6 +354,19 @@ def test_a_checkpoint_replaced_during_an_evaluation_gives_no_metrics(project: Pa
     with pytest.raises(DuplexError, match="its tensors were changed"):
         evaluate_stage(ProjectRun("own", "clip", 0, load_params()), load=load)
     assert run.metrics.read_bytes() == before
+
+
+def test_a_new_stage_needs_no_more_than_its_script(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(ROOT / "pipeline", project / "pipeline")
+    script = project / "pipeline" / "count.py"
+    script.write_text("def work(dataset):\n    from duplex.data.tables import read_manifest\n")
+    monkeypatch.setattr(plan, "shipped_project", lambda: project)
+    monkeypatch.setattr(run_module, "shipped_project", lambda: project)
+    write_plan(load_params())
+    record = json.loads(Path("artifacts/plan/own/count.json").read_text())
+    assert record == {"code": code_hash(script)}
+    assert "duplex/data/tables.py" in code_files(script)
+    assert planned_data("own", "count").dataset == "own"
 
 
 def test_a_run_is_stamped_with_the_features_that_it_read(project: Path) -> None:

@@ -14,8 +14,9 @@ from duplex.cli import app
 from duplex.config.params import MethodEntry, load_params
 from duplex.errors import UsageError
 from duplex.project.run import ProjectRun
-from duplex.project.sweep import TaskRunner, TuningTrial, best_rows, tune
+from duplex.project.sweep import TaskRunner
 from duplex.project.train import train_stage
+from duplex.project.tune import TuningTrial, best_rows, tune
 from duplex.training.checkpoint import read_record
 from tests.projects import edited_params, with_evaluation
 from tests.subprocesses import ROOT

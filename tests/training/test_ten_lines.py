@@ -112,14 +112,19 @@ def test_ten_lines_go_from_a_data_set_to_an_answer(project):
 
 @pytest.mark.parametrize("form", ["params.yaml", "table", "arrays"])
 @pytest.mark.parametrize("method", METHODS)
-def test_every_form_gives_the_metrics_of_the_pipeline_to_the_digit(project, method, form):
+def test_every_form_gives_the_metrics_of_the_pipeline(project, method, form):
+    """To the last digit from the pipeline's features; a table's images are encoded again, in batches of other sizes."""
     data, expected = project.data(form), project.metrics(method)
+
+    def near(value: Any) -> Any:
+        return pytest.approx(value, rel=0.01) if form == "table" else value
+
     with inside(project.empty):
         run = duplex.fit(data, method, **({} if form == "params.yaml" else SETTINGS))
         for world in set(WORLDS) & set(run.record.calibration or {}):
             found = duplex.evaluate(run, data, world=world).metrics
-            assert {key: found[key] for key in HEADLINE} == {key: expected[world][key] for key in HEADLINE}
-        assert run.val_auc == expected["val_auc"]
+            assert {key: found[key] for key in HEADLINE} == near({key: expected[world][key] for key in HEADLINE})
+        assert run.val_auc == near(expected["val_auc"])
         if form == "params.yaml":
             checkpoint = run.save(project.empty / method) / "checkpoint.safetensors"
             assert checkpoint.read_bytes() == project.paths.run("own", method, 0).checkpoint.read_bytes()
