@@ -8,13 +8,17 @@
     experts:     y <- y + B_0 A_0 h + sum_i G_i B_i A_i h    y: output of the MLP; h: its normed input
 
 Each token has its own `G`: the softmax of the two largest of eight numbers `R h`, R a matrix; the
-other six experts get zero (EVA, arXiv 2506.20986, known from others' summaries).
+other six experts get zero. This is EVA's mixture of experts (arXiv 2506.20986), known from others'
+summaries, which do not give the ranks.
 
 `Up` and `B` start at zero, except in `concepts`, CAILA's published adapters (Zheng et al., 2024).
 There, an image's run for compositions starts at the middle block, with the tokens of the other two
 runs joined, and mixes all three adapters:
 
     y <- y + (Up_c(mean of z_k) + Up_s(z_s) + Up_o(z_o)) / 3,   z_k = quickgelu(Down_k(y))
+
+The Duplex paper puts adapters "in the image encoder". It builds on the published code of Troika
+(Huang et al., 2024), which has parallel adapters; Chen et al. (2022) introduced these.
 """
 
 from __future__ import annotations

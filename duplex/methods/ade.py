@@ -13,6 +13,10 @@ Hao et al., "Learning Attention as Disentangler for Compositional Zero-Shot Lear
   not its state
 * CE, cos: cross-entropies (at a temperature) and cosines of features with embedded words
 * D(x, y): distance between the attention maps of x over y and of y over x
+
+The paper's D is an earth mover's distance over attention between all tokens; here it compares the
+sorted attention maps of the two CLS features. The paper's attention has heads, residuals and a
+feed-forward part; here it has none of these.
 """
 
 from __future__ import annotations

@@ -8,8 +8,9 @@ in homogeneous coordinates, the augmented image has the colour that the image ha
 where the crop C, the flip F, the perspective P and the rotation R are random for each image; the
 identity matrix stands for those that are not chosen.
 
-Strengths are those of published code: flip, perspective and rotation of CSP and Troika, the crop
-of CAILA.
+Strengths are those of published code: flip, perspective and rotation of CSP and Troika
+(github.com/BatsResearch/csp, github.com/bighuang624/Troika), the crop of CAILA; apart from the
+angle, these are torchvision's defaults.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
 """Copies of an image tower's last blocks, which fine-tuning trains, and adapters of text towers.
 
 The blocks compute a method's CLS features from their cached inputs or from cached pixels, for
-which the frozen layers before the first block run, too. Batch norms keep their pretrained
-statistics.
+which the frozen layers before the first block run, too. Plug-ins (`duplex.methods.adapters`)
+determine what is trained in the blocks. Batch norms keep their pretrained statistics. Adapters in
+the text tower act on each token alone, so prompts that begin with the same tokens still share the
+encoding of this beginning.
 """
 
 from __future__ import annotations

@@ -14,8 +14,10 @@ WACV 2024.
 * L_s, L_o, L_c: cross-entropies of states, objects and compositions
 * L_shift: cross-entropy of artificial images: an image's z^s plus the next one's z^o, if seen
 
-With `adapter: blocks`, z and t of each concept come from towers fine-tuned with the adapters
-`concepts` instead, and each concept has a trained tau.
+In the paper, adapters are part of every encoder layer; here, they follow the final features. With
+`adapter: blocks`, z and t of each concept come from towers fine-tuned with the adapters `concepts`
+instead, and each concept has a trained tau. In the paper, artificial images replace a tenth of the
+images; here, they have a loss of their own.
 """
 
 from __future__ import annotations

@@ -13,6 +13,8 @@ Wang et al., "Learning Conditional Attributes for Compositional Zero-Shot Learni
 * o_x: the most probable object;  beta: output of the hyper learner, which scales layers of e_s
 * g: perceptron on both word vectors;  a: option `share`
 * L_c, L_s, L_o: cross-entropies of cosines at temperature T, L_c over seen compositions
+
+Word vectors are trained, as published. The sizes of layers are this repository's.
 """
 
 from __future__ import annotations

@@ -14,6 +14,10 @@ CVPR 2024.
 * p(c|x), p(s|x), p(o|x): posteriors by prompts of compositions, states and objects (three paths)
 * L_spec ranks two states seen with the same object; it is added to the cross-entropies of the
   three paths
+
+The paper's learner also clusters batches, removes noise from states, and filters open-world
+compositions. This version does none of that; as for every method, the evaluation's threshold
+excludes infeasible compositions.
 """
 
 from __future__ import annotations

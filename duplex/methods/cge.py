@@ -14,11 +14,13 @@ et al., "Learning Graph Embeddings for Open World Compositional Zero-Shot Learni
 * alpha: rises to its final value over the first `margin_epochs`
 
 The loss is a cross-entropy over seen compositions. The graph contains all compositions that the
-data set's splits list, in the open world all. There, Co-CGE weighs messages of unseen compositions
-by max(0, rho(c)); in its first epoch they send none and are excluded from the loss.
+data set's splits list, in the open world all compositions. There, Co-CGE weighs messages of unseen
+compositions by max(0, rho(c)); in its first epoch they send none and are excluded from the loss.
+The cached encoder replaces the papers' trained backbone.
 
-No adjacency matrix is built. A composition outside of the graph receives messages and sends none,
-so its embedding does not depend on the other candidates.
+No adjacency matrix is built: composition `c = (s, o)` adds the edges s-o, s-c and o-c. A
+composition outside of the graph receives messages and sends none, so its embedding does not depend
+on the other candidates.
 """
 
 from __future__ import annotations

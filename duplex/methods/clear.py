@@ -10,6 +10,9 @@ Li, Zhao, Su, "From Model Patterns to Abstract Semantics in CZSL", preprint, 202
 * q_s: text feature of a prompt whose word is a learned vector, at first the mean of all states'
 * X: patch tokens;  W: linear map;  types: two learned vectors, of words and of patches
 * B: blocks of cross-attention and MLP, at first B(x, y) = x;  tau: CLIP's temperature
+
+A published decoder's layers also have self-attention, which for a single query is a linear map,
+and dropout.
 """
 
 from __future__ import annotations

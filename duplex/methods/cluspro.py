@@ -13,6 +13,9 @@ Qu et al., "Learning Clustering-based Prototypes for Compositional Zero-Shot Lea
 * p^+: the prototype that an image is assigned to;  sum_p: over all K (M + N) prototypes
 * HSIC: Hilbert-Schmidt criterion with linear kernels, squared norm of the cross-covariance
 * L_c, L_s, L_o, p(.|x): cross-entropies and posteriors by prompts on three paths
+
+In the paper, a coherence term (Eq. 7) also makes transport plans similar for images with similar
+features; it is left out here. As in the paper, clusters have no part in inference.
 """
 
 from __future__ import annotations

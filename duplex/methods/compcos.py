@@ -12,7 +12,8 @@ Mancini et al., "Open World Compositional Zero-Shot Learning", CVPR 2021.
 * alpha: rises to its final value over the first `margin_epochs`
 
 The loss is a cross-entropy at temperature T: of p over seen compositions, or in the open world of
-f over all. In the first epoch, before rho is known, unseen compositions are excluded from it.
+f over all. In the first epoch, before rho is known, unseen compositions are excluded from it. The
+cached encoder with a perceptron replaces the paper's ResNet-18.
 """
 
 from __future__ import annotations

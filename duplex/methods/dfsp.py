@@ -16,7 +16,10 @@ CVPR 2023.
   compositions without fusion
 
 With t2i, the image attends to the decomposed text, then to itself. With i2t, the decomposed text
-attends to the image and is composed again. The last layers of fusion blocks start at zero.
+attends to the image and is composed again. The last layers of fusion blocks start at zero, so
+training starts without an effect of fusion; with `fusion: none` it stays so. The paper fuses the
+towers' tokens before they are projected, and has blocks of self-attention for the text and for the
+unfused tokens, too; these are left out.
 """
 
 from __future__ import annotations

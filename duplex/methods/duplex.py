@@ -1,10 +1,12 @@
 """Duplex (Peng et al.): semantic prototypes, and visual prototypes that training refines.
 
-An image is compared with the text feature of each composition's learned prompt and with an
-estimated mean image feature (visual prototype). The codebook of visual prototypes is refined batch
-by batch in a local bipartite graph: the batch's candidate compositions receive messages from each
-image's state and object factor, and from each counterfactual (an image's state factor fused with
-another's object factor). Equations in this file are the paper's (Eq. 5-22, Algorithm 1).
+An image is compared with the text feature of each composition's learned prompt (semantic
+prototype) and with an estimated mean image feature of each composition (visual prototype). The
+codebook, the table of visual prototypes, is refined batch by batch in a local bipartite graph: the
+prototypes of the batch's candidate compositions receive messages from each image's state and
+object factor, and from each counterfactual (an image's state factor fused with another's object
+factor). Sums of messages factor by state, object and cell of the (state x object) grid, so no
+matrix over nodes is built. Equations in this file are the paper's (Eq. 5-22, Algorithm 1).
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Base classes and layers shared by the methods of published papers, such as CGE, CAILA and DFSP.
 
-Methods compare image features with encoded prompts (`TextMethod`), with prompts on three paths
-(`ThreePaths`), or with embedded word vectors (`WordMethod`, `EmbeddingHead`).
+Methods compare image features with encoded prompts (`TextMethod`), with prompts on three paths,
+those of compositions, states and objects (`ThreePaths`), or with embedded word vectors
+(`WordMethod`, `EmbeddingHead`).
 """
 
 from __future__ import annotations

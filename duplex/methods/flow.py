@@ -13,6 +13,10 @@ formulas were read on the project page and in third parties' notes, not in the p
 * z_c, z_s, z_o: image feature and factors of a base with three paths;  t_c, t_s, t_o: its prompts
 * v_s, v_o, C: networks;  tau: CLIP's temperature;  p: the base's p(c|x), a softmax or a logit
 * Leaked features: v_s also learns to move z_o and z_c to t_s, and v_o to move z_s and z_c to t_o
+
+The networks' sizes, step, q and w are those of a re-implementation for video; the authors' values
+are unknown. Our choices: all losses have the weight 1, L_velocity and L_end are means over all
+starts, and L_composer trains only C.
 """
 
 from __future__ import annotations

@@ -20,8 +20,9 @@
 This adds `r s` columns `phi_mn = U_m (x) V_n` with the ridge `1 / tau` to the least squares; tau
 is chosen with v.
 
-Up to a constant, `g` is Bayes' rule for normal distributions around `h_c`. Vectors are stored
-minus `mu`, and never for all M N pairs: `x . mu_mn` is computed as an outer sum (and a product of
+Up to a constant, `g` is Bayes' rule for normal distributions around `h_c`: linear discriminant
+analysis (Fisher 1936) with composed means. Vectors are stored minus `mu`, which loses least in
+float32, and never for all M N pairs: `x . mu_mn` is computed as an outer sum (and a product of
 small factors), `|mu_mn|^2` as a table.
 """
 

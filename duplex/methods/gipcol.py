@@ -7,9 +7,11 @@ Xu et al., "GIPCOL: Graph-Injected Soft Prompting for Compositional Zero-Shot Le
 * v: learned prefix;  s, o: vectors of state and object, initialised with token embeddings
 * G: graph network over states, objects, compositions; a composition's input is the mean of both
 
-The loss is a cross-entropy over seen compositions. With `words: replaced`, as published, s and o
-stay fixed and G's output replaces them. By default, they are trained, and G's last layer starts at
-zero. `edges: false` removes the network, which leaves CSP with a learned prefix.
+The frozen text tower encodes prompts; the loss is a cross-entropy over seen compositions. In the
+paper, s and o stay fixed and G's output replaces them (`words: replaced`). By default, they are
+trained here, and G's last layer starts at zero, so that training starts with words that the tower
+knows. `edges: false` removes the network, which leaves CSP with a learned prefix. The graph
+contains the compositions that the data set's splits list, in the open world all.
 """
 
 from __future__ import annotations

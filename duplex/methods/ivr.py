@@ -16,6 +16,8 @@ ECCV 2022.
 * L_d, L_d': CE and CE' without the share `discard` of channels, those in which V_y and V'_y of the
   label y differ most
 * L_grad: penalises different gradients of V and V', so that both move alike; biases': means of E
+
+An image without a partner has no part in the terms that need one.
 """
 
 from __future__ import annotations

@@ -14,6 +14,10 @@ as in the authors' code; likewise for objects:
     argmax_s f(s, o) l_s + g_s,    f(s, o) = max(0, cos(v_s, v_o)),    l: outputs before the softmax,    g ~ Gumbel
 
 * v: word vectors (evaluation.word_vectors); the paper uses those of ConceptNet
+
+The paper then excludes compositions whose words have a low similarity in ConceptNet. Here, as for
+every method, the evaluation excludes compositions by a threshold on feasibility from word vectors
+(evaluation.word_vectors).
 """
 
 from __future__ import annotations

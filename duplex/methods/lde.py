@@ -12,8 +12,9 @@ Representations in Vision-Language Models", CVPR 2025 (GDE).
 * mu: intrinsic mean on the sphere;  log_mu, exp_mu: maps to the tangent space at mu and back
 
 Nothing is trained. `space` is `linear` (LDE; sums are not normalised) or `sphere` (GDE). With
-`source: text`, u_c are text features of all M*N compositions; with `source: images`, they are
-training images' features, weighted so that every seen composition counts the same.
+`source: text`, as in LDE, u_c are text features of all M*N compositions. With `source: images`,
+they are training images' features, weighted so that every seen composition counts the same: GDE
+without its weights from CLIP's scores.
 """
 
 from __future__ import annotations

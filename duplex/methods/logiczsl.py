@@ -11,9 +11,10 @@ CVPR 2025.
 * p: posteriors by prompts of compositions, states and objects (three paths)
 * q(s) = sum_o p(s, o): marginal of the composition path, q(o) likewise
 
-The losses are sums over rules, averaged over images. The rules between states and between objects
-are the lines of the option `rules_written`, or if it is empty, derived from training labels
-(`exclusion_rules`).
+The losses are sums over rules, averaged over images; the rules of compositions are `c -> s`, `c ->
+o` and `s and o -> c`. In the paper, a language model writes the rules between states and between
+objects (primitives). Here they are the lines of the option `rules_written`, or if it is empty,
+derived from training labels (`exclusion_rules`).
 """
 
 from __future__ import annotations

@@ -14,6 +14,10 @@ Bao et al., "Prompting Language-Informed Distribution for Compositional Zero-Sho
 * l_c, l_s, l_o: logits of composition, state, object; l_s and l_o compare z^s and z^o with means
   of t' over the seen compositions that have the state (object); descriptions are averaged in the same way
 * b: drawn once per batch; inference uses its mean;  tau: CLIP's temperature
+
+In the paper, a language model writes the descriptions. Here they are `templates` followed by the
+composition's name. The paper's enrichment of images by augmented views is left out, as features
+are cached; so is the feed-forward part of its attention.
 """
 
 from __future__ import annotations

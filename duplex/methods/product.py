@@ -4,6 +4,9 @@
 
 * k: the members, the runs that are combined;  p_k(c|x): probability that run k gives to candidate c
 * T_k: the temperature that calibrates these probabilities on validation images;  Z normalises
+
+The checkpoint of a product only refers to its members: it holds their paths, fingerprints and
+temperatures.
 """
 
 from __future__ import annotations

@@ -1,4 +1,9 @@
-"""Text prompts of compositions, states and objects, encoded by a frozen text tower (Duplex paper, Eq. 1-2, 6-7)."""
+"""Text prompts of compositions, states and objects, encoded by a frozen text tower (Eq. 1-2, 6-7).
+
+The template `TEMPLATE` ("a photo of") is set here: text towers (`duplex.encoders`) know tokens
+only. `prompt_method` has the method that scores with prompts (`kind: prompts`). The equations are
+those of the Duplex paper.
+"""
 
 from __future__ import annotations
 

@@ -13,6 +13,11 @@ and Unimodal Memory Bank", CVPR 2026. Its formulas were read in notes by others,
 * q: learned query;  B: blocks of cross-attention and MLP, at first B(x, y) = x
 * b_ck: memory of c. Of training images with largest p_u at c, it has u of the K of least entropy;
   free places of c, and all of an unseen c, hold t_c
+
+Not said in the notes: alpha, beta, gamma, K, N, and that no gradient of KL reaches p. The paper
+trains low-rank updates of the image encoder; here, a linear map and an adapter change its tokens.
+The paper fills the memory batch by batch, and with test images, too; here, it is filled anew after
+each epoch, so that the same weights compute all of it.
 """
 
 from __future__ import annotations

@@ -11,7 +11,8 @@ Li et al., "Siamese Contrastive Embedding Network for Compositional Zero-Shot Le
 * h_s^-: embedding of a negative, an image with the same object in another state; L_to: vice versa
 * L_c, L_s, L_o: cross-entropies of compositions, of states by h_s and of objects by h_o
 
-An image without a positive or without negatives has no contrastive term.
+An image without a positive or without negatives has no contrastive term. The paper's State
+Transition Module, an adversarial generator of artificial compositions, is left out.
 """
 
 from __future__ import annotations

@@ -15,7 +15,8 @@ Learning", NeurIPS 2025, with formulas as in the authors' code. For each image:
 * i, j: compositions whose queue was entered by an image of the stream
 
 With `warm`, each queue begins with the composition's mean training feature or, if it is unseen, a
-composed prototype; this feature is the first to leave.
+composed prototype; this feature is the first to leave. WARM-CAT (arXiv 2602.23114; only its
+abstract was read) learns a map instead.
 """
 
 from __future__ import annotations

@@ -10,6 +10,10 @@ Huang et al., "Troika: Multi-Path Cross-Modal Traction for Compositional Zero-Sh
 * t: text feature of a prompt of a composition, a state or an object;  X: normalised patch tokens
 * A_l, F_l: cross-attention and feed-forward of N layers;  lambda: a learned factor per channel
 * L_c, L_s, L_o, p: cross-entropies and posteriors by t' of compositions, states and objects
+
+Instead of the paper's adapters in the image encoder, there is by default one after the cached
+feature. Dropout in the layers is left out. `disentangler`, `score` and the training option
+`word_dropout` can follow the published code.
 """
 
 from __future__ import annotations
