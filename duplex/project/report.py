@@ -270,6 +270,7 @@ def _maps(dataset: str, path: Path) -> ReportPart:
 
 def write_own_page(data: ProjectData) -> Path:
     """Write a data set's page on its run with the best closed-world validation AUC; its path."""
+    encoder = data.entry.encoder.name  # raises for an unknown data set
     hint = f"train one with `duplex train --dataset {data.dataset} --method METHOD`"
     chosen = best_run("closed", data.paths, data=data, hint=hint, params=data.params)
     run = data.run(chosen.root.parent.name, int(chosen.root.name))
@@ -279,7 +280,7 @@ def write_own_page(data: ProjectData) -> Path:
     test = inputs.examples["test"]
     answers = answers_with_labels(trained.method, test, inputs.labels, record.confidence, "closed")
     frozen = load_inputs(replace(data, params=data.params.model_copy(update={"device": "cpu"})))
-    facts = [("encoder", data.entry.encoder.name), ("run", f"{run.method}, seed {run.seed}")]
+    facts = [("encoder", encoder), ("run", f"{run.method}, seed {run.seed}")]
     examples = frozen.examples
     own = OwnData(data.dataset, inputs.labels, inputs.manifest, trained.root, answers, examples, facts=facts)
     return write_page(own, data.paths.page(data.dataset))

@@ -239,7 +239,7 @@ def load_checkpoint(checkpoint: Path | ModelHeader, context: MethodContext, enco
         current = plugin_hash(module_of(method_entry_point(record.kind)))
         current = plugin_code_hash(record.kind) if current == UNKNOWN_CODE else current
         if plugin != current:
-            is_unknown = UNKNOWN_CODE in (plugin, current)
+            is_unknown = UNKNOWN_CODE in f"{plugin} {current}"
             reason = "may have changed (it cannot be read)" if is_unknown else "has changed"
             problem = f"the code of {record.kind!r} {reason} since {path} was written"
             print(f"duplex: {problem}; predictions may be wrong until you train it again", file=sys.stderr)

@@ -184,16 +184,16 @@ def test_the_rate_with_the_best_mean_is_chosen(params, tmp_path, monkeypatch):
 def test_stored_runs_are_not_repeated(params, tmp_path, monkeypatch):
     done = []
 
-    def trained(params, dataset, name, seed, paths):
+    def trained(run):
         done.append("train")
-        paths.run(dataset, name, seed).checkpoint.write_text("")
+        run.files.checkpoint.write_text("")
 
-    def tested(params, dataset, name, seed, paths):
+    def tested(run):
         done.append("evaluate")
-        paths.run(dataset, name, seed).metrics.write_text("{}")
+        run.files.metrics.write_text("{}")
 
     monkeypatch.setattr(study, "train_stage", trained)
-    monkeypatch.setattr(study.stages, "evaluate_stage", tested)
+    monkeypatch.setattr(study, "evaluate_stage", tested)
     bench = Bench(params, "shapes", tmp_path)
     for is_tested in (False, False, True, True):
         bench.run("cso", 0, tested=is_tested, rate=1e-3)

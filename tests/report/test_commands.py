@@ -132,7 +132,8 @@ def test_swaps_compare_factors_joined_by_the_equation(project):
 def test_the_featured_run_is_that_of_the_parameter(project, featured, chosen):
     """`dual` has no run: the rule for null applies, and the page says so."""
     params = project.params.model_copy(update={"report": ReportParams(featured=featured)})
-    assert runs.featured_run(params, "own", project.paths) == (chosen, 0)
+    run = runs.featured_run(ProjectData(params, "own", project.paths))
+    assert (run.method, run.seed) == (chosen, 0)
     assert ProjectData(params, "own").settings("inventory")["featured"] == featured
     parts, _ = report.image_parts(ProjectData(params, "own", project.paths))
     notes = [block.text for part in parts for block in part.blocks if isinstance(block, Note)]

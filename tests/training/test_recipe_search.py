@@ -136,15 +136,15 @@ def test_more_blocks_are_taken_for_any_gain_but_the_first_only_beyond_the_error(
 def test_a_recipe_that_is_exactly_as_good_as_a_cheaper_one_is_not_chosen():
     """Neither blocks nor epochs are added for nothing; images on which both agree give a gain and an error of 0."""
     one, two = names(1)[0], names(2)[0]
-    levels_of_one_rate = [[Trial("nothing", SPEC)], *finetuned_recipes(SPEC, (1, 2), RATES[:1])]
+    of_one_rate = list(finetuned_recipes(SPEC, (1, 2), RATES[:1]))
     for aucs, expected in (
         ({"nothing": 0.6, one: 0.6, two: 0.6}, "nothing"),
         ({"nothing": 0.6, one: 0.7, two: 0.7}, whole(one)),
     ):
-        assert search_recipes(levels_of_one_rate, attempts(aucs)[0], print).recipe.name == expected
-    longer = [[Trial("nothing", SPEC)], *finetuned_recipes(SPEC, (1,), RATES[:1], EPOCHS)]
+        assert search_recipes(NOTHING, of_one_rate, attempts(aucs)[0], print).recipe.name == expected
+    longer = finetuned_recipes(SPEC, (1,), RATES[:1], EPOCHS)
     attempt, _ = attempts({"nothing": 0.6, one: 0.7, **{whole(one, epochs): 0.7 for epochs in EPOCHS}})
-    assert search_recipes(longer, attempt, print).recipe.name == whole(one)
+    assert search_recipes(NOTHING, longer, attempt, print).recipe.name == whole(one)
 
 
 def test_the_search_ends_after_two_numbers_of_blocks_without_a_gain():
