@@ -74,11 +74,7 @@ def test_few_arrows():
 
 def test_nobody_in_the_package_imports_its_public_names():
     """`from duplex import Recognizer` in a function would be an arrow to any room that no other test sees."""
-    assert {name for name, others in imports().items() if "duplex" in others} <= {
-        "duplex.cli",
-        "duplex.project.doctor",
-        "duplex.recognition.serve",
-    }
+    assert not {name for name, others in imports().items() if "duplex" in others}
 
 
 def test_a_module_is_a_subject():
