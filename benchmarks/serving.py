@@ -31,7 +31,7 @@ from benchmarks.measure import all_rounds, alternate, emit, median_ratio, option
 from duplex import Recognizer
 from duplex.data.images import decode_image
 from duplex.encoders.libraries import open_clip
-from duplex.recognition import Limits
+from duplex.recognition.limits import Limits
 
 REQUESTS, CLIENTS, ROUNDS = 1000, 16, 3
 DUPLEX = (sys.executable, "-c", "from duplex.cli import main; main()")

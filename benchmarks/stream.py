@@ -29,7 +29,7 @@ from benchmarks.measure import emit, memory, options, say
 from benchmarks.text import random_tower
 from duplex.config.params import StreamParams, load_params
 from duplex.methods import tomcat
-from duplex.methods.base import AdaptedRun, Batch, Inputs, MethodContext
+from duplex.methods.base import AdapterInputs, Batch, Inputs, MethodContext
 from duplex.methods.prompt_method import PromptMethod, PromptOptions
 from duplex.methods.tomcat import Tomcat, TomcatOptions
 from duplex.project.evaluate import evaluate_stage
@@ -91,7 +91,7 @@ def at_cgqa() -> dict[str, float]:
     method = PromptMethod(context, CSP).eval()
     own, every = labels.pairs["train"], np.arange(labels.size)
     train = Batch({"cls": torch.randn(len(own), DIM)}, torch.from_numpy(own), own)
-    run = AdaptedRun(method, every, np.ones(labels.size, dtype=bool), train, method.scorer(every))
+    run = AdapterInputs(method, every, np.ones(labels.size, dtype=bool), train, method.scorer(every))
     scores = Tomcat(run, TomcatOptions(warm=True)).scores({"cls": z[None]} for z in torch.randn(IMAGES, DIM))
     start = time.process_time()
     with patch.object(tomcat, "TOP", tomcat.MOST):  # else it takes a thousand images until all rows are in use

@@ -38,7 +38,7 @@ from duplex.cli import (
 from duplex.errors import DuplexError, UsageError, install_command, require
 from duplex.evaluation.metrics import aligned
 from duplex.labels import WORLDS
-from duplex.recognition import Limits
+from duplex.recognition.limits import Limits
 from duplex.system.entry import escape_unprintable
 from duplex.system.files import named_path, refuse_existing, replace_file
 

@@ -23,7 +23,7 @@ def changed_table(table: Any, changes: Any) -> Any:
     return {**({} if replaces else table), **changes}
 
 
-def on_datasets(entries: Table, datasets: Table) -> dict[str, Any]:
+def with_dataset_changes(entries: Table, datasets: Table) -> dict[str, Any]:
     completed = dict(entries)
     for name, table in datasets.items():
         own = table.get("methods")

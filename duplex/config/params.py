@@ -30,7 +30,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from duplex.artifacts import RESERVED
-from duplex.config.entries import Table, auto_as_table, changed_table, on_datasets, with_base
+from duplex.config.entries import Table, auto_as_table, changed_table, with_base, with_dataset_changes
 from duplex.errors import DuplexError, UsageError, require, shown
 from duplex.labels import WORLDS, World
 from duplex.methods import registry
@@ -427,7 +427,7 @@ def parse_params(record: Table, files: Mapping[str, Table], path: Path) -> Param
             if name in run["methods"]:
                 known = {key: table for key, table in recipe["per_dataset"].items() if key in datasets}
                 methods[name] = {**recipe, "per_dataset": known}
-    methods = on_datasets(methods, datasets)
+    methods = with_dataset_changes(methods, datasets)
     merged = {
         "datasets": datasets,
         "methods": {name: with_base(f"methods.{name}", entry, methods, (name,)) for name, entry in methods.items()},

@@ -35,7 +35,7 @@ USUAL_STEMS = ("open_clip_model", "open_clip_pytorch_model", "model", "pytorch_m
 WEIGHTS = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
 SAFE_WEIGHTS = WEIGHTS[:1]
 PICKLES = (".bin", ".pth", ".pt")  # suffixes
-DOWNLOADS = Path("~/.cache/clip")  # open_clip's folder for weights that are not on the hub
+DOWNLOAD_FOLDER = Path("~/.cache/clip")  # open_clip's folder for weights that are not on the hub
 MAX_ASPECT = 50  # longer images are cropped before they are resized, as only their middle is used
 NOT_WEIGHTS = ("input_resolution", "context_length", "vocab_size")  # numbers in OpenAI's archives
 
@@ -223,7 +223,7 @@ def initialised_by(seed: int) -> Iterator[None]:
 def weights_on_disk(published: dict[str, Any]) -> Path | None:
     """Path on disk of published weights, given by their entry in open_clip's table, or None."""
     url = str(published.get("url", ""))
-    if url and (file := DOWNLOADS.expanduser() / url.rsplit("/", 1)[-1]).is_file():
+    if url and (file := DOWNLOAD_FOLDER.expanduser() / url.rsplit("/", 1)[-1]).is_file():
         return file
     owner, names = _repository(published)
     return base.hub_file_on_disk(owner, names) if owner else None
@@ -238,7 +238,7 @@ def fetch_weights(published: dict[str, Any], what: str) -> Path:
 
 
 def _fetch_url(published: dict[str, Any], what: str) -> Path:
-    folder = DOWNLOADS.expanduser()
+    folder = DOWNLOAD_FOLDER.expanduser()
     base.check_reachable(published["url"], what)
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -297,7 +297,7 @@ class Method(nn.Module, Generic[OptionsT]):
 
 
 @dataclass(frozen=True)
-class AdaptedRun:
+class AdapterInputs:
     """The trained method that a stream adapter adapts, with its candidates and training images."""
 
     method: Method[Any]
@@ -317,7 +317,7 @@ class StreamAdapter:
     Options: ClassVar[type[Options]] = Options
     grid: ClassVar[Mapping[str, tuple[Any, ...]]] = {}  # option -> values to try
 
-    def __init__(self, run: AdaptedRun, options: Any) -> None:
+    def __init__(self, run: AdapterInputs, options: Any) -> None:
         self.run = run
         self.options = options
 

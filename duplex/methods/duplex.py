@@ -38,7 +38,7 @@ Message = Literal["state", "object", "counterfactual"]
 
 
 @dataclass(frozen=True)
-class Reading(Options):
+class PaperReading(Options):
     """Options for what the paper's text leaves open (docs/paper.md); other values also fit the text."""
 
     softmax: Literal["candidates", "all"] = "candidates"
@@ -190,7 +190,7 @@ def mean_messages(
     candidates: BatchCandidates,
     fusion: Fusion | None,
     messages: tuple[Message, ...],
-    reading: Reading = Reading(),
+    reading: PaperReading = PaperReading(),
 ) -> tuple[Tensor, Tensor]:
     """Mean message [C, d] to each candidate (Eq. 15-16); mask [C] of those that get any."""
     (total, weight), *others = [message_sums(kind, nodes, candidates, fusion, reading) for kind in messages]
@@ -210,7 +210,11 @@ def _mean_of_kind(total: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def message_sums(
-    kind: Message, nodes: MessageNodes, candidates: BatchCandidates, fusion: Fusion | None, reading: Reading = Reading()
+    kind: Message,
+    nodes: MessageNodes,
+    candidates: BatchCandidates,
+    fusion: Fusion | None,
+    reading: PaperReading = PaperReading(),
 ) -> tuple[Tensor, Tensor]:
     """Weighted sum of candidates' messages of one `kind` [C, d], and of the weights [C, 1]."""
     if kind == "counterfactual":
@@ -270,7 +274,7 @@ def refine(
     fusion: Fusion | None,
     messages: tuple[Message, ...],
     momentum: float,
-    reading: Reading = Reading(),
+    reading: PaperReading = PaperReading(),
 ) -> RefinedPrototypes:
     """Move the prototypes of a batch's candidates towards their mean message (Algorithm 1).
 
@@ -307,7 +311,7 @@ class DuplexOptions(PathOptions):
     losses: tuple[Literal["state", "object", "semantic", "visual"], ...] = ("state", "object", "semantic", "visual")
     inference: tuple[Literal["visual", "semantic", "factors"], ...] = ("visual", "semantic", "factors")
 
-    reading: Reading = option_field(default_factory=Reading)  # what the paper leaves open
+    reading: PaperReading = option_field(default_factory=PaperReading)  # what the paper leaves open
 
     def rules(self) -> Iterable[tuple[object, str]]:
         yield from super().rules()

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from duplex.methods.base import AdaptedRun, Inputs, StreamAdapter, UnsuitableMethod
+from duplex.methods.base import AdapterInputs, Inputs, StreamAdapter, UnsuitableMethod
 from duplex.methods.codebook import Codebook
 from duplex.methods.layers import unit
 from duplex.methods.portable import normalise_posterior_sums
@@ -68,7 +68,7 @@ class Tomcat(StreamAdapter):
         "warm": (False, True),
     }
 
-    def __init__(self, run: AdaptedRun, options: TomcatOptions) -> None:
+    def __init__(self, run: AdapterInputs, options: TomcatOptions) -> None:
         super().__init__(run, options)
         parts = run.method.inspectable()
         features = parts.text_space_features or parts.features

@@ -1,4 +1,4 @@
-"""The pipeline's stage `maps`: t-SNE of test images and prototypes of one run, for the report."""
+"""The pipeline's stage `maps`: the run whose t-SNE maps `report/figures.py` computes, for the report."""
 
 from __future__ import annotations
 

@@ -234,7 +234,7 @@ def image_parts(data: ProjectData) -> tuple[list[ReportPart], dict[str, object]]
         featured = data.params.report.featured
         if featured not in (None, run.method):
             source += f" report.featured is {featured}, which has no finished run."
-        thumbnails = images.thumbnails_under(root)
+        thumbnails = images.thumbnail_reader(root)
         notes = [Note(source), *missing]
         parts = example_and_error_parts(predictions, place.as_posix(), thumbnails, notes, texts)
     return [*parts, *retrieved, _maps(data.dataset, data.paths.maps(data.dataset))], numbers

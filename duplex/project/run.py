@@ -1,8 +1,9 @@
 """A data set and a run of the pipeline as objects: parameters, files, and stamps.
 
-data = ProjectData(params, "shapes") data.require()                          # an error if its
-images or settings changed since it was extracted run = data.run("duplex", seed=0)
-run.difference("train", "evaluate")     # "" or why its files are outdated
+data = ProjectData(params, "shapes")
+data.require()                          # an error if it must be prepared or extracted again
+run = data.run("duplex", seed=0)
+run.difference("train", "evaluate")     # "", or why its files are outdated
 """
 
 from __future__ import annotations
@@ -133,6 +134,15 @@ class ProjectData:
                 command = f"duplex {stage} --dataset {self.dataset}"
                 raise DuplexError(f"{path(self.dataset)} does not exist; `{command}` writes it")
 
+    def checksums(self) -> dict[str, str | None]:
+        """Checksums of the files that runs read, as they are now (`RunInputs.read`: as they were)."""
+        features = self.paths.features(self.dataset)
+        return {
+            "manifest.csv": _checksum(self.paths.manifest(self.dataset)),
+            "labels.json": _checksum(self.paths.labels(self.dataset)),
+            "features.h5": read_cache_digest(features) if features.is_file() else None,
+        }
+
     def open(self) -> Data:
         return open_data(self.params, self.dataset, self.paths)
 
@@ -216,20 +226,12 @@ class ProjectRun:
 
         read: checksums of the data as the run read it (`RunInputs.read`). None: as it is now.
         """
-        inputs: dict[str, Any] = dict(self._data_files() if read is None else read)
+        inputs: dict[str, Any] = dict(self.data.checksums() if read is None else read)
         if stage == "evaluate":
             inputs["checkpoint.safetensors"] = _checksum(self.files.checkpoint)
         elif self.entry.members:
             inputs["members"] = {name: _checksum(run.files.checkpoint) for name, run in self.combined.items()}
         return {**self.settings(stage), "seed": self.seed, "inputs": inputs}
-
-    def _data_files(self) -> dict[str, str | None]:
-        features = self.paths.features(self.dataset)
-        return {
-            "manifest.csv": _checksum(self.paths.manifest(self.dataset)),
-            "labels.json": _checksum(self.paths.labels(self.dataset)),
-            "features.h5": read_cache_digest(features) if features.is_file() else None,
-        }
 
     def difference(self, *stages: str) -> str:
         """Why the run is outdated (params.yaml, data or code changed); "" if it is not."""
@@ -265,6 +267,21 @@ LoadInputs = Callable[[ProjectData, InputRequest], RunInputs]
 def load_inputs(data: ProjectData, request: InputRequest = InputRequest()) -> RunInputs:
     """Read what `request` asks for from a data set."""
     return data.open().read(request)
+
+
+def reader(
+    data: ProjectData, read: Mapping[str, str | None], load: LoadInputs = load_inputs
+) -> Callable[[InputRequest], RunInputs]:
+    """A function that reads a data set's inputs, and refuses them if its files are not those of `read`."""
+
+    def inputs_of(request: InputRequest) -> RunInputs:
+        inputs = load(data, request)
+        if inputs.read != read:
+            changed = f"the data set {data.dataset} has changed since this began"
+            raise DuplexError(f"{changed}; run the same command again")
+        return inputs
+
+    return inputs_of
 
 
 class LastDatasetLoader:

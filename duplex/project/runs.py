@@ -20,7 +20,7 @@ from duplex.labels import LabelSpace, prompt_name
 from duplex.methods.base import Method
 from duplex.project.run import ProjectData, ProjectRun, load_inputs
 from duplex.recognition.answers import NeighbourIndex
-from duplex.report.images import RetrievalContext, thumbnails_under
+from duplex.report.images import RetrievalContext, thumbnail_reader
 from duplex.system.files import sha256
 from duplex.training.checkpoint import check_inputs, load_checkpoint, read_record
 from duplex.training.inputs import InputRequest, RunInputs
@@ -146,7 +146,7 @@ class LoadedRun:
         """The method and its test images, as input for nearest-image searches."""
         test = self.inputs.examples["test"]
         images = self.inputs.manifest["image"].to_numpy()[test.rows].tolist()
-        thumbnails = thumbnails_under(self.root)
+        thumbnails = thumbnail_reader(self.root)
         return RetrievalContext(self.method.inspectable(), self.inputs.labels, test, images, thumbnails)
 
 

@@ -23,7 +23,7 @@ from duplex.config.params import EvaluationParams, StreamParams
 from duplex.errors import DuplexError
 from duplex.evaluation.metrics import METRICS
 from duplex.labels import Ints, World
-from duplex.methods.base import AdaptedRun, Batch, Inputs, Method, find_stream_adapter
+from duplex.methods.base import AdapterInputs, Batch, Inputs, Method, find_stream_adapter
 from duplex.options import Options
 from duplex.recognition.worlds import WorldResult, evaluate_world
 from duplex.system.processes import track
@@ -75,7 +75,7 @@ class AdaptableRun:
         images = Batch(train.inputs, train.compositions)
         mask = scoring.feasible_compositions(self.method, self.inputs.words, calibration)
         feasible = np.ones(len(candidates), dtype=bool) if mask is None else mask
-        adapted = AdaptedRun(self.method, candidates, feasible, images, plain.scorer)
+        adapted = AdapterInputs(self.method, candidates, feasible, images, plain.scorer)
         adapter: Any = find_stream_adapter(self.params.adapter)(adapted, options)
         places = np.random.default_rng([self.params.seed, order]).permutation(len(self.inputs.examples[split]))
         task = StreamScorer(

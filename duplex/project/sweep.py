@@ -102,11 +102,17 @@ class SweptRun:
 
     def execute(self, load: LoadInputs) -> None:
         """Evaluate the run, after training it if its checkpoint is outdated."""
-        if any(self.run.settings(stage) != planned for stage, planned in self.planned.items()):
-            raise DuplexError("the code has changed since the sweep began; run the same command again")
+        self._require_planned()
         if self.run.difference("train"):
             train_stage(self.run, load=load)
+            self._require_planned()
         evaluate_stage(self.run, load=load)
+
+    def _require_planned(self) -> None:
+        """This process computes with the code that it imported, so stamps must not have another."""
+        if any(self.run.settings(stage) != planned for stage, planned in self.planned.items()):
+            changed = "params.yaml, the code or files that they name have changed since the sweep began"
+            raise DuplexError(f"{changed}; run the same command again")
 
 
 def is_product(run: ProjectRun) -> bool:

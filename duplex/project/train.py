@@ -14,13 +14,13 @@ import torch
 
 from duplex.artifacts import RunPaths, log_folder
 from duplex.encoders.base import resolve_device
-from duplex.errors import DuplexError, UsageError
+from duplex.errors import UsageError
 from duplex.methods.registry import find_method
 from duplex.options import AutoFinetune, CombinedRunsOptions
-from duplex.project.run import LoadInputs, ProjectRun, load_inputs
+from duplex.project.run import LoadInputs, ProjectRun, load_inputs, reader
 from duplex.system.files import json_digest, sole_writer, write_json
 from duplex.training.checkpoint import load_members, read_checkpoint_header
-from duplex.training.inputs import InputRequest, RunInputs, require_configured_inputs
+from duplex.training.inputs import require_configured_inputs
 from duplex.training.logs import TrainingHooks, open_log
 from duplex.training.loop import ResumePoint, TrainingResult
 from duplex.training.run import MethodSpec, TrainedMethod, reproducible, train_run
@@ -76,14 +76,7 @@ def _search(
     def hooks(trial: Trial) -> TrainingHooks:
         return TrainingHooks(log=open_log(spec.training.log, _log_folder(run) / trial.slug))
 
-    def inputs_of(request: InputRequest) -> RunInputs:  # of each recipe, not kept in memory
-        inputs = load_inputs(run.data, request)
-        if inputs.read != read:
-            raise DuplexError(
-                f"the data set {run.dataset} has changed since training began; run the same command again"
-            )
-        return inputs
-
+    inputs_of = reader(run.data, read)  # of each recipe, not kept in memory
     folder = work / resume.key[:12]
     trials = Trials(folder, inputs_of, device, run.params.evaluation, resume.label, resume.key, hooks=hooks)
     return search_block_counts(spec, auto, run.seed, trials, partial(print, file=sys.stderr))

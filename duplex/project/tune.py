@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import chain, product
 from math import nan
 from pathlib import Path
@@ -23,7 +23,7 @@ from duplex.config.params import Params
 from duplex.encoders.base import resolve_device
 from duplex.errors import UsageError
 from duplex.options import AutoFinetune
-from duplex.project.run import LoadInputs, ProjectData, ProjectRun
+from duplex.project.run import LoadInputs, ProjectData, ProjectRun, reader
 from duplex.project.sweep import Engine, Outcome, in_parallel, refuse_duplicates, with_progress
 from duplex.report.aggregate import standard_error
 from duplex.system.files import json_digest, sole_writer
@@ -38,6 +38,7 @@ class TuningTrial:
     run: ProjectRun
     settings: Mapping[str, Any]  # name -> value, of training options and options of the kind
     folder: Path  # of the method's trials, named by a digest of what all of them depend on
+    read: Mapping[str, str | None]  # checksums of the data set's files, which this digest covers
 
     @property
     def spec(self) -> MethodSpec:
@@ -47,7 +48,7 @@ class TuningTrial:
         spec = self.spec
         params = self.run.params
         with reproducible(spec.training.threads):
-            read = partial(load, self.run.data)
+            read = reader(self.run.data, self.read, load)
             device = torch.device(resolve_device(params.device))
             trials = Trials(self.folder, read, device, params.evaluation, key=self.folder.name)
             return trials.result(Trial(self.run.method, spec, self.run.seed))
@@ -122,9 +123,10 @@ def tune(
     data.require()
     folder = paths.trials / dataset
     with sole_writer(folder / "tune", "tuning"):
-        folders = {method: _trials_folder(data.run(method, 0), folder) for method in methods}
+        read = data.checksums()
+        folders = {method: _trials_folder(data.run(method, 0), read, folder) for method in methods}
         by_row = [
-            [TuningTrial(data.run(method, seed), settings, folders[method]) for seed in seeds]
+            [TuningTrial(data.run(method, seed), settings, folders[method], read) for seed in seeds]
             for method, settings in rows
         ]
         trials = list(chain.from_iterable(by_row))
@@ -137,9 +139,9 @@ def tune(
     ]
 
 
-def _trials_folder(run: ProjectRun, parent: Path) -> Path:
+def _trials_folder(run: ProjectRun, read: Mapping[str, str | None], parent: Path) -> Path:
     """The folder of a method's trials; deletes trials that were made from other data or code."""
-    shared = run.stamp("train")
+    shared = run.stamp("train", read)
     for key in ("options", "training", "finetune"):
         del shared[key]
     folder = parent / run.method / json_digest({**shared, "torch": torch.__version__})[:16]

@@ -242,7 +242,7 @@ class FolderFit:
             "rows": self.data.manifest[["state", "object", "split"]].to_numpy().tolist(),
             "features": self.encoded.identity,
             "torch": torch.__version__,
-            "code": code_hash("duplex.training.recipes", *modules),
+            "code": code_hash("duplex.training.recipes", "duplex.recognition.answers", *modules),
             "device": torch.cuda.get_device_name(self.device) if is_gpu else torch.get_num_threads(),
         }
         folder = self.cache / f"recipes-{json_digest(key)[:16]}"

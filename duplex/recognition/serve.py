@@ -35,8 +35,8 @@ from torch import Tensor
 from duplex.data.images import BadImageFile, decode_image
 from duplex.errors import DuplexError
 from duplex.labels import World
-from duplex.recognition import Limits
 from duplex.recognition.answers import NeighbourIndex
+from duplex.recognition.limits import Limits
 from duplex.recognition.recognizer import Recognizer
 from duplex.system.processes import BrokenProcessPool, ProcessFailed, WorkerProcess
 from duplex.system.version import __version__

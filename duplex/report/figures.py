@@ -28,7 +28,7 @@ TITLES = {
     "visual": PAIRS_SHOWN,
     "combined": PAIRS_SHOWN,
 }
-SYMBOLS = {  # kind of point -> how a caption names it
+SYMBOL_NAMES = {  # kind of point -> how a caption names it
     "image": "test images (○)",
     "semantic": "semantic prototypes (□)",
     "visual": "visual prototypes (△)",
@@ -242,7 +242,7 @@ def map_figures(table: pd.DataFrame, data: str) -> list[Figure]:
     for name, title in TITLES.items():
         rows = table[table["map"] == name]
         if len(rows):
-            drawn = [text for kind, text in SYMBOLS.items() if (rows["kind"] == kind).any()]
+            drawn = [text for kind, text in SYMBOL_NAMES.items() if (rows["kind"] == kind).any()]
             caption = f"{title.format(n=rows['label'].nunique())}: {', '.join(drawn)}."
             svg = draw_map(rows, PLACES.get(name, "label"), f"t-SNE map of {data}. {caption}")
             figures.append(Figure(slug(data, "map", name), svg, caption, small=True))

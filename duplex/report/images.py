@@ -37,13 +37,13 @@ from duplex.report.blocks import (
 
 NEAREST, SHOWN = 4, 4  # images per prototype, and pairs in the gallery of prototypes
 SWAP_NEAREST, SWAPS_SHOWN = 5, 3  # images per swap, and swaps in the gallery
-TEXTS = 3  # nearest texts of an image
+TEXTS_SHOWN = 3  # nearest texts of an image
 BLOCK = 4096  # images at a time
 Array = NDArray[np.float32]
 Thumbnails = Callable[[str], str | None]  # data URI of an image, by its name in the manifest
 
 
-def thumbnails_under(root: Path) -> Thumbnails:
+def thumbnail_reader(root: Path) -> Thumbnails:
     """A function: path of an image below `root` -> its thumbnail; None if unreadable."""
     return lambda image: thumbnail(root / image)
 
@@ -227,7 +227,7 @@ def nearest_texts(context: RetrievalContext) -> tuple[Ints, Floats] | None:
     if context.method.semantic is None or text_space is None:
         return None
     candidates = context.labels.candidates("closed", "test")
-    places, cosines = nearest(text_space, context.method.semantic(candidates).cpu().numpy(), TEXTS)
+    places, cosines = nearest(text_space, context.method.semantic(candidates).cpu().numpy(), TEXTS_SHOWN)
     return candidates[places], cosines
 
 

@@ -19,7 +19,7 @@ from duplex.labels import SPLITS, LabelSpace
 from duplex.report.answers import accuracy_parts, answers_of, confusion_parts, probability_part, wrong_answers_part
 from duplex.report.blocks import Chart, Figure, Mark, Note, Report, ReportPart, ReportSection, Series, draw, render_page
 from duplex.report.costs import recipe_table
-from duplex.report.images import thumbnails_under
+from duplex.report.images import thumbnail_reader
 from duplex.system.files import write_text
 from duplex.training.more_images import DRAWS, SampleSizeCurve
 
@@ -52,7 +52,7 @@ def own_report(data: OwnData) -> Report:
     labels = data.labels
     answered = data.answered
     present = any((data.root / uncropped_path(image)).is_file() for image in data.manifest["image"])
-    thumbnails = thumbnails_under(data.root) if present else None
+    thumbnails = thumbnail_reader(data.root) if present else None
     answers = answers_of(answered, data.manifest)
     train = complete_rows(data.readable[data.readable["split"] == "train"])
     compositions = labels.index(train["state"].tolist(), train["object"].tolist())

@@ -25,7 +25,7 @@ NEUTRAL = {
     "duplex.errors": "messages and exit codes",
     "duplex.artifacts": "says where files lie, not what is in them",
     "duplex.project.plan": "decides whether a stage runs, not what it computes",
-    "duplex.project.run": "looks up parameters, paths and stamps",
+    "duplex.project.run": "looks up parameters, files and stamps, which have what it chose",
     "duplex.project.stamps": "tells whether a result is outdated",
     "duplex.system.code": "hashes code",
     "duplex.system.entry": "starts commands and reports their errors",
@@ -51,7 +51,7 @@ def code_files(*modules: str | Path) -> Files:
     files: Files = {}
     for module in modules:
         if isinstance(module, Path):
-            found = {module.name: module} if module.is_file() else {}
+            found = {f"{module.parent.name}/{module.name}": module} if module.is_file() else {}
         elif module.partition(".")[0] == PACKAGE.name:
             found = _module_file(module)
         else:
@@ -97,12 +97,16 @@ def _with_imports(files: Files, find: Callable[[str], Files]) -> Files:
 
 
 def _module_file(module: str) -> Files:
-    """Dict of the one file of a module of this package; empty for other modules and for `NEUTRAL` ones."""
+    """The file of a module of this package, and those of its parents; none for other modules and for `NEUTRAL` ones."""
     package, *parts = module.split(".")
-    if package != PACKAGE.name or not parts or module in NEUTRAL:
+    if package != PACKAGE.name or module in NEUTRAL:
         return {}
     place = PACKAGE.joinpath(*parts)
-    return _files_of(path for path in (place.with_suffix(".py"), place / "__init__.py") if path.is_file())
+    paths = [path for path in (place.with_suffix(".py"), place / "__init__.py") if path.is_file()]
+    if not paths:
+        return {}
+    parents = [PACKAGE.joinpath(*parts[:depth]) / "__init__.py" for depth in range(1, len(parts))]
+    return _files_of(paths + parents)
 
 
 def _files_of(places: Iterable[Path]) -> Files:

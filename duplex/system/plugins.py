@@ -10,8 +10,12 @@ from duplex.errors import DuplexError
 
 def installed_plugins(group: str) -> dict[str, EntryPoint]:
     """The entry points of a group, sorted by name; a built-in one hides others of its name."""
-    points = sorted(entry_points(group=group), key=lambda point: point.value.startswith("duplex."))
-    return dict(sorted({point.name: point for point in points}.items()))
+    points = sorted(entry_points(group=group), key=lambda point: (not _is_built_in(point), point.value))
+    return dict(sorted({point.name: point for point in reversed(points)}.items()))
+
+
+def _is_built_in(point: EntryPoint) -> bool:
+    return point.value.startswith("duplex.")
 
 
 def module_of(point: EntryPoint) -> str:
@@ -31,6 +35,13 @@ def load_plugin(
     In messages, `kind` is what it is, such as "encoder family", and `advice` what the user can do.
     """
     name = f"{kind} {point.name!r} of {provider(point)}"
+    same_name = entry_points(group=point.group, name=point.name)
+    others = [each for each in same_name if each.value != point.value]
+    if others and not _is_built_in(point):
+        raise error(
+            f"{kind} {point.name!r} comes from both {provider(point)} and {provider(others[0])}; "
+            f"uninstall one of them{advice}"
+        )
     try:
         plugin = point.load()
     except Exception as reason:

@@ -175,7 +175,7 @@ def train_epoch(
         if hooks.reads_steps or step % READ_EVERY == 0:
             losses.flush()
         if hooks.reads_steps:
-            rates = learning_rates(state.optimiser)
+            rates = group_learning_rates(state.optimiser)
             hooks.step(StepReport(method, epoch, earlier_steps + step, losses.last, rates))
         show(step, losses.means)
     losses.flush()
@@ -263,7 +263,7 @@ def optimiser_step(
     return terms
 
 
-def learning_rates(optimiser: torch.optim.Optimizer) -> tuple[float, ...]:
+def group_learning_rates(optimiser: torch.optim.Optimizer) -> tuple[float, ...]:
     return tuple(float(group["lr"]) for group in optimiser.param_groups)
 
 
@@ -461,7 +461,7 @@ def _end_epoch(
         state.chosen_by = validated.chosen_by
         state.keep()
     means = {name.removeprefix("loss_"): mean for name, mean in losses.items()}
-    rates = learning_rates(state.optimiser)
+    rates = group_learning_rates(state.optimiser)
     hooks.epoch(EpochReport(state.method, state.epoch, means, rates, metrics, is_best))
 
 

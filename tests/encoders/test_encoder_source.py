@@ -113,7 +113,7 @@ def test_unreachable_weights_fail_after_one_request(monkeypatch: pytest.MonkeyPa
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     monkeypatch.setattr("duplex.encoders.base.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr("duplex.encoders.open_clip.DOWNLOADS", tmp_path / "clip")
+    monkeypatch.setattr("duplex.encoders.open_clip.DOWNLOAD_FOLDER", tmp_path / "clip")
     monkeypatch.setattr("requests.head", refuse)
     with pytest.raises(DuplexError, match=r"does not answer; download them .*local-dir:FOLDER") as caught:
         load_encoder("ViT-L-14-quickgelu", "openai")

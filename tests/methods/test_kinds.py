@@ -8,7 +8,7 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 
 from duplex import options
-from duplex.methods.duplex import Reading
+from duplex.methods.duplex import PaperReading
 from duplex.methods.registry import find_method, make_method, parse_options
 from duplex.options import OptionError
 from tests.methods.field import batch, build, context, scores
@@ -101,7 +101,7 @@ def test_a_method_without_losses_trains_nothing(kind):
 @pytest.mark.parametrize("codebook", ["buffer", "trained"])
 def test_a_codebook_counts_once_in_the_sizes(codebook):
     by_refinement = build(find_method("duplex"), width=6).summary()
-    method = build(find_method("duplex"), width=6, reading=Reading(codebook=codebook)).summary()
+    method = build(find_method("duplex"), width=6, reading=PaperReading(codebook=codebook)).summary()
     assert by_refinement["codebook_values"] > 0
     assert (method["codebook_values"] == 0) == (codebook == "trained")
     both = method["parameters"] + method["codebook_values"]

@@ -68,10 +68,13 @@ def test_a_description_has_options_needs_and_provider():
     assert losses == {"name": "losses", "type": "list of state | object | semantic", "default": default}
 
 
-def test_a_built_in_kind_wins(monkeypatch):
-    points = [*plugins.entry_points(group="duplex.methods"), EntryPoint("prompts", "alien:A", "duplex.methods")]
-    monkeypatch.setattr(plugins, "entry_points", lambda group: points)
+def test_a_built_in_kind_wins_and_one_of_two_distributions_is_refused(monkeypatch):
+    others = [EntryPoint(*pair, "duplex.methods") for pair in (("prompts", "alien:A"), ("b", "z:Z"), ("b", "alien:B"))]
+    points = [*others, *plugins.entry_points(group="duplex.methods")]
+    monkeypatch.setattr(plugins, "entry_points", lambda group, name=None: [p for p in points if name in (None, p.name)])
     assert module_of(installed_methods()["prompts"]) == "duplex.methods.prompt_method"
+    with pytest.raises(BrokenMethodError, match=r"^method kind 'b' comes from both alien and z; uninstall one of"):
+        find_method("b")
 
 
 def test_only_module_and_class_are_looked_up_in_the_current_folder(tmp_path, monkeypatch):

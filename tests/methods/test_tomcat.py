@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy, normalize
 
 from duplex.errors import UsageError
 from duplex.methods import tomcat
-from duplex.methods.base import AdaptedRun, PrimitiveVectors
+from duplex.methods.base import AdapterInputs, PrimitiveVectors
 from duplex.methods.closed_form import ClosedFormMethod, ClosedFormOptions
 from duplex.methods.compcos import CompCos, CompCosOptions
 from duplex.methods.prompt_method import PromptOptions
@@ -30,7 +30,7 @@ def adapted_run(method, feasible=None, dtype=torch.float64):
     terms = method.score_terms(candidates)
     scorer = torch.no_grad()(lambda inputs: torch.stack([term for _, term in terms(inputs)]).sum(0).to(dtype))
     mask = np.ones(len(candidates), dtype=bool) if feasible is None else feasible
-    return AdaptedRun(method, candidates, mask, batch_of(features(40, 1), labels), scorer)
+    return AdapterInputs(method, candidates, mask, batch_of(features(40, 1), labels), scorer)
 
 
 def stream_of(z, batch=1):

@@ -13,7 +13,7 @@ from duplex.artifacts import ArtifactPaths, RunPaths
 from duplex.cli import app
 from duplex.config.params import MethodEntry, load_params
 from duplex.errors import UsageError
-from duplex.project.run import ProjectRun
+from duplex.project.run import ProjectData, ProjectRun
 from duplex.project.sweep import TaskRunner
 from duplex.project.train import train_stage
 from duplex.project.tune import TuningTrial, best_rows, tune
@@ -62,7 +62,8 @@ def test_a_trial_is_the_run_that_the_pipeline_would_train(params, tmp_path):
     train_stage(ProjectRun("own", "csp", 5, changed), RunPaths(tmp_path / "out"))
     record = read_record(tmp_path / "out" / "checkpoint.safetensors")
     settings = {"learning_rate": 0.003, "template": "an image of"}
-    task = TuningTrial(ProjectRun("own", "csp", 5, params), settings, tmp_path / "trials")
+    read = ProjectData(params, "own").checksums()
+    task = TuningTrial(ProjectRun("own", "csp", 5, params), settings, tmp_path / "trials", read)
     outcome = TaskRunner(1).execute(task)
     result = outcome.value
     assert outcome.error is None and (result.auc, result.epoch) == (100 * record.val_auc, record.epoch)
@@ -78,7 +79,11 @@ def test_test_images_are_not_needed(params, tmp_path):
         return dataclasses.replace(inputs, examples={s: inputs.examples[s] for s in ("train", "val")})
 
     executor.load = without_test
-    assert executor.execute(TuningTrial(ProjectRun("own", "csp", 0, params), {"epochs": 1}, tmp_path)).error is None
+    read = ProjectData(params, "own").checksums()
+    trial = TuningTrial(ProjectRun("own", "csp", 0, params), {"epochs": 1}, tmp_path, read)
+    assert executor.execute(trial).error is None
+    other = dataclasses.replace(trial, settings={"epochs": 2}, read={**trial.read, "features.h5": "others"})
+    assert "has changed since this began" in (executor.execute(other).error or "")
 
 
 @pytest.mark.usefixtures("in_this_process")

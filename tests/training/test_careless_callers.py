@@ -29,7 +29,7 @@ class Watched(KgSp):
 
 def trained(data: duplex.Dataset, seed: int = 0, method: Any = "kg_sp", **settings: Any) -> list[float]:
     """The numbers of a run's history, without NaN, and its AUC."""
-    run = duplex.fit(data, method, seed=seed, epochs=2, learning_rate=0.01, **settings)
+    run = duplex.fit(data, method, seed=seed, epochs=2, learning_rate=0.01, threads=1, **settings)
     numbers = [*run.history.to_numpy().ravel().tolist()[2:], duplex.evaluate(run, data).auc]
     return [number for number in numbers if not np.isnan(number)]
 
