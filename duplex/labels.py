@@ -69,7 +69,7 @@ class LabelSpace:
 
     @classmethod
     def from_pairs(cls, pairs: Mapping[str, Iterable[tuple[str, str]]]) -> LabelSpace:
-        """A label space of the (state, object) names of each split (train, val, test), sorted."""
+        """Make a label space from `pairs`, the (state, object) names of each split (train, val, test); sorts names."""
         listed = {require(split, SPLITS, "split"): list(rows) for split, rows in pairs.items()}
         columns = {split: tuple(zip(*listed.get(split, ()), strict=True)) or ((), ()) for split in SPLITS}
         states = sorted(set().union(*(column[0] for column in columns.values())))
@@ -104,7 +104,7 @@ class LabelSpace:
         return m * len(self.objects) + n
 
     def partial_index(self, states: Sequence[str], objects: Sequence[str]) -> Ints:
-        """Like `index`, but a name may be "": -1 - m is state m, -1 - M - n object n alone."""
+        """Like `index`, but a name in `states` or `objects` may be "": -1 - m is state m, -1 - M - n object n alone."""
         columns = []
         for index, names, kind in ((self._state_index, states, "state"), (self._object_index, objects, "object")):
             column = np.full(len(names), -1, dtype=np.int64)
@@ -181,7 +181,7 @@ class LabelSpace:
 
     @classmethod
     def load(cls, path: Path | str) -> LabelSpace:
-        """Read a label space from a JSON file that `save` wrote; DuplexError if that fails."""
+        """Read a label space from the JSON file `path` that `save` wrote; raises DuplexError if that fails."""
         path = Path(path)
         command = f"duplex prepare --dataset {path.parent.name}"
         try:

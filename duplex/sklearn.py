@@ -171,17 +171,17 @@ class CompositionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         return np.unique(_composition_numbers(_two_columns(listed), names))
 
     def composition_scores(self, X: Any) -> Floats:
-        """Log probabilities [n, C] of the candidates, in the order of `candidates_`."""
+        """Log probabilities [n, C] of the C candidate pairs, in the order of `candidates_`, for the n rows of `X`."""
         return self._by_blocks(X, lambda scores: scores.log_softmax(-1))
 
     def predict(self, X: Any) -> Array:
-        """State and object [n, 2] of the likeliest pair; [n] if `y` had one dimension."""
+        """State and object [n, 2] of the likeliest pair for each row of `X`; [n] if `y` in `fit` had one dimension."""
         best = self._by_blocks(X, lambda scores: scores.argmax(-1))
         labels: Array = self.candidates_[best]
         return labels[:, 0] if self.single_column_ else labels
 
     def predict_proba(self, X: Any) -> Any:
-        """Probabilities of states [n, M] and objects [n, N]; one array if `y` had one column."""
+        """Probabilities of states [n, M] and of objects [n, N] for `X`; one array if `y` in `fit` had one column."""
         check_is_fitted(self)
         states, objects = map(len, self.names_)
         m = self.candidate_numbers_ // objects
@@ -195,7 +195,7 @@ class CompositionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         return parts if self.width_ == 2 else parts[0]
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """Share of rows whose state and object are both right, weighted by `sample_weight`."""
+        """Share of the rows of `X` whose state and object are both predicted as in `y`, weighted by `sample_weight`."""
         predicted = self.predict(X)
         labels = np.asarray(y)
         if labels.size != predicted.size or len(labels) != len(predicted):

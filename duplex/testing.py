@@ -54,7 +54,11 @@ class MethodFault(AssertionError):
 
 @in_initial_modes()
 def check_method(kind: type[Method[Any]], options: Mapping[str, Any] | None = None) -> None:
-    """Raise `MethodFault` unless a class, with these options, keeps to the protocol of methods."""
+    """Check that a class keeps to the protocol of methods (docs/your_method.md); raises `MethodFault` otherwise.
+
+    kind: the class, a subclass of `Method`.
+    options: the method's options by name; None: the defaults.
+    """
     try:
         parsed = _check_options(kind, dict(options or {}))
         needs = kind.needs(parsed)

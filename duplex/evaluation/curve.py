@@ -97,7 +97,7 @@ class Curve:
         return cls(breakpoints, np.where(never_seen, -1, seen_until), unseen_from)
 
     def resampled(self, seen: Ints | slice, unseen: Ints | slice) -> tuple[Floats, Floats]:
-        """Seen and unseen accuracies at each point [P + 1], on the images with these indices."""
+        """Seen and unseen accuracies at each point [P + 1], on the images with the indices `seen` and `unseen`."""
         points = self.breakpoints.size
         right_seen = share_right_until(self.seen_until[seen], points)
         return right_seen, share_right_from(self.unseen_from[unseen], points)

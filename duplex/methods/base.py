@@ -101,7 +101,11 @@ class MethodContext:
         return self.text
 
     def encode_prompts(self, compositions: Ints, templates: str | Sequence[str] = TEMPLATE) -> Prototypes:
-        """Encode prompts; the features of several `templates` (words before names) are averaged."""
+        """Encode prompts such as "a photo of wet dog"; returns unit features of compositions, all states, all objects.
+
+        compositions: the compositions to encode [C]; state m with object n has the number `m N + n`.
+        templates: words before the names; the features of several templates are averaged.
+        """
         if self.text is None:
             raise UsageError('a method that encodes prompts needs the text tower; its needs() must return "text" too')
         encoded = []
@@ -178,7 +182,7 @@ class Method(nn.Module, Generic[OptionsT]):
         return type(self).__name__
 
     def grow(self, name: str, *shape: int, dtype: torch.dtype = torch.float32) -> None:
-        """Register a buffer `name` [0, *shape], which `start` fills with any number of rows."""
+        """Register a buffer `name` [0, *shape] of type `dtype`, which `start` fills with any number of rows."""
         self.register_buffer(name, torch.empty(0, *shape, dtype=dtype))
         self.growing = (*self.growing, name)
 
@@ -192,11 +196,11 @@ class Method(nn.Module, Generic[OptionsT]):
 
     @classmethod
     def accepts_partial_labels(cls, options: Any) -> bool:
-        """Whether training can use images of which only the state or only the object is known."""
+        """Whether training with `options` can use images of which only the state or only the object is known."""
         return False
 
     def known_primitives(self, compositions: Tensor) -> tuple[Tensor, Tensor]:
-        """State and object index of each composition; -100, which losses ignore, if unknown."""
+        """State and object index of each of the `compositions`; -100, which PyTorch's losses ignore, if unknown."""
         m, n = self.primitives(compositions)
         states = len(self.labels.states)
         alone = -1 - compositions
@@ -210,16 +214,16 @@ class Method(nn.Module, Generic[OptionsT]):
 
     @classmethod
     def needs(cls, options: Any) -> frozenset[str]:
-        """What is required, among `cls`, `patch` (tokens), `text` (tower), `words` (vectors)."""
+        """What a method with `options` requires, among `cls`, `patch` (tokens), `text` (tower), `words` (vectors)."""
         return frozenset(cls.required_inputs)
 
     @classmethod
     def scores_new_words(cls, options: Any) -> bool:
-        """Whether the method can score states and objects without training images."""
+        """Whether a method with `options` can score states and objects that have no training images."""
         return not cls.needs(options).isdisjoint(("text", "words"))
 
     def start(self, train: Batch) -> None:
-        """Compute buffers, which checkpoints store, from all training images; called first."""
+        """Compute buffers, which checkpoints store, from all training images `train`; called before the first epoch."""
 
     def groups(self) -> list[dict[str, Any]]:
         """The optimiser's parameter groups, dicts with `params` and perhaps `lr`; maybe none."""
@@ -227,7 +231,7 @@ class Method(nn.Module, Generic[OptionsT]):
         return [{"params": parameters}] if parameters else []
 
     def before_step(self, compositions: Ints) -> None:
-        """Prepare an optimiser step on images with these labels; called before `shared`."""
+        """Prepare an optimiser step on images with the labels `compositions`; called before `shared`."""
 
     def shared(self) -> tuple[Any, ...]:
         """What all batches of a step share, as a tuple; its gradients are propagated once."""
@@ -244,10 +248,10 @@ class Method(nn.Module, Generic[OptionsT]):
         """Update buffers that depend on the parameters; called after each optimiser step."""
 
     def on_features_changed(self, train: Batch) -> None:
-        """Recompute buffers that depend on training images' features; called after each epoch."""
+        """Recompute buffers that depend on the features of all training images, `train`; called after each epoch."""
 
     def after_epoch(self, epoch: int) -> None:
-        """Update what depends on the number of finished epochs; called before validation."""
+        """Update what depends on `epoch`, the number of finished epochs; called after each epoch, before validation."""
 
     def choose_options(self, images: Inputs, candidates: Ints, auc: Callable[[Tensor], float]) -> None:
         """Choose options such as score weights by validation AUC; called after training.
@@ -276,7 +280,7 @@ class Method(nn.Module, Generic[OptionsT]):
         return torch.no_grad()(lambda inputs: torch.stack([term for _, term in terms(inputs)]).sum(0))
 
     def score_terms(self, candidates: Ints) -> ScoreTerms | None:
-        """A function from inputs to (name, summand) pairs; None if scores are not sums."""
+        """A function from inputs to (name, summand) pairs of `candidates`' scores; None if scores are not sums."""
         return None
 
     def probabilities(self, scores: Tensor) -> Tensor:
@@ -284,7 +288,7 @@ class Method(nn.Module, Generic[OptionsT]):
         return scores.softmax(-1)
 
     def portable(self, candidates: Ints) -> dict[str, Tensor] | None:
-        """Named tensors from which an export computes scores; None if there is no export."""
+        """Named tensors from which an export computes `candidates`' scores; None if the method has no export."""
         return None
 
     def inspectable(self) -> Inspectable:

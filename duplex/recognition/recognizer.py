@@ -176,7 +176,7 @@ class Recognizer:
         return self.trained.backbone.tower("image")
 
     def with_compositions(self, compositions: Iterable[str | Pair]) -> Recognizer:
-        """A copy with more candidates, such as `"rusty kettle"`; their words may be new to the model."""
+        """A copy with more candidates: `compositions` such as `"rusty kettle"`, whose words may be new to the model."""
         listed = [compositions] if isinstance(compositions, str) else compositions
         pairs = [as_pair(composition, self.labels) for composition in listed]
         exact = self._batch_multiple == BATCH_MULTIPLE
@@ -294,7 +294,10 @@ class Recognizer:
             yield self.encode([self.encoder.image_transform(image) for image in opened])
 
     def encode(self, pixels: Sequence[Tensor]) -> Inputs:
-        """The model's inputs for images, each [3, R, R] uint8, such as `{"cls": features [B, d]}`."""
+        """Compute the model's inputs for images, such as `{"cls": features [B, d]}`.
+
+        pixels: an array [3, R, R] of uint8 per image, as the encoder's `image_transform` returns it.
+        """
         return encode(self.encoder, torch.stack(list(pixels)), **self._encoding)
 
     @property
