@@ -19,7 +19,7 @@ from PIL import Image
 from benchmarks.measure import emit, options, say
 from duplex import load_dataset
 from duplex.data.shapes import OBJECTS, STATES
-from duplex.training.scoring import NoveltyDetector
+from duplex.training.novelty import NoveltyDetector
 
 SIDE, DRAWN = 96, 20  # pixels; images of a pair
 COLOURS = {

@@ -35,7 +35,8 @@ from duplex.labels import Bools, Ints, LabelSpace, World, prompt_name
 from duplex.methods import portable, score_formula
 from duplex.methods.base import Inputs, Method, Scorer, ScoreTerms
 from duplex.methods.layers import unit
-from duplex.training.scoring import NoveltyDetector, SplitScorer
+from duplex.training.novelty import NoveltyDetector
+from duplex.training.scoring import SplitScorer
 
 Pair = tuple[str, str]
 COLUMNS = ("state", "object")

@@ -35,7 +35,8 @@ from duplex.options import FinetuneOptions
 from duplex.recognition.answers import Candidates, portable_term_function, sum_scorer
 from duplex.system.files import expanded_path, sha256
 from duplex.training import checkpoint
-from duplex.training.scoring import PREFIX, Calibration, NoveltyDetector, feasible_compositions
+from duplex.training.novelty import PREFIX, NoveltyDetector
+from duplex.training.scoring import Calibration, feasible_compositions
 
 
 @dataclass

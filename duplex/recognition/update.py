@@ -37,7 +37,7 @@ from duplex.recognition.recognizer import Recognizer, encode_files
 from duplex.recognition.trained import MODEL, ExportedModel
 from duplex.system.files import named_path, replace_folder
 from duplex.training.checkpoint import ModelHeader, read_header, read_tensors
-from duplex.training.scoring import NoveltyDetector
+from duplex.training.novelty import NoveltyDetector
 
 BATCH = 64
 STALE = {  # files made of the scores, with the option that makes each

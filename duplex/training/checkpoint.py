@@ -29,7 +29,8 @@ from duplex.options import CombinedRunsOptions, FinetuneOptions, Options
 from duplex.system.code import UNKNOWN_CODE, plugin_hash
 from duplex.system.files import json_digest, write_tensors
 from duplex.system.plugins import module_of
-from duplex.training.scoring import PREFIX, Calibration, NoveltyDetector
+from duplex.training.novelty import PREFIX, NoveltyDetector
+from duplex.training.scoring import Calibration
 
 FORMAT = 8
 KEY = "duplex"

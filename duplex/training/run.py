@@ -41,11 +41,11 @@ from duplex.training.checkpoint import TrainingRecord, save_checkpoint
 from duplex.training.inputs import InputRequest, RunInputs
 from duplex.training.logs import TrainingHooks
 from duplex.training.loop import ResumePoint, TrainingResult, train
+from duplex.training.novelty import NoveltyDetector
 from duplex.training.scoring import (
     FEWEST_PAIRS,
     Calibration,
     ChooseBy,
-    NoveltyDetector,
     Validation,
     calibrate,
     checked_auc,

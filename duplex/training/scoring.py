@@ -24,12 +24,10 @@ from duplex.errors import DuplexError, UsageError
 from duplex.evaluation.accumulate import Floats, ScoreAccumulator
 from duplex.evaluation.curve import AucComponents, Curve, Margins
 from duplex.evaluation.feasibility import BucketNumbers, buckets, choose_threshold, thresholds
-from duplex.evaluation.probabilities import NEW_SHARE, Confidence, fit_probabilities, image_weights, log_probabilities
+from duplex.evaluation.probabilities import Confidence, fit_probabilities, log_probabilities
 from duplex.features.tokens import Examples
 from duplex.labels import Bools, CandidateSet, Ints, LabelSpace, World
 from duplex.methods.base import Batch, Inputs, Method, PrimitiveVectors, Scorer
-from duplex.methods.gaussian import ClassStatistics, shared_whitening
-from duplex.methods.layers import unit
 from duplex.methods.word_feasibility import feasibility
 
 BLOCK_SCORES = 2**24  # scores in memory at once: 64 MiB of float32
@@ -389,57 +387,3 @@ def fit_confidence(method: Method[Any], val: Examples, labels: LabelSpace, score
         raise DuplexError(f"{problem}; return finite numbers")
     target = np.searchsorted(candidates, chosen.compositions_np)
     return fit_probabilities(log_p, target, labels.is_seen(candidates))
-
-
-PREFIX = "novelty."
-PASSING = 0.95  # share of validation images within the threshold
-FIELDS = ("whitening", "means", "threshold")
-
-
-@dataclass(frozen=True)
-class NoveltyDetector:
-    """Detects images whose distance to the mean of each training pair exceeds `threshold`.
-
-        D(z) = min_c |z W - m_c|,    W W^T = Sigma^-1,
-        m_c = mean of z W over the training images of pair c
-
-    D is the Mahalanobis distance of a unit feature z; Sigma is the covariance of features within
-    pairs. A given share of validation images, weighted to have the expected share of images of
-    unseen pairs, which are farther away, does not exceed the threshold.
-    """
-
-    whitening: Tensor  # W [d, d]
-    means: Tensor  # m_c [P, d]
-    threshold: Tensor  # []
-
-    @classmethod
-    def fit(cls, train: Examples, val: Examples, labels: LabelSpace, passing: float = PASSING) -> NoveltyDetector:
-        """Fit to `train`; the threshold accepts the share `passing` of `val`, weighted to `NEW_SHARE`."""
-        sizes = len(labels.states), len(labels.objects)
-        known = train.compositions >= 0
-        z = unit(train.cls.double())[known]
-        groups = ClassStatistics.of(z, train.compositions[known], *sizes).by_pair()
-        whitening = shared_whitening(groups)
-        far = torch.tensor(torch.inf, device=whitening.device)
-        model = cls(whitening.float(), (groups.means @ whitening).float(), far)
-        distances, order = model.distances(val.cls).sort()
-        is_seen = labels.is_seen(val.compositions.cpu().numpy())
-        weights = torch.from_numpy(image_weights(is_seen, NEW_SHARE)).to(order.device)
-        enough = weights[order].cumsum(0) >= passing - 1e-9  # for rounding
-        return cls(model.whitening, model.means, distances[enough][0])
-
-    def distances(self, cls: Tensor) -> Tensor:
-        """Distance [B] of each image feature [B, d] to the nearest mean of a training pair."""
-        whitened = unit(cls.float()) @ self.whitening
-        return torch.cdist(whitened, self.means, compute_mode="donot_use_mm_for_euclid_dist").amin(1)
-
-    def tensors(self) -> dict[str, Tensor]:
-        """The detector's tensors, by the names that they have in a checkpoint or an export."""
-        return {PREFIX + name: getattr(self, name).detach().cpu().contiguous() for name in FIELDS}
-
-    @classmethod
-    def from_tensors(cls, tensors: Mapping[str, Tensor], device: torch.device) -> NoveltyDetector | None:
-        """The detector among the tensors of a checkpoint or an exported model; None if there is none."""
-        if not any(name.startswith(PREFIX) for name in tensors):
-            return None
-        return cls(*(tensors[PREFIX + name].to(device) for name in FIELDS))

@@ -67,7 +67,7 @@ def test_every_public_name_stands_on_the_api_page_and_is_described() -> None:
 def test_every_public_name_has_an_example() -> None:
     assert set(read_examples(ROOT)) == set(PUBLIC)
     pages = api_pages("::: duplex.Answer\n::: duplex.testing.check_method\n")
-    assert pages["reference/api.md"].startswith("* [`Answer`](api/Answer.md): The answer for one image")
+    assert pages["reference/api.md"].startswith("* [`Answer`](api/Answer.md): An image's best")
     assert "\n\n## Example" in pages["reference/api/Answer.md"]
     assert "doctest" not in pages["reference/api/Answer.md"]
     assert pages["reference/api/check_method.md"].startswith("::: duplex.testing.check_method\n")

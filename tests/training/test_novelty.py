@@ -7,7 +7,7 @@ import torch
 from duplex.features.tokens import Examples
 from duplex.labels import LabelSpace
 from duplex.methods.gaussian import ClassStatistics, shared_whitening
-from duplex.training.scoring import NoveltyDetector
+from duplex.training.novelty import NoveltyDetector
 
 LABELS = LabelSpace.from_pairs(
     {"train": [("a", "x"), ("b", "y"), ("a", "y")], "val": [("b", "x")], "test": [("b", "x")]}
