@@ -171,7 +171,7 @@ def test_caches_and_runs_of_other_code_are_refused_or_made_again(
 def test_a_fit_encodes_again_and_an_update_is_refused(
     change: Change, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fit.FolderRecipes, "levels", only_the_first)
+    monkeypatch.setattr(fit.FolderFit, "search", only_the_first)
     root, out = draw_folder(tmp_path / "shop", images=6), tmp_path / "model"
     draw_pair(tmp_path / "more", "red", "star", range(20, 24))
     fit.fit_folder(root, out, encoder="mine", say=lambda _: None)

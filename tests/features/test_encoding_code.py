@@ -124,11 +124,14 @@ SCRIPT = """
 import sys
 import duplex
 from duplex.config.params import load_params
-from duplex.project.stages import extract, prepare
+from duplex.project.extract import extract
+from duplex.project.prepare import prepare
+from duplex.project.run import ProjectData
 
 assert duplex.__file__.startswith(sys.argv[1]), duplex.__file__
-prepare(load_params(), "own")
-print(extract(load_params(), "own").resumed)
+own = ProjectData(load_params(), "own")
+prepare(own)
+print(extract(own).resumed)
 data = duplex.load_dataset("pictures.csv", encoder="tiny", images="pictures", cache="cache")._data
 print(data.features.require()[0])
 """
@@ -140,6 +143,7 @@ def test_images_read_in_another_way_are_encoded_again(tmp_path: Path) -> None:
     package, project = copied_package(tmp_path / "site"), tmp_path / "project"
     for name in ("dvc.yaml", "params.yaml"):  # the package is read as a checkout
         shutil.copy(ROOT / name, package.parent)
+    shutil.copytree(ROOT / "pipeline", package.parent / "pipeline")
     project.mkdir()
     draw_project(project)
 

@@ -18,7 +18,7 @@ from duplex.features.file import read_features
 from duplex.project.evaluate import evaluate_stage
 from duplex.project.plan import write_plan
 from duplex.project.run import ProjectData, ProjectRun
-from duplex.project.sweep import grid, sweep
+from duplex.project.sweep import grid, is_product, sweep
 from duplex.project.train import train_stage
 from duplex.training.checkpoint import read_record
 from tests.commands import Command
@@ -190,7 +190,7 @@ def test_the_record_of_a_product_changes_with_its_members(params: Params) -> Non
 def test_a_sweep_executes_members_before_their_products(params: Params, project: Path) -> None:
     shutil.rmtree(project / "artifacts/own/csp")
     runs = grid(params, None, ["both", "csp", "closed_form"], [0])
-    assert [run.combines for run in runs] == [True, False, False]
+    assert [is_product(run) for run in runs] == [True, False, False]
     report = sweep(params, runs, 2, "local")
     assert report.failed == {} and (report.executed, report.complete) == (2, 1)  # closed_form is there
     assert ArtifactPaths().run("own", "both", 0).metrics.exists()
