@@ -192,27 +192,26 @@ def _identity(path: Path) -> dict[str, str]:
 
 def curve_table(results: Results) -> pd.DataFrame:
     """Mean seen–unseen curves in percent; `dvc plots` draws one curve per value of `series`."""
-    rows = [
-        (f"{data.name} {method} {world}", *values)
-        for data in results.datasets
-        for world, curves in data.curves.items()
-        for method, c in curves.items()
-        for values in zip(c.seen, c.unseen, c.low, c.high, strict=True)
-    ]
+    rows = []
+    for data in results.datasets:
+        for world, curves in data.curves.items():
+            for method, curve in curves.items():
+                for values in zip(curve.seen, curve.unseen, curve.low, curve.high, strict=True):
+                    rows.append((f"{data.name} {method} {world}", *values))
     return pd.DataFrame(rows, columns=["series", "seen", "unseen", "low", "high"])
 
 
 def auc_by_epoch_table(results: Results) -> pd.DataFrame:
     """Table of validation AUC in percent by epoch, of all runs with more than one epoch."""
-    rows = [
-        (f"{data.name} {method} seed {seed}", epoch, 100 * auc)
-        for data in results.datasets
-        for method, runs in data.runs.items()
-        for seed, run in runs.items()
-        if run.history is not None and len(run.history) > 1
-        for epoch, auc in zip(run.history["epoch"], run.history["val_auc"], strict=True)
-        if pd.notna(auc)  # an epoch that was not validated
-    ]
+    rows = []
+    for data in results.datasets:
+        for method, runs in data.runs.items():
+            for seed, run in runs.items():
+                if run.history is None or len(run.history) <= 1:
+                    continue
+                validated = run.history[run.history["val_auc"].notna()]
+                for epoch, auc in zip(validated["epoch"], validated["val_auc"], strict=True):
+                    rows.append((f"{data.name} {method} seed {seed}", epoch, 100 * auc))
     return pd.DataFrame(rows, columns=["series", "epoch", "val_auc"])
 
 
