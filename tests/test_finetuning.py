@@ -62,7 +62,7 @@ def project(tmp_path_factory) -> Project:
 
     def rows(record: dict) -> None:
         record["extraction"]["block_inputs"] = 2
-        record["methods"]["deep"] = {"extends": "dual", "finetune": {"blocks": 1}}
+        record["methods"]["deep"] = {"extends": "dual", "finetune": {"blocks": 1}, "training": {"select": "last"}}
         record["methods"]["deeper"] = {"extends": "deep", "finetune": {"blocks": 3}}
         record["methods"]["flat"] = {"extends": "cso"}
         record["methods"]["both"] = {"extends": "cso", "finetune": {"blocks": 1, "text": "bottleneck"}}

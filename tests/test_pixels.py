@@ -60,7 +60,7 @@ def files_of(project, rows) -> list[Path]:
 
 
 def test_block_inputs_that_suffice_are_preferred_unless_pixels_are_augmented(project) -> None:
-    for name, shape in (("last", (192, 3, 3)), ("plain", (3, 48, 48)), ("varied", (3, 48, 48))):
+    for name, shape in (("last", (224, 4, 4)), ("plain", (3, 64, 64)), ("varied", (3, 64, 64))):
         assert inputs_of(project, name).examples["train"].inputs["block_inputs"].shape[1:] == shape
     record = read_record(project.run.checkpoint).encoder
     assert record["pixels"] == "true" and "block_inputs" not in record
@@ -115,7 +115,7 @@ def test_recognition_and_export_read_pixels(project, tmp_path: Path) -> None:
 def test_pixels_that_cannot_be_used_are_reported_in_one_line(project, tmp_path: Path) -> None:
     encoder = {"name": "tiny", "tag": "", "pixels": "true", "precision": "fp32"}
     blocks = finetuned_blocks_factory(encoder, FinetuneOptions("all"), "cpu")()
-    with pytest.raises(UsageError, match=r"have shape \[2, 3, 32, 32\] .* expects shape \[B, 3, 48, 48\]"):
+    with pytest.raises(UsageError, match=r"have shape \[2, 3, 32, 32\] .* expects shape \[B, 3, 64, 64\]"):
         blocks(torch.zeros(2, 3, 32, 32, dtype=torch.uint8))
     record = json.loads(project.params.model_dump_json())
     record["extraction"]["pixels"] = False

@@ -1,10 +1,7 @@
 import pytest
 import torch
 
-from benchmarks.tiny_corpus import LOOKS, MILD, OUTLINES, SEED, training_example
 from benchmarks.train_tiny_encoder import main, save_weights
-from duplex.data.shapes import HARSH, OBJECTS, STATES, draw, shapes_manifest
-from duplex.data.shapes import SEED as BENCHMARK_SEED
 from duplex.encoders import tiny
 from duplex.encoders.base import read_config
 from duplex.encoders.libraries import open_clip
@@ -20,23 +17,6 @@ def test_saving_and_loading_returns_the_same_model(tmp_path):
     assert torch.equal(read_rows, rows)
     assert torch.equal(state[tiny.TOKENS][rows], model.token_embedding.weight.detach().half().float())
     assert torch.equal(state["visual.head.proj.weight"], model.visual.head.proj.weight.detach().half().float())
-
-
-def test_an_example_is_a_function_of_its_number():
-    (one, caption), (again, same) = training_example(11), training_example(11)
-    assert caption == same
-    assert one.tobytes() == again.tobytes()
-    assert training_example(12)[0].tobytes() != one.tobytes()
-
-
-def test_the_corpus_is_broader_than_the_benchmark_and_shares_no_image():
-    assert set(STATES) < set(LOOKS)
-    assert set(OBJECTS) < set(OUTLINES)
-    assert SEED != BENCHMARK_SEED
-    assert MILD != HARSH
-    names = shapes_manifest(scale=0.02)["image"].sample(60, random_state=0)
-    benchmark = {draw(name).tobytes() for name in names}
-    assert not benchmark & {training_example(number)[0].tobytes() for number in range(60)}
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ from duplex.training.loop import make_optimiser, optimiser_step
 from tests.methods.test_kinds import TRAINED
 
 SETTINGS = TrainingOptions(learning_rate=0.01, batch_size=16, epochs=3)
-ROW = (192, 3, 3)
+ROW = (224, 4, 4)
 
 
 @cache

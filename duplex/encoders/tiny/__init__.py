@@ -16,6 +16,7 @@ from torch import Tensor
 from duplex.encoders.base import PACKAGED, CatalogEntry, EncoderFamily, EncoderSource, read_config, refuse_other_weights
 from duplex.encoders.libraries import open_clip
 from duplex.encoders.open_clip import ClipEncoder, complete_preprocess, read_weights
+from duplex.encoders.tiny import tower  # noqa: F401 (registers the image tower)
 from duplex.errors import UsageError
 
 CONFIG = Path(__file__).with_name("model.json")
