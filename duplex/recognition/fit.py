@@ -383,19 +383,13 @@ def _fit(fit: FolderFit, out: Path, force: bool) -> Path:
     say(limit + room.reason)
     fit = fit.with_readable_images()
     began = time.monotonic()
-    rival = _rival(fit)  # first, so that the time limit includes it
+    rival, regressions = _rival(fit)  # first, so that the time limit includes it
     choice = fit.search(began)
     say(f"chosen: {choice.recipe.name}")
     fit.trials.delete_paused()
     measured, answers = _measure(fit, choice.recipe)
-    say(
-        f"on {measured['images']:,} test images, which had no part in training: "
-        f"accuracy {measured['accuracy']:.1f} % if {100 * measured['new_share']:g} % of images are of new pairs "
-        f"({measured['accuracy_seen']:.1f} % for pairs with training images, "
-        f"{measured['accuracy_unseen']:.1f} % for new pairs), "
-        f"calibration error {measured['calibration_error']:.1f} %, "
-        f"AUC {measured['metrics']['closed']['auc']:.1f} (closed world)"
-    )
+    measured["regressions"] = regressions
+    say(f"on {measured['images']:,} test images, which had no part in training: {_summary(measured)}")
     say(rival)
     say(f"fitting the model to all {len(fit.data.manifest):,} labelled images")
     run = fit_on_all_images(fit, choice.recipe)
@@ -421,6 +415,11 @@ def _measure(fit: FolderFit, recipe: Trial) -> tuple[dict[str, Any], AnsweredIma
     test = inputs.examples["test"].to(fit.device)
     inputs = replace(inputs, examples={**inputs.examples, "test": test})
     answers = answers_with_labels(method, test, inputs.labels, record.confidence, fit.world)
+    own_share = float((~answers.is_seen).mean())
+    at_shares = [answers]
+    if 0 < own_share < 1:
+        confidence = replace(record.confidence, new_share=own_share)
+        at_shares.append(answers_with_labels(method, test, inputs.labels, confidence, fit.world))
     bias = (record.calibration or {})["closed"].bias
     metrics = {
         world: evaluate_world(method, inputs, EvaluationParams(), world, Calibration(bias)).metrics
@@ -428,31 +427,47 @@ def _measure(fit: FolderFit, recipe: Trial) -> tuple[dict[str, Any], AnsweredIma
     }
     numbers = {
         "images": len(test),
-        "accuracy": answers.accuracy,
-        "accuracy_seen": answers.seen_accuracy,
-        "accuracy_unseen": answers.unseen_accuracy,
+        **_accuracies(answers),
+        "at_shares": [_accuracies(each) for each in at_shares],  # the assumed one, that of the test images
         "calibration_error": 100 * answers.reliability.calibration_error,
-        "new_share": answers.new_share,
         "metrics": metrics,
     }
     return numbers, answers
 
 
-def _rival(fit: FolderFit) -> str:
-    # a line on how the plain rival does on the same test images
+def _accuracies(answers: AnsweredImages) -> dict[str, float]:
+    return {
+        "new_share": answers.new_share,
+        "accuracy": answers.accuracy,
+        "accuracy_seen": answers.seen_accuracy,
+        "accuracy_unseen": answers.unseen_accuracy,
+    }
+
+
+def _summary(measured: Mapping[str, Any]) -> str:
+    closed = measured["metrics"]["closed"]
+    parts = [f"AUC {closed['auc']:.1f} (closed world), calibration error {measured['calibration_error']:.1f} %"]
+    wordings = ("if {:.0f} % of images are of new pairs", "if {:.0f} % are, as among these images")
+    for wording, at in zip(wordings, measured["at_shares"], strict=False):
+        parts.append(
+            f"accuracy {at['accuracy']:.1f} % {wording.format(100 * at['new_share'])} "
+            f"({at['accuracy_seen']:.1f} % for pairs with training images, {at['accuracy_unseen']:.1f} % for new pairs)"
+        )
+    return "; ".join(parts)
+
+
+def _rival(fit: FolderFit) -> tuple[str, dict[str, Any] | None]:
+    # a line on how the plain rival does on the same test images, and its numbers
     about = "two logistic regressions, for comparison"
     labels = fit.data.labels
     images = int((fit.data.manifest["split"] == "train").sum())
     if images * fit.tower.dim * (len(labels.states) + len(labels.objects)) > LARGEST_RIVAL:
-        return f"{about}, are left out: these images would take many minutes"
+        return f"{about}, are left out: these images would take many minutes", None
     if not all(known.all() for known in labels.trained_words):
-        return f"{about}, are left out: some words have no training images"
+        return f"{about}, are left out: some words have no training images", None
     fit.trials.result(fit.space.rival)  # trains it
     rival, _ = _measure(fit, fit.space.rival)
-    return (
-        f"{about}: accuracy {rival['accuracy']:.1f} % ({rival['accuracy_seen']:.1f} % for pairs with training "
-        f"images, {rival['accuracy_unseen']:.1f} % for new pairs), AUC {rival['metrics']['closed']['auc']:.1f}"
-    )
+    return f"{about}: {_summary(rival)}", rival
 
 
 def _write_model(

@@ -65,7 +65,18 @@ def test_the_page_beside_the_model_has_the_measured_numbers_and_every_recipe(fit
     for section in ("By state", "Confusions", "More images", "Wrong answers"):
         assert section in page
     assert f"{model.with_name('model-page.html')} shows" in printed
-    assert "two logistic regressions, for comparison: accuracy" in printed
+    assert "two logistic regressions, for comparison: AUC" in printed
+
+
+def test_accuracy_is_also_measured_at_the_test_images_own_share(fitted):
+    measured = read_fit(fitted[0])["measured"]
+    for numbers in (measured, measured["regressions"]):
+        assumed, own = numbers["at_shares"]
+        assert assumed["new_share"] == 0.1
+        assert 0.1 < own["new_share"] < 0.9 and own["accuracy_unseen"] >= assumed["accuracy_unseen"]
+        share = own["new_share"]
+        mean = (1 - share) * own["accuracy_seen"] + share * own["accuracy_unseen"]
+        assert own["accuracy"] == pytest.approx(mean)
 
 
 def test_an_export_of_the_model_keeps_its_card(fitted, tmp_path):
