@@ -22,6 +22,7 @@ COMMANDS = {  # name -> (arguments, changes of the module m before its main func
     "curve": ("--json", f"m.CLOSED, m.OPEN, m.SEEN, m.IMAGES = 900, 2000, 400, 300; {IN_PROCESS}"),
     "depth": ("--json", "m.LAYERS, m.WIDTH = 4, 64"),
     "extraction": ("--json", MEMORY),
+    "first_minutes": ("--splits 0 --json", "from pathlib import Path; m.IMAGES, m.PAIRS = Path('pictures'), 1"),
     "graph": ("--json", "m.DIM, b = 16, m.by_batch; m.by_batch = lambda: b((64,))"),
     "labelling": ("--json", "m.FIRST, m.ADDED, m.SEEDS = 30, (5,), 2"),
     "new_words": ("--dataset own --methods duplex --json", ""),
