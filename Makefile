@@ -12,7 +12,7 @@ repro: $(VENV)/.ready
 	@PATH="$(BIN):$$PATH" $(BIN)/duplex sweep
 	@echo "3/4 dvc repro, which repeats no run, writes the report"
 	@PATH="$(BIN):$$PATH" $(BIN)/dvc repro
-	@echo "4/4 test results in percent, as in docs/results/shapes.md; the README's table is over four splits"
+	@echo "4/4 test results in percent, two seeds; docs/results/methods.md has five"
 	@$(BIN)/duplex metrics
 
 # Run the ablations, and write the report again with their tables.
