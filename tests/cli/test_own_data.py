@@ -206,7 +206,7 @@ def test_split_counts_the_pairs_of_the_splits_that_are_prepared(project: Path, c
 
 def test_split_keeps_the_options_of_the_data_set(project: Path, command: Command) -> None:
     text = (project / "params.yaml").read_text()
-    text = text.replace("seed: 7}", "seed: 8}").replace("epochs: 12, ", "epochs: 12, schedule: cosine, ", 1)
+    text = text.replace("seed: 7}", "seed: 8}").replace("epochs: 6, ", "epochs: 6, schedule: cosine, ", 1)
     text = text.replace("{kind: prompts}", "{kind: prompts, per_dataset: {shapes: {context: fixed}}}", 1)
     (project / "params.yaml").write_text(text)
     for count in ("1", "2"):
@@ -230,7 +230,7 @@ def test_split_again_keeps_edited_options_and_copies_a_changed_source(project: P
     assert "shapes-split1: source changed to that of shapes" in result.err and "shapes-split2: source" not in result.err
     params = load_params()
     first, second = (params.dataset(f"shapes-split{number}") for number in (1, 2))
-    assert (first.source.seed, first.training.epochs, second.training.epochs) == (8, 9, 12)
+    assert (first.source.seed, first.training.epochs, second.training.epochs) == (8, 9, 6)
 
 
 def test_split_does_not_replace_another_data_set(project: Path, command: Command) -> None:

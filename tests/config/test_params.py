@@ -51,7 +51,7 @@ def test_a_method_overrides_the_training_options_of_the_data_set(tmp_path):
     assert params.method("duplex", "shapes").momentum == 0.9
     settings = params.training("cgqa", "duplex")
     assert (settings.epochs, settings.schedule, settings.learning_rate, settings.batch_size) == (3, "cosine", 0.25, 32)
-    assert params.training("shapes", "duplex").epochs == 12
+    assert params.training("shapes", "duplex").epochs == 6
     assert params.training("cgqa", "duplex_open") == settings, "taken over with `extends`"
     assert params.training("cgqa", "cso") == params.dataset("cgqa").training
 
