@@ -90,7 +90,7 @@ def answers(model: Path, folder: Path) -> list[dict[str, Any]]:
     found = [json.loads(line) for line in printed.splitlines() if line.startswith("{")]
     rows = []
     for name, answer in zip(names, found, strict=True):
-        best = answer["answers"][0]
+        best = answer["top"][0]
         label = Path(name).parent.name.replace("_", " ")
         said = f"{best['state']} {best['object']}"
         rows.append({"image": name, "answer": said, "probability": best["probability"], "right": said == label})

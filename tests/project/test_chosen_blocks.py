@@ -85,7 +85,8 @@ def test_without_prompts_blocks_are_tried_beside_the_closed_form_alone(params, f
     logs = {path.parent.name for path in Path("tensorboard/own/visual/0").glob("*/events.*")}
     assert logs >= {"0-blocks", f"1-block-rate-0.0003-epoch-{recipes.PAUSE}"}
     assert frozen["blocks"] == 0 and {recipe["blocks"] for recipe in tried} >= {1}
-    assert all(recipe["auc"] >= frozen["auc"] for recipe in tried)  # so few images may keep the weights of before
+    least = frozen["auc"] - frozen["error"]  # two epochs with so few images may lower it
+    assert all(recipe["auc"] >= least for recipe in tried)
 
 
 def test_interrupted_training_ends_in_the_same_bytes(params, folder, monkeypatch):
