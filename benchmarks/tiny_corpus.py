@@ -61,12 +61,11 @@ class Item:
 def corpus_item(number: int, seed: int = SEED) -> Item:
     """What image `number` of the corpus shows, a pure function of both arguments."""
     rng = random_stream(seed, f"item/{number}")
-    further = _Names(tuple(FURTHER_TREATMENTS), tuple(FURTHER_COLOURS))
     if rng.random() < BENCHMARK_OBJECT:
-        kind, names = _one(tuple(shapes.OUTLINES), rng), further
+        kind, names = _one(tuple(shapes.OUTLINES), rng), _FURTHER
     else:
         kind = _one(tuple(FURTHER_OUTLINES), rng)
-        names = _BENCHMARK if rng.random() < BENCHMARK_STATE else further
+        names = _BENCHMARK if rng.random() < BENCHMARK_STATE else _FURTHER
     state = _one((*names.treatments, *names.colours), rng)
     states: tuple[str, ...] = (state,)
     # On an object of the benchmark, each colour is a further one: a plain heart in any colour may be a red heart.
@@ -93,6 +92,7 @@ class _Names:
     colours: tuple[str, ...]
 
 
+_FURTHER = _Names(tuple(FURTHER_TREATMENTS), tuple(FURTHER_COLOURS))
 _BENCHMARK = _Names(
     tuple(name for name, look in shapes.LOOKS.items() if look.hue is None),
     tuple(name for name, look in shapes.LOOKS.items() if look.hue is not None),
