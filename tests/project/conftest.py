@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from duplex.config.params import Params, load_params
-from duplex.project import sweep
+from duplex.project import sweep, tune
 from duplex.project.sweep import TaskRunner
 from tests.commands import command
 from tests.projects import encoded_project
@@ -43,4 +43,5 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     def executor(*_: Any) -> Any:
         return lambda trials: map(TaskRunner(1).execute, reversed(trials))
 
-    monkeypatch.setattr(sweep, "in_parallel", executor)
+    for module in (sweep, tune):
+        monkeypatch.setattr(module, "in_parallel", executor)
