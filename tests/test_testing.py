@@ -15,6 +15,7 @@ from duplex.options import Options
 from duplex.testing import MethodFault, check_method
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", sorted(set(installed_methods()) - {"product"}))  # which needs runs: its own test
 def test_every_installed_kind_passes(kind):
     check_method(find_method(kind))
