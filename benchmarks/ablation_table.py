@@ -1,0 +1,50 @@
+"""Write the test results of `make ablations` as one table: python -m benchmarks.ablation_table
+
+Reads ablations/artifacts/summary.json and the report's list of tables; writes docs/results/ablations.csv. A row of
+several tables of the paper is written once, in the first. `untrained`: the seeds whose best epoch is the start.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from duplex.report.claims import read_package_yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+SUMMARY = ROOT / "ablations" / "artifacts" / "summary.json"
+TABLE = ROOT / "docs" / "results" / "ablations.csv"
+
+
+def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    runs = json.loads(SUMMARY.read_text(encoding="utf-8"))["shapes"]
+    rows_of(runs, read_package_yaml("ablation_tables.yaml")["tables"]).to_csv(TABLE, index=False)
+
+
+def rows_of(runs: dict[str, Any], tables: list[dict[str, Any]]) -> pd.DataFrame:
+    """A row for each run, in the order of the paper's tables; runs of no table come last."""
+    sources: dict[str, str] = {}
+    for table in tables:
+        for row in table["rows"]:
+            name = row["run"][0]
+            sources.setdefault(name, table["source"])
+    order = sorted(runs, key=lambda name: list(sources).index(name) if name in sources else len(sources))
+    records = []
+    for name in order:
+        record: dict[str, Any] = {"paper": sources.get(name, "–"), "run": name}
+        for world in ("closed", "open"):
+            if world in runs[name]:
+                for metric, title in (("auc", "AUC"), ("auc_se", "±"), ("hm", "HM")):
+                    record[f"{world}: {title}"] = f"{runs[name][world][metric]:.1f}"
+        record["untrained"] = runs[name]["validation"]["untrained"]
+        records.append(record)
+    return pd.DataFrame(records)
+
+
+if __name__ == "__main__":
+    main()
