@@ -11,6 +11,8 @@ from torch.nn.functional import dropout, normalize, relu
 
 from duplex.labels import Ints
 
+QUICK = 1.702  # QuickGELU's constant
+
 
 def unit(z: Tensor) -> Tensor:
     """Scale the rows of `z` to unit length; half precision is converted to float32."""
@@ -21,6 +23,13 @@ def zero_initialised(layer: nn.Linear) -> nn.Linear:
     nn.init.zeros_(layer.weight)
     nn.init.zeros_(layer.bias)
     return layer
+
+
+class QuickGelu(nn.Module):
+    """OpenAI's approximation of GELU, `x sigmoid(1.702 x)`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.sigmoid(QUICK * x)
 
 
 class Bottleneck(nn.Module):
