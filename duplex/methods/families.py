@@ -267,6 +267,10 @@ class ThreePaths(TextMethod[ThreePathOptionsT], Generic[ThreePathOptionsT]):
     def shared(self) -> Prototypes:
         return self.paths.prototypes(LOSSES, self.checkpointing)
 
+    def unscaled(self, cls: Tensor, z: Tensor) -> Tensor:
+        """What published disentanglers read: CLS features not scaled to unit length, or `z` of the adapter."""
+        return cls.to(z.dtype) if self.paths.adapter is None else z
+
     def path_losses(self, batch: Batch, t: Prototypes) -> tuple[Tensor, FactorPosteriors, dict[str, Tensor]]:
         """Adapted features [B, d], factors with log posteriors, and weighted losses by name."""
         z = self.paths.adapt(batch.cls)
@@ -280,12 +284,16 @@ class ThreePaths(TextMethod[ThreePathOptionsT], Generic[ThreePathOptionsT]):
         assert self.paths.factors is not None
         return [self.paths.logits(f, rows) for f, rows in zip((z, *self.paths.factors(z)), t, strict=True)]
 
+    def image_logits(self, cls: Tensor, t: Prototypes, candidates: CompositionIndex) -> Sequence[Tensor]:
+        """Logits as of `path_logits`, for CLS features."""
+        return self.path_logits(self.paths.adapt(cls), t, candidates)
+
     def primitive_score(self, p_s: Tensor, p_o: Tensor, t: Prototypes, candidates: CompositionIndex) -> Tensor:
         """The part of the score [B, C] by the probabilities of each candidate's words."""
         return p_s * p_o if self.options.joined == "product" else p_s + p_o
 
     def joined_score(self, logits: Sequence[Tensor], t: Prototypes, candidates: CompositionIndex) -> Tensor:
-        """The score [B, C], from the logits that `path_logits` returned."""
+        """The score [B, C], from the logits of pairs, states and objects."""
         c, s, o = logits
         p_s, p_o = s.softmax(-1)[:, candidates.states], o.softmax(-1)[:, candidates.objects]
         return self.scored(c) + self.primitive_score(p_s, p_o, t, candidates)
@@ -294,7 +302,7 @@ class ThreePaths(TextMethod[ThreePathOptionsT], Generic[ThreePathOptionsT]):
         return self.paths.encode(candidates.compositions_np, LOSSES)
 
     def score(self, inputs: Inputs, candidates: CompositionIndex, prepared: Prototypes) -> Tensor:
-        logits = self.path_logits(self.paths.adapt(inputs["cls"]), prepared, candidates)
+        logits = self.image_logits(inputs["cls"], prepared, candidates)
         return self.joined_score(logits, prepared, candidates)
 
     def inspectable(self) -> Inspectable:

@@ -81,15 +81,25 @@ class Disentangler(nn.Module):
         return normalize(self.second(relu(self.first(z))), dim=-1)
 
 
+class BatchNormHead(nn.Sequential):
+    """One layer, `dropout(relu(batch_norm(linear(z))))`."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__(nn.Linear(dim, dim), nn.BatchNorm1d(dim), nn.ReLU(), nn.Dropout(0.5))
+
+    def forward(self, z: Tensor) -> Tensor:  # [B, d] -> [B, d]
+        self[1].train(self.training and len(z) > 1)
+        return torch.as_tensor(super().forward(z))
+
+
 class BatchNormDisentangler(nn.Module):
     """Disentangler `normalise(dropout(relu(batch_norm(linear(z)))))`."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
-        self.layers = nn.Sequential(nn.Linear(dim, dim), nn.BatchNorm1d(dim), nn.ReLU(), nn.Dropout(0.5))
+        self.layers = BatchNormHead(dim)
 
     def forward(self, z: Tensor) -> Tensor:  # [B, d] -> [B, d]
-        self.layers[1].train(self.training and len(z) > 1)
         return normalize(self.layers(z), dim=-1)
 
 

@@ -125,7 +125,7 @@ class Troika(ThreePaths[TroikaOptions]):
         """Logits of pairs, states, objects for CLS features, by texts `t` that `patch` tokens pull."""
         assert self.paths.factors is not None
         z = self.paths.adapt(cls)
-        whole = cls.to(z.dtype) if self.is_published and self.paths.adapter is None else z
+        whole = self.unscaled(cls, z) if self.is_published else z
         features = (z, *self.paths.factors(whole))
         paths = zip(features, self.pulled_texts(t, whole, patch.to(z.dtype)), strict=True)
         return [self.paths.scale * (rows @ f[:, :, None])[..., 0] for f, rows in paths]
