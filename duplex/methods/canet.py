@@ -78,9 +78,9 @@ class Canet(WordMethod[CanetOptions]):
         self.is_published = options.form == "published"
         word = self.words.width
         rate = options.dropout
-        image_width, pair_width, join_width = 3 * (options.width,)
-        if self.is_published:
-            image_width, pair_width, join_width = context.dim, 2 * word, word
+        image_width = context.dim if self.is_published else options.width
+        pair_width = 2 * word if self.is_published else options.width
+        join_width = word if self.is_published else options.width
         self.see_s = Mlp(context.dim, image_width, word, options.layers, rate)
         self.see_o = Mlp(context.dim, image_width, word, options.layers, rate)
         self.see_c = Mlp(context.dim, image_width, word, options.layers, rate)

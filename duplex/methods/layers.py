@@ -89,7 +89,9 @@ class BatchNormHead(nn.Sequential):
 
     def forward(self, z: Tensor) -> Tensor:  # [B, d] -> [B, d]
         self[1].train(self.training and len(z) > 1)
-        return torch.as_tensor(super().forward(z))
+        for layer in self:
+            z = layer(z)
+        return z
 
 
 class BatchNormDisentangler(nn.Module):
