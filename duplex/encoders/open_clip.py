@@ -414,8 +414,10 @@ class ClipEncoder(EncoderBase):
         if towers != "text":
             self._visual = model.visual.to(self.device, self.dtype)
         if towers != "image":
+            projection = getattr(model.visual, "proj", None)
             model.visual = None  # frees the memory of the image tower where only text is wanted
             self._text = ClipTextTower(model.to(self.device), self.tokenizer(source), precision=precision)
+            self._text.image_projection = projection.detach().clone() if isinstance(projection, Tensor) else None
 
     def build(self, source: EncoderSource) -> Any:
         return build_model(source)

@@ -115,6 +115,7 @@ class ClipTextTower:
                 "(`duplex encoders list` lists some)"
             )
         self.precision = precision
+        self.image_projection: Tensor | None = None  # [w, d], of the image tower's normalised tokens
         self.vocabulary = Vocabulary(text.token_embedding.weight, tokenizer)
         wide = torch.float64 if text.positional_embedding.dtype == torch.float64 else torch.float32
         narrow = dtype_of(precision)

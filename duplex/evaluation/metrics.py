@@ -33,7 +33,13 @@ NO_PERCENTAGES = {"k", "bias", "images_seen", "images_unseen"}
 MISSING = "–"
 METRICS = {"seen": "S", "unseen": "U", "hm": "HM", "auc": "AUC"}
 OPEN_METRICS = {"auc_all": "AUC, all pairs", "auc_by_words": "AUC, by words"}
-PART_METRICS = {"hm_at_val_bias": "HM, validation bias", "state_accuracy": "state", "object_accuracy": "object"}
+PART_METRICS = {
+    "hm_at_val_bias": "HM, validation bias",
+    "unbiased_accuracy": "no bias",
+    "false_seen": "false seen",
+    "state_accuracy": "state",
+    "object_accuracy": "object",
+}
 TIPS = {
     "S": "accuracy on images of seen pairs when unseen pairs are excluded",
     "U": "accuracy on images of unseen pairs when seen pairs are excluded",
@@ -43,6 +49,8 @@ TIPS = {
     "AUC, all pairs": "open world with every pair a candidate, no feasibility threshold",
     "AUC, by words": "open world with the feasibility threshold by words that validation chose: the published protocol",
     "HM, validation bias": "harmonic mean at the bias chosen on validation, which predictions use",
+    "no bias": "accuracy on all images without a bias, by the method's own scores",
+    "false seen": "share of images of unseen pairs that are answered by a seen pair, no bias",
     "state": "accuracy of the predicted state, no bias",
     "object": "accuracy of the predicted object, no bias",
 }
@@ -72,6 +80,8 @@ class Metrics:
     state_accuracy: float | None = None  # of the prediction at bias 0
     object_accuracy: float | None = None
     tied: float | None = None  # share of images wrong only because the label ties in its group
+    unbiased_accuracy: float | None = None  # of the prediction at bias 0, on all images
+    false_seen: float | None = None  # share of images of unseen pairs whose prediction at bias 0 is seen
 
     def to_dict(self) -> dict[str, Any]:
         """The metrics for JSON, with accuracies in percent."""
@@ -111,6 +121,9 @@ def measure(
     curve = Curve.of(margins)
     parts = AucComponents.of(margins)
     draws = bootstrap_metrics([margins], rounds, seed)[0]  # [rounds, 3]
+    predicted = competitors.best_columns()
+    new = ~competitors.is_seen
+    is_false = (predicted == competitors.seen_column) & (predicted >= 0)
     own_group = np.where(competitors.is_seen[:, None], competitors.seen, competitors.unseen)
     tied = own_group[:, k - 1] == competitors.label
     best = int(curve.harmonic.argmax()) if margins.seen.size and margins.unseen.size else None
@@ -129,6 +142,8 @@ def measure(
         bias=None if best is None else curve.bias(best),
         state_accuracy=state_accuracy,
         object_accuracy=object_accuracy,
+        unbiased_accuracy=float((predicted == competitors.target).mean()) if len(predicted) else None,
+        false_seen=float(is_false[new].mean()) if new.any() else None,
         tied=float((tied & (competitors.label > -np.inf)).mean()),
     )
 

@@ -34,13 +34,12 @@ from torch.nn.utils import parametrize
 
 from duplex.encoders.image_blocks import LastBlocks, TowerBlocks
 from duplex.errors import UsageError, require
-from duplex.methods.layers import Bottleneck
+from duplex.methods.layers import QUICK, Bottleneck
 from duplex.options import FinetuneOptions
 from duplex.system.plugins import installed_plugins, load_plugin
 
 GROUP = "duplex.adapters"
 PARALLEL_SCALE = 0.1  # of Troika's published code
-QUICK = 1.702  # QuickGELU's constant
 EXPERTS = 8  # routed ones, beside the shared expert 0
 CHOSEN = 2  # routed experts of a token
 REDUCTION = 4  # of CAILA's published code: channels of a block per hidden unit

@@ -16,23 +16,47 @@ Hao et al., "Learning Attention as Disentangler for Compositional Zero-Shot Lear
 
 The paper's D is an earth mover's distance over attention between all tokens; here it compares the
 sorted attention maps of the two CLS features. The paper's attention has heads, residuals and a
-feed-forward part; here it has none of these.
+feed-forward part; here it has none of these. With `form: published`, these parts follow the code:
+
+    v = P(norm(g + F(norm(g)))),   g = x + A(norm(x), norm(y)),   x: CLS;   y: CLS and patch tokens
+
+* A: attention with heads of width 64, without bias of queries, keys and values;  F: feed-forward part
+* P: perceptron with one hidden layer, for compositions, states and objects
+* CE, cos: with word vectors themselves for states and objects; over all of the splits' compositions,
+  in the open world over all
+
+Then, D and the choice of partners still differ: the code draws these from all training images.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from duplex.methods.base import Batch, Inputs, MethodContext
-from duplex.methods.families import Composer, WordMethod, WordOptions, next_partner_in_batch, score_in_chunks
-from duplex.methods.layers import CompositionIndex, unit
+from duplex.methods.families import (
+    Composer,
+    CrossAttention,
+    Form,
+    ImageTokens,
+    WordMethod,
+    WordOptions,
+    next_partner_in_batch,
+    score_in_chunks,
+)
+from duplex.methods.layers import CompositionIndex, Mlp, unit
 from duplex.methods.prompts import Prototypes
-from duplex.options import Count, NonNegative, Positive
+from duplex.options import Count, NonNegative, Positive, refuse
+
+DROPOUT = 0.5  # of the published code's perceptrons
+HEAD_WIDTH = 64  # of its attention
+OBJECT_HIDDEN = 1024  # hidden units of the one for objects; the others have a feature's width
 
 
 @dataclass(frozen=True)
@@ -42,6 +66,11 @@ class AdeOptions(WordOptions):
     regulariser: NonNegative = 1.0  # weight w of L_reg
     product: NonNegative = 1.0  # weight a of cos_s cos_o in the score
     train_words: bool = False  # whether word vectors are trained, as in the published code
+    form: Form = "plain"  # published: attention, perceptrons and candidates of the published code
+
+    def rules(self) -> Iterable[tuple[object, str]]:
+        is_set = self.form == "published" and self.width != type(self).width
+        yield refuse(is_set, "form: published has the width of the words; leave width out")
 
 
 class ConceptAttention(nn.Module):
@@ -69,21 +98,76 @@ class ConceptAttention(nn.Module):
         return unit(self.value((weights[:, None] @ tokens)[:, 0])), weights
 
 
+class PublishedAttention(nn.Module):
+    """The published code's attention block and perceptron: unit vectors [B, e], attention weights [B, T]."""
+
+    def __init__(self, dim: int, hidden: int, out: int, heads: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(dim)  # of x and of y
+        self.attend = CrossAttention(dim, dim, heads, zero_output=False, bias=False)
+        widen = nn.Linear(dim, 4 * dim)
+        self.forward_part = nn.Sequential(nn.LayerNorm(dim), widen, nn.GELU(), nn.Linear(4 * dim, dim))
+        self.last_norm = nn.LayerNorm(dim)
+        self.perceptron = Mlp(dim, hidden, out, 1, DROPOUT)
+
+    def weights(self, x: Tensor, y: Tensor) -> Tensor:
+        weights = self.attend(self.norm(x[:, :1]), self.norm(y))[1]
+        return torch.squeeze(weights[:, :, 1:], 1)  # of patch tokens
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Let the CLS feature of tokens `x` [B, 1 + T, d] attend to `y`."""
+        read, weights = self.attend(self.norm(x[:, :1]), self.norm(y))
+        g = (x[:, :1] + read)[:, 0]
+        v = self.perceptron(self.last_norm(g + self.forward_part(g)))
+        return unit(v), weights[:, 0, 1:]
+
+
 class Ade(WordMethod[AdeOptions]):
     """ADE: composition, state and object features by attention to an image's patch tokens."""
 
     required_inputs = ("cls", "patch", "words")
+    attend_c: nn.Module
+    attend_s: nn.Module
+    attend_o: nn.Module
+    embed_s: nn.Module
+    embed_o: nn.Module
 
     def __init__(self, context: MethodContext, options: AdeOptions) -> None:
         super().__init__(context, options, trained_words=options.train_words)
         width = options.width
         token_width = context.inputs["patch"][1]
+        self.tokens: ImageTokens | None = None
+        if options.form == "published":
+            self._add_published_parts(context)
+            return
         self.attend_c = ConceptAttention(context.dim, token_width, width)
         self.attend_s = ConceptAttention(context.dim, token_width, width)
         self.attend_o = ConceptAttention(context.dim, token_width, width)
         self.embed_s = nn.Linear(self.words.width, width)
         self.embed_o = nn.Linear(self.words.width, width)
         self.composer = Composer(self.words.width, width)
+
+    def _add_published_parts(self, context: MethodContext) -> None:
+        dim = context.dim
+        width = self.words.width
+        heads = max(1, dim // HEAD_WIDTH)
+        self.tokens = ImageTokens(context)
+        self.attend_c = PublishedAttention(dim, dim, width, heads)
+        self.attend_s = PublishedAttention(dim, dim, width, heads)
+        self.attend_o = PublishedAttention(dim, OBJECT_HIDDEN, width, heads)
+        self.embed_s = nn.Identity()
+        self.embed_o = nn.Identity()
+        self.composer = Composer(width, width)
+        candidates = context.labels.candidates(context.world, "train")
+        self.train_candidates = CompositionIndex(candidates, len(context.labels.objects))
+
+    def read(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
+        """What attends, and what it attends to: CLS features and patch tokens, or all tokens twice."""
+        patch = inputs["patch"].to(self.words.states.dtype)
+        if self.tokens is None:
+            return unit(inputs["cls"]), patch
+        tokens = self.tokens(inputs["cls"].to(patch.dtype), patch)
+        return tokens, tokens
 
     def prepare(self, candidates: CompositionIndex) -> Prototypes:
         states = unit(self.embed_s(self.words.states))
@@ -94,8 +178,7 @@ class Ade(WordMethod[AdeOptions]):
         return self.prepare(self.train_candidates)
 
     def losses(self, batch: Batch, shared: Prototypes) -> dict[str, Tensor]:
-        z = unit(batch.cls)
-        tokens = batch.inputs["patch"].to(self.words.states.dtype)
+        z, tokens = self.read(batch.inputs)
         m, n = self.primitives(batch.compositions)
         y_s = partners(m, n)
         y_o = partners(n, m)
@@ -113,7 +196,7 @@ class Ade(WordMethod[AdeOptions]):
         }
 
     def cross_losses(
-        self, attend: ConceptAttention, z: Tensor, tokens: Tensor, partner: Tensor, target: Tensor, words: Tensor
+        self, attend: nn.Module, z: Tensor, tokens: Tensor, partner: Tensor, target: Tensor, words: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Cross-entropies of images and partners that attend to each other; attention distance.
 
@@ -127,21 +210,21 @@ class Ade(WordMethod[AdeOptions]):
         return loss, distance(to_partner, to_image)
 
     @staticmethod
-    def map_distance(attend: ConceptAttention, z: Tensor, tokens: Tensor, partner: Tensor) -> Tensor:
+    def map_distance(attend: Any, z: Tensor, tokens: Tensor, partner: Tensor) -> Tensor:
         """Mean distance of the attention maps of image and partner, each over the other's tokens."""
         return distance(attend.weights(z, tokens[partner]), attend.weights(z[partner], tokens))
 
     def score(self, inputs: Inputs, candidates: CompositionIndex, prepared: Prototypes) -> Tensor:
         def chunk_scores(cls: Tensor, patch: Tensor) -> Tensor:
-            z = unit(cls)
-            tokens = patch.to(self.words.states.dtype)
+            z, tokens = self.read({"cls": cls, "patch": patch})
             c = self.attend_c(z, tokens)[0] @ prepared.compositions.T
             s = self.attend_s(z, tokens)[0] @ prepared.states.T
             o = self.attend_o(z, tokens)[0] @ prepared.objects.T
             return torch.add(c, self.options.product * s[:, candidates.states] * o[:, candidates.objects])
 
         patches, token_width = self.context.inputs["patch"]
-        return score_in_chunks(chunk_scores, inputs["cls"], inputs["patch"], patches * token_width)
+        width = patches * (token_width if self.tokens is None else 4 * self.context.dim)
+        return score_in_chunks(chunk_scores, inputs["cls"], inputs["patch"], width)
 
 
 def partners(same: Tensor, other: Tensor) -> Tensor:

@@ -17,7 +17,8 @@ WACV 2024.
 In the paper, adapters are part of every encoder layer; here, they follow the final features. With
 `adapter: blocks`, z and t of each concept come from towers fine-tuned with the adapters `concepts`
 instead, and each concept has a trained tau. In the paper, artificial images replace a tenth of the
-images; here, they have a loss of their own.
+images; here, they have a loss of their own. With `form: published`, t_s, t_o and t_c keep the length
+that the text tower gives them, as in the code; otherwise, they have unit length.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from torch.nn.functional import cross_entropy, dropout
 
 from duplex.errors import UsageError
 from duplex.methods.base import Batch, Inputs, MethodContext
-from duplex.methods.families import TextMethod, TextOptions
+from duplex.methods.families import Form, TextMethod, TextOptions
 from duplex.methods.layers import Adapter, CompositionIndex, unit
 from duplex.methods.prompts import TEMPLATE, Prompts, Prototypes
 from duplex.options import Count, Positive, Rate, Template, refuse
@@ -51,6 +52,7 @@ class CailaOptions(TextOptions):
     shift: bool = True  # whether to train on artificial images (L_shift)
     template: Template = TEMPLATE  # words before the names in the prompts
     state_end: str = ""  # words after the name in the prompts of states
+    form: Form = "plain"  # published: means of text features that have the tower's length
 
     def rules(self) -> Iterable[tuple[object, str]]:
         for name in ("width", "dropout", "scale"):
@@ -96,7 +98,8 @@ class Caila(TextMethod[CailaOptions]):
         labels = context.labels
         tower = context.tower
         ends = options.state_end
-        self.prompts = Prompts(labels, tower, template=options.template, state_end=ends)
+        raw = options.form == "published"
+        self.prompts = Prompts(labels, tower, template=options.template, state_end=ends, unscaled=raw)
         self.images = ConceptAdapters(context.dim, options)
         self.texts = ConceptAdapters(context.dim, options)
         self.register_buffer("is_seen", torch.as_tensor(labels.seen), persistent=False)

@@ -16,7 +16,9 @@ et al., "Learning Graph Embeddings for Open World Compositional Zero-Shot Learni
 The loss is a cross-entropy over seen compositions. The graph contains all compositions that the
 data set's splits list, in the open world all compositions. There, Co-CGE weighs messages of unseen
 compositions by max(0, rho(c)); in its first epoch they send none and are excluded from the loss.
-The cached encoder replaces the papers' trained backbone.
+The cached encoder replaces the papers' trained backbone, and f is a perceptron on the unit feature. In
+the published code, f(x) is the raw feature on MIT-States and C-GQA (`image_head: none`), on UT-Zappos
+`relu` of a linear map of it (`image_head: rectified`); Co-CGE always has the former.
 
 No adjacency matrix is built: composition `c = (s, o)` adds the edges s-o, s-c and o-c. A
 composition outside of the graph receives messages and sends none, so its embedding does not depend
@@ -25,9 +27,10 @@ on the other candidates.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -37,7 +40,7 @@ from duplex.labels import Ints, contains_sorted
 from duplex.methods.base import MethodContext
 from duplex.methods.families import EmbeddingHead, WordOptions
 from duplex.methods.layers import CompositionIndex, Mlp, unit
-from duplex.options import Count, Natural, NonNegative, Positive, Rate
+from duplex.options import Count, Natural, NonNegative, Positive, Rate, refuse
 
 IMAGE_WIDTH = 768  # hidden units of the image head
 
@@ -89,14 +92,14 @@ class GraphNetwork(nn.Module):
         super().__init__()
         sizes = [inside, *[width] * (layers - 1), out] if layers else [inside]
         self.graph = graph
-        self.rate = rate
+        self.rates = [rate] * layers  # of dropout before each convolution
         self.weights = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(sizes))
         self.out = sizes[-1]
 
     def forward(self, states: Tensor, objects: Tensor) -> list[NodeFeatures]:
         features = [NodeFeatures(states, objects, mean_pairs(states, objects, self.graph.columns))]
         for depth in range(len(self.weights)):
-            dropped = [dropout(rows, self.rate, self.training) for rows in features[-1]]
+            dropped = [dropout(rows, self.rates[depth], self.training) for rows in features[-1]]
             means = self.graph.means(NodeFeatures(*dropped))
             features.append(NodeFeatures(*(self._layer(depth, rows) for rows in means)))
         return features
@@ -127,9 +130,18 @@ def mean_pairs(states: Tensor, objects: Tensor, columns: CompositionIndex) -> Te
 class CgeOptions(WordOptions):
     layers: Natural = 2  # graph convolutions; 0: embeddings are means of words
     width: Count = 4096  # outputs of every convolution but the last
-    out: Count = 512  # outputs of the last convolution
-    image_layers: Natural = 2  # hidden layers of the image head; 0: a linear map
-    dropout: Rate = 0.5  # in the graph network and the image head
+    out: Count = 512  # outputs of the last convolution; with `image_head: none`, the feature's width
+    image_head: Literal["perceptron", "rectified", "none"] = "perceptron"  # what makes f(x) of a feature
+    image_layers: Natural = 2  # hidden layers of the perceptron; 0: a linear map
+    dropout: Rate = 0.5  # before every convolution, and in the image head
+    dropout_last: bool = True  # whether there is dropout before the last convolution
+
+    def rules(self) -> Iterable[tuple[object, str]]:
+        unused = {"perceptron": (), "rectified": ("image_layers",), "none": ("image_layers", "out")}
+        for name in unused[self.image_head]:
+            is_set = getattr(self, name) != getattr(type(self), name)
+            yield refuse(is_set, f"image_head: {self.image_head} has no {name}; leave {name} out")
+        yield refuse(self.image_head == "none" and not self.layers, "image_head: none needs layers")
 
 
 CgeOptionsT = TypeVar("CgeOptionsT", bound=CgeOptions)
@@ -143,13 +155,21 @@ class GraphHead(EmbeddingHead[CgeOptionsT], Generic[CgeOptionsT]):
         labels = context.labels
         candidates = labels.candidates(context.world, "train")
         graph = CompositionGraph(candidates, len(labels.states), len(labels.objects))
-        word_width = self.words.width
         rate = options.dropout
-        self.network = GraphNetwork(graph, word_width, options.width, options.out, options.layers, rate)
-        self.head = Mlp(context.dim, IMAGE_WIDTH, self.network.out, options.image_layers, rate)
+        kind = options.image_head
+        out = context.dim if kind == "none" else options.out
+        self.network = GraphNetwork(graph, self.words.width, options.width, out, options.layers, rate)
+        if not options.dropout_last:
+            self.network.rates[-1:] = [0.0]
+        self.head: nn.Module = nn.Identity()
+        if kind == "perceptron":
+            self.head = Mlp(context.dim, IMAGE_WIDTH, self.network.out, options.image_layers, rate)
+        elif kind == "rectified":
+            self.head = nn.Sequential(nn.Linear(context.dim, self.network.out), nn.ReLU())
 
     def embed_images(self, z: Tensor) -> Tensor:
-        embedded: Tensor = self.head(unit(z))
+        is_raw = self.options.image_head != "perceptron"
+        embedded: Tensor = self.head(z.to(self.words.states.dtype) if is_raw else unit(z))
         return embedded
 
     def prepare(self, candidates: CompositionIndex) -> Any:

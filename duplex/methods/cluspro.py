@@ -16,10 +16,16 @@ Qu et al., "Learning Clustering-based Prototypes for Compositional Zero-Shot Lea
 
 In the paper, a coherence term (Eq. 7) also makes transport plans similar for images with similar
 features; it is left out here. As in the paper, clusters have no part in inference.
+
+With `form: published`, a second pair of disentanglers follows the first, as in the code: logits and
+the contrast compare the outputs of the second, in the contrast with the second's outputs for the
+prototypes, which themselves are clusters of the first's outputs; the first reads z before it is scaled
+to unit length. The code adds no L_decorrelation (`decorrelation: 0`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -27,12 +33,14 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
 
 from duplex.methods.base import Batch, MethodContext
-from duplex.methods.families import ThreePathOptions, ThreePaths
+from duplex.methods.families import Form, ThreePathOptions, ThreePaths
+from duplex.methods.layers import CompositionIndex, FactorNetworks
 from duplex.methods.prompts import Prototypes
 from duplex.options import Count, NonNegative, Positive, Share
 
 SHARPNESS = 0.05  # weight of the entropy in Sinkhorn-Knopp
 ROUNDS = 3  # its iterations
+Factors = tuple[Tensor, Tensor]  # of states and of objects [B, d]
 
 
 @dataclass(frozen=True)
@@ -42,6 +50,7 @@ class ClusProOptions(ThreePathOptions):
     temperature: Positive = 0.1  # T of the contrast
     contrast: NonNegative = 0.2  # weight alpha of L_contrast
     decorrelation: NonNegative = 0.5  # weight beta of L_decorrelation
+    form: Form = "plain"  # published: disentanglers twice, as in the published code
 
 
 class ClusPro(ThreePaths[ClusProOptions]):
@@ -53,26 +62,48 @@ class ClusPro(ThreePaths[ClusProOptions]):
     def __init__(self, context: MethodContext, options: ClusProOptions) -> None:
         super().__init__(context, options)
         labels = context.labels
+        self.second: FactorNetworks | None = None
+        if options.form == "published":
+            is_normed = options.disentangler == "batch_norm"
+            self.second = FactorNetworks(context.tower.dim, options.width, batch_norm=is_normed)
         for name, count in (("states", len(labels.states)), ("objects", len(labels.objects))):
             self.register_buffer(name, normalize(torch.randn(count, options.clusters, context.dim), dim=-1))
         self._pending: dict[str, Tensor] = {}  # moved by `losses`, for `after_batch`
 
     @torch.no_grad()
     def start(self, train: Batch) -> None:
-        assert self.paths.factors is not None
-        factors = self.paths.factors(self.paths.adapt(train.cls))
+        _, factors, _ = self.factors(train.cls)
         groups = self.primitives(train.compositions)
         for name, z, group in zip(("states", "objects"), factors, groups, strict=True):
             prototypes: Tensor = getattr(self, name)
             prototypes.copy_(initial_clusters(z, group, prototypes))
 
+    def factors(self, cls: Tensor) -> tuple[Tensor, Factors, Factors]:
+        """Unit features [B, d], their factors, and what the second disentanglers make of these."""
+        assert self.paths.factors is not None
+        z = self.paths.adapt(cls)
+        if self.second is None:
+            first = self.paths.factors(z)
+            return z, first, first
+        z_s, z_o = self.paths.factors(self.unscaled(cls, z))
+        return z, (z_s, z_o), (self.second.state(z_s), self.second.object(z_o))
+
+    def factor_losses(self, batch: Batch, t: Prototypes) -> tuple[Factors, Factors, dict[str, Tensor]]:
+        """Both pairs of factors, and the losses L_c, L_s and L_o by name."""
+        if self.second is None:
+            _, (z_s, z_o, _, _), losses = self.path_losses(batch, t)
+            return (z_s, z_o), (z_s, z_o), losses
+        z, first, last = self.factors(batch.cls)
+        logits = [self.paths.logits(features, texts) for features, texts in zip((z, *last), t, strict=True)]
+        return first, last, self.three_path_losses(logits, batch.compositions, primitives=self.options.primitives)
+
     def losses(self, batch: Batch, shared: Prototypes) -> dict[str, Tensor]:
-        _, (z_s, z_o, _, _), losses = self.path_losses(batch, shared)
+        (z_s, z_o), last, losses = self.factor_losses(batch, shared)
         m, n = self.primitives(batch.compositions)
         k_s = assign_clusters(z_s.detach(), m, self.states)
         k_o = assign_clusters(z_o.detach(), n, self.objects)
-        contrast = self.contrast(z_s, z_o, m * self.options.clusters + k_s, n * self.options.clusters + k_o)
-        dependence = covariance_norm(z_s, self.objects[n, k_o]) + covariance_norm(z_o, self.states[m, k_s])
+        contrast = self.contrast(*last, m * self.options.clusters + k_s, n * self.options.clusters + k_o)
+        dependence = covariance_norm(last[0], self.objects[n, k_o]) + covariance_norm(last[1], self.states[m, k_s])
         if self.training:
             momentum = self.options.momentum
             self._pending = {
@@ -86,10 +117,18 @@ class ClusPro(ThreePaths[ClusProOptions]):
     def contrast(self, z_s: Tensor, z_o: Tensor, own_s: Tensor, own_o: Tensor) -> Tensor:
         """Contrastive loss of factors [B, d]; `own_s`, `own_o` [B]: prototypes they belong to."""
         states = self.states.flatten(0, 1)  # [M K, d]
-        prototypes = torch.cat([states, self.objects.flatten(0, 1)])  # [(M + N) K, d]
+        objects = self.objects.flatten(0, 1)  # [N K, d]
+        if self.second is not None:
+            states = self.second.state(states)
+            objects = self.second.object(objects)
+        prototypes = torch.cat([states, objects])  # [(M + N) K, d]
         logits_s = z_s @ prototypes.T / self.options.temperature
         logits_o = z_o @ prototypes.T / self.options.temperature
         return cross_entropy(logits_s, own_s) + cross_entropy(logits_o, len(states) + own_o)
+
+    def image_logits(self, cls: Tensor, t: Prototypes, candidates: CompositionIndex) -> Sequence[Tensor]:
+        z, _, last = self.factors(cls)
+        return [self.paths.logits(features, texts) for features, texts in zip((z, *last), t, strict=True)]
 
     @torch.no_grad()
     def after_batch(self) -> None:

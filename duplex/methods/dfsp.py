@@ -17,25 +17,38 @@ CVPR 2023.
 
 With t2i, the image attends to the decomposed text, then to itself. With i2t, the decomposed text
 attends to the image and is composed again. The last layers of fusion blocks start at zero, so
-training starts without an effect of fusion; with `fusion: none` it stays so. The paper fuses the
-towers' tokens before they are projected, and has blocks of self-attention for the text and for the
-unfused tokens, too; these are left out.
+training starts without an effect of fusion; with `fusion: none` it stays so. With `form: published`,
+the fusion is the one of the code, which starts at random and drops out 0.3 of its values:
+
+    t2i:  x' = w z + (1 - w) I(B([z; X], P_t W_t [t_s; t_o]))_0,   t'_c = w t_c + (1 - w) T(t_c)
+    i2t:  [t'_s; t'_o] = T(B([t_s; t_o], P_x W_x [z; X])),   x' = w z + (1 - w) I([z; X])_0
+
+* P_t, P_x: linear maps that mix tokens: as many as the image has out of one per state and object, or
+  vice versa. A state (object) then attends to its own token;  W_t, W_x: linear maps
+* I, T: blocks of self-attention, for images and for texts;  t_s, t_o: in scores, means over candidates
+
+Two differences remain. The code fuses the towers' tokens before they are projected, and all eight
+of a prompt, of which only the last is here, so T attends to a single token. In the code's i2t, texts
+also attend to those of the batch's other images.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, dropout
 
 from duplex.methods.base import Batch, Inputs, MethodContext
-from duplex.methods.families import CrossBlock, TextMethod, TextOptions, score_in_chunks
+from duplex.methods.families import CrossBlock, Form, ImageTokens, TextMethod, TextOptions, score_in_chunks
 from duplex.methods.layers import CompositionIndex, unit, zero_initialised
 from duplex.methods.prompts import TEMPLATE, Prototypes
-from duplex.options import Count, NonNegative, Share, Template
+from duplex.options import Count, NonNegative, Share, Template, refuse
+
+DROPOUT = 0.3  # of the published code's fusion
 
 
 @dataclass(frozen=True)
@@ -46,6 +59,11 @@ class DfspOptions(TextOptions):
     plain: NonNegative = 0.1  # weight beta of L_spm
     keep: Share = 0.8  # weight w of the features before fusion
     template: Template = TEMPLATE  # words whose tokens initialise the prefix
+    form: Form = "plain"  # published: the published code's fusion
+
+    def rules(self) -> Iterable[tuple[object, str]]:
+        message = "form: published is about the fusion; set fusion, or leave form out"
+        yield refuse(self.form == "published" and self.fusion == "none", message)
 
     @property
     def fuses_images(self) -> bool:
@@ -56,6 +74,62 @@ class DfspOptions(TextOptions):
         return self.fusion in ("i2t", "bif")
 
 
+class SelfBlock(CrossBlock):
+    """Residual block in which `x` [..., T, d] attends to itself."""
+
+    def __init__(self, dim: int, heads: int) -> None:
+        super().__init__(dim, dim, heads, "published", DROPOUT)
+        del self.norm_y
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        y = self.norm_x(x)
+        g = x + self.attend(y, y)[0]
+        return torch.add(g, self.forward_part(g))
+
+
+class PublishedFusion(nn.Module):
+    """The published code's fusion of an image's tokens [B, 1 + T, d] with text features."""
+
+    def __init__(self, context: MethodContext, options: DfspOptions) -> None:
+        super().__init__()
+        dim = context.dim
+        heads = options.heads
+        tokens = 1 + context.inputs["patch"][0]
+        primitives = len(context.labels.states) + len(context.labels.objects)
+        self.tokens = ImageTokens(context)
+        if options.fuses_images:
+            self.map_texts = nn.Linear(dim, dim)  # W_t
+            self.mix_texts = nn.Linear(primitives, tokens)  # P_t
+            self.to_image = CrossBlock(dim, dim, heads, "published")
+        if options.fuses_text:
+            self.map_images = nn.Linear(dim, dim)  # W_x
+            self.mix_images = nn.Linear(tokens, primitives)  # P_x
+            self.to_text = CrossBlock(dim, dim, heads, "published")
+            self.compose = nn.Linear(dim, dim)  # V
+        self.images = SelfBlock(dim, heads)  # I
+        self.texts = SelfBlock(dim, heads)  # T
+
+    def fused_images(self, x: Tensor, primitives: Tensor) -> Tensor:
+        """Image features [B, d] by the tokens `x`, fused with those of states and objects [M + N, d]."""
+        if hasattr(self, "to_image"):
+            mixed = self.mix_texts(self.map_texts(primitives).T).T  # [1 + T, d]
+            x, _ = self.to_image(x, dropout(mixed, DROPOUT, self.training))
+        return torch.select(self.images(x), 1, 0)
+
+    def fused_texts(self, t: Prototypes, candidates: CompositionIndex, x: Tensor) -> Tensor:
+        """Text features of the candidates: [C, d], or [B, C, d] if fused with the tokens `x`."""
+        if not hasattr(self, "to_text"):
+            return torch.select(self.texts(t.compositions[:, None]), 1, 0)
+        mixed = self.mix_images(self.map_images(x).transpose(1, 2)).transpose(1, 2)  # [B, M + N, d]
+        mixed = dropout(mixed, DROPOUT, self.training)
+        rows = torch.cat([t.states, t.objects]).expand_as(mixed)
+        primitives = self.texts(self.to_text(rows[:, :, None], mixed[:, :, None])[0])[:, :, 0]
+        states, objects = primitives.split((len(t.states), len(t.objects)), dim=1)
+        product = states.index_select(1, candidates.states) * objects.index_select(1, candidates.objects)
+        composed: Tensor = self.compose(product)
+        return composed
+
+
 class Dfsp(TextMethod[DfspOptions]):
     """DFSP: prompts with a learned prefix; attention fuses text and image features (`fusion`)."""
 
@@ -64,6 +138,10 @@ class Dfsp(TextMethod[DfspOptions]):
         dim = context.dim
         heads = options.heads
         self.prompts = self.soft_prompts(options.template)
+        self.published: PublishedFusion | None = None
+        if options.form == "published":
+            self.published = PublishedFusion(context, options)
+            return
         token_width = context.inputs["patch"][1] if options.fusion != "none" else 0
         if options.fuses_images:
             self.project = nn.Linear(token_width, dim)  # W
@@ -77,9 +155,14 @@ class Dfsp(TextMethod[DfspOptions]):
     def needs(cls, options: Any) -> frozenset[str]:
         return frozenset({"cls", "text"} if options.fusion == "none" else {"cls", "text", "patch"})
 
-    def decompose(self, t: Tensor) -> Prototypes:
-        """Seen pairs' features `t` [C, d], with means per state [M, d] and object [N, d]."""
-        return Prototypes(t, *self.train_candidates.means(t, len(self.labels.states), len(self.labels.objects)))
+    @classmethod
+    def scores_new_words(cls, options: Any) -> bool:
+        return bool(options.form == "plain")  # the published code mixes a fixed number of tokens
+
+    def decompose(self, t: Tensor, index: CompositionIndex | None = None) -> Prototypes:
+        """Features `t` [C, d] of pairs (None: the seen ones), with means per state [M, d] and object [N, d]."""
+        index = index or self.train_candidates
+        return Prototypes(t, *index.means(t, len(self.labels.states), len(self.labels.objects)))
 
     def shared(self) -> Prototypes:
         return self.decompose(self.prompts(self.labels.pairs["train"], self.checkpointing).compositions)
@@ -96,9 +179,23 @@ class Dfsp(TextMethod[DfspOptions]):
         composed = self.compose(by_state * objects.index_select(1, candidates.objects))
         return unit(self.options.keep * t.compositions + (1 - self.options.keep) * composed)
 
-    def fused_logits(self, z: Tensor, t: Prototypes, candidates: CompositionIndex, tokens: Tensor | None) -> Tensor:
+    def published_logits(self, cls: Tensor, t: Prototypes, candidates: CompositionIndex, patch: Tensor) -> Tensor:
+        """Logits [B, C] of the candidates by the published code's fusion."""
+        assert self.published is not None
+        w = self.options.keep
+        tokens = self.published.tokens(cls, patch)
+        x = unit(w * cls + (1 - w) * self.published.fused_images(tokens, torch.cat([t.states, t.objects])))
+        pulled = unit(w * t.compositions + (1 - w) * self.published.fused_texts(t, candidates, tokens))
+        if pulled.ndim == 2:
+            return self.scale * x @ pulled.T
+        return self.scale * (pulled @ x[:, :, None])[..., 0]
+
+    def fused_logits(self, cls: Tensor, t: Prototypes, candidates: CompositionIndex, tokens: Tensor | None) -> Tensor:
         """Logits [B, C] of the candidates, after fusion with `tokens` if they are given."""
+        z = unit(cls)
         tokens = None if tokens is None else tokens.to(z.dtype)
+        if self.published is not None and tokens is not None:
+            return self.published_logits(cls.to(z.dtype), t, candidates, tokens)
         x = self.fused_images(z, t, tokens) if self.options.fuses_images and tokens is not None else z
         if not self.options.fuses_text or tokens is None:
             return self.scale * x @ t.compositions.T
@@ -108,7 +205,7 @@ class Dfsp(TextMethod[DfspOptions]):
         z = unit(batch.cls)
         m, n = self.primitives(batch.compositions)
         target = self.train_candidates.positions_of_listed(batch.compositions)
-        logits = self.fused_logits(z, shared, self.train_candidates, batch.inputs.get("patch"))
+        logits = self.fused_logits(batch.cls, shared, self.train_candidates, batch.inputs.get("patch"))
         losses = {"fused": cross_entropy(logits, target)}
         if self.options.primitives:
             loss_s = cross_entropy(self.scale * z @ shared.states.T, m)
@@ -119,17 +216,22 @@ class Dfsp(TextMethod[DfspOptions]):
         return losses
 
     def prepare(self, candidates: CompositionIndex) -> Prototypes:
+        t = self.prompts.encode(candidates.compositions_np).compositions
+        if self.published is not None:
+            return self.decompose(t, candidates)
         seen = self.decompose(self.prompts.encode(self.labels.pairs["train"]).compositions)
-        return seen._replace(compositions=self.prompts.encode(candidates.compositions_np).compositions)
+        return seen._replace(compositions=t)
 
     def score(self, inputs: Inputs, candidates: CompositionIndex, prepared: Prototypes) -> Tensor:
         def chunk_scores(cls: Tensor, tokens: Tensor | None = None) -> Tensor:
-            return self.scored(self.fused_logits(unit(cls), prepared, candidates, tokens))
+            return self.scored(self.fused_logits(cls, prepared, candidates, tokens))
 
         if self.options.fusion == "none":
             return chunk_scores(inputs["cls"])
         patches, token_width = self.context.inputs["patch"]
         dim = self.context.dim
         fused_texts = len(prepared.compositions) if self.options.fuses_text else 0
+        if self.published is not None and self.options.fuses_text:
+            fused_texts += 8 * (len(prepared.states) + len(prepared.objects))
         width = patches * (token_width + 6 * dim) + 3 * fused_texts * dim
         return score_in_chunks(chunk_scores, inputs["cls"], inputs["patch"], width)

@@ -19,7 +19,7 @@ from torch.nn.functional import cross_entropy, normalize
 from duplex.errors import DuplexError, UsageError
 from duplex.labels import Ints, LabelSpace
 from duplex.methods.base import Batch, Inputs, Inspectable, Method, MethodContext, OptionsT, Scorer
-from duplex.methods.layers import CompositionIndex, FactorNetworks, unit, zero_initialised
+from duplex.methods.layers import CompositionIndex, FactorNetworks, QuickGelu, unit, zero_initialised
 from duplex.methods.paths import FactorPosteriors, PathOptions, Paths, inspect_paths
 from duplex.methods.portable import normalise_posterior_sums
 from duplex.methods.prompts import TEMPLATE, Prompts, Prototypes
@@ -28,6 +28,7 @@ from duplex.options import Count, NonNegative, Options, Template
 
 INITIAL_MARGIN = 10.0  # a difference of cosines is at most 2
 LOSSES = ("semantic", "state", "object")
+Form = Literal["plain", "published"]  # of a method's network and losses; published: as in the authors' code
 CHUNK = 2**24  # numbers in memory at once in inference
 
 
@@ -266,6 +267,10 @@ class ThreePaths(TextMethod[ThreePathOptionsT], Generic[ThreePathOptionsT]):
     def shared(self) -> Prototypes:
         return self.paths.prototypes(LOSSES, self.checkpointing)
 
+    def unscaled(self, cls: Tensor, z: Tensor) -> Tensor:
+        """What published disentanglers read: CLS features not scaled to unit length, or `z` of the adapter."""
+        return cls.to(z.dtype) if self.paths.adapter is None else z
+
     def path_losses(self, batch: Batch, t: Prototypes) -> tuple[Tensor, FactorPosteriors, dict[str, Tensor]]:
         """Adapted features [B, d], factors with log posteriors, and weighted losses by name."""
         z = self.paths.adapt(batch.cls)
@@ -279,12 +284,16 @@ class ThreePaths(TextMethod[ThreePathOptionsT], Generic[ThreePathOptionsT]):
         assert self.paths.factors is not None
         return [self.paths.logits(f, rows) for f, rows in zip((z, *self.paths.factors(z)), t, strict=True)]
 
+    def image_logits(self, cls: Tensor, t: Prototypes, candidates: CompositionIndex) -> Sequence[Tensor]:
+        """Logits as of `path_logits`, for CLS features."""
+        return self.path_logits(self.paths.adapt(cls), t, candidates)
+
     def primitive_score(self, p_s: Tensor, p_o: Tensor, t: Prototypes, candidates: CompositionIndex) -> Tensor:
         """The part of the score [B, C] by the probabilities of each candidate's words."""
         return p_s * p_o if self.options.joined == "product" else p_s + p_o
 
     def joined_score(self, logits: Sequence[Tensor], t: Prototypes, candidates: CompositionIndex) -> Tensor:
-        """The score [B, C], from the logits that `path_logits` returned."""
+        """The score [B, C], from the logits of pairs, states and objects."""
         c, s, o = logits
         p_s, p_o = s.softmax(-1)[:, candidates.states], o.softmax(-1)[:, candidates.objects]
         return self.scored(c) + self.primitive_score(p_s, p_o, t, candidates)
@@ -293,7 +302,7 @@ class ThreePaths(TextMethod[ThreePathOptionsT], Generic[ThreePathOptionsT]):
         return self.paths.encode(candidates.compositions_np, LOSSES)
 
     def score(self, inputs: Inputs, candidates: CompositionIndex, prepared: Prototypes) -> Tensor:
-        logits = self.path_logits(self.paths.adapt(inputs["cls"]), prepared, candidates)
+        logits = self.image_logits(inputs["cls"], prepared, candidates)
         return self.joined_score(logits, prepared, candidates)
 
     def inspectable(self) -> Inspectable:
@@ -303,14 +312,14 @@ class ThreePaths(TextMethod[ThreePathOptionsT], Generic[ThreePathOptionsT]):
 class CrossAttention(nn.Module):
     """Multi-head attention: queries from `x` (`dim` channels), keys, values from `y` (`inside`)."""
 
-    def __init__(self, dim: int, inside: int, heads: int, *, zero_output: bool) -> None:
+    def __init__(self, dim: int, inside: int, heads: int, *, zero_output: bool, bias: bool = True) -> None:
         super().__init__()
         if dim % heads:
             raise UsageError(f"heads is {heads}; expected a divisor of {dim}, the width of the features")
         self.heads = heads
-        self.query = nn.Linear(dim, dim)
-        self.key = nn.Linear(inside, dim)
-        self.value = nn.Linear(inside, dim)
+        self.query = nn.Linear(dim, dim, bias=bias)
+        self.key = nn.Linear(inside, dim, bias=bias)
+        self.value = nn.Linear(inside, dim, bias=bias)
         self.out = nn.Linear(dim, dim)
         if zero_output:
             zero_initialised(self.out)
@@ -328,21 +337,63 @@ class CrossAttention(nn.Module):
         return torch.transpose(rows.unflatten(-1, (self.heads, -1)), -2, -3)
 
 
-class CrossBlock(nn.Module):
-    """Residual block: `x` attends to `y`, then an MLP; returns output and attention weights."""
+def start_like_torch(attention: CrossAttention) -> None:
+    """Draw queries, keys and values like `torch.nn.MultiheadAttention`, whose biases start at zero."""
+    dim = attention.out.out_features
+    bound = math.sqrt(6 / (4 * dim))  # Xavier's, of one matrix for all three
+    for layer in (attention.query, attention.key, attention.value):
+        nn.init.uniform_(layer.weight, -bound, bound)
+        nn.init.zeros_(layer.bias)
+    nn.init.zeros_(attention.out.bias)
 
-    def __init__(self, dim: int, inside: int, heads: int) -> None:
+
+class CrossBlock(nn.Module):
+    """Residual block: `x` attends to `y`, then an MLP; returns output and attention weights.
+
+    It starts as the identity; the blocks of the code of DFSP and VP-CMJL (`form: published`) start at
+    random and have QuickGELU, with dropout of the given `rate` after it.
+    """
+
+    def __init__(self, dim: int, inside: int, heads: int, form: Form = "plain", rate: float = 0.0) -> None:
         super().__init__()
         self.norm_x = nn.LayerNorm(dim)
         self.norm_y = nn.LayerNorm(inside)
-        self.attend = CrossAttention(dim, inside, heads, zero_output=True)
-        last = zero_initialised(nn.Linear(4 * dim, dim))
-        self.forward_part = nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, 4 * dim), nn.GELU(), last)
+        self.attend = CrossAttention(dim, inside, heads, zero_output=form == "plain")
+        last = nn.Linear(4 * dim, dim)
+        activation: nn.Module = nn.GELU()
+        if form == "plain":
+            zero_initialised(last)
+        else:
+            start_like_torch(self.attend)
+            activation = nn.Sequential(QuickGelu(), nn.Dropout(rate))
+        self.forward_part = nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, 4 * dim), activation, last)
 
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         read, weights = self.attend(self.norm_x(x), self.norm_y(y))
         g = x + read
         return g + self.forward_part(g), weights
+
+
+class ImageTokens(nn.Module):
+    """CLS feature and patch tokens of an image, in the space of CLS features [B, 1 + T, d].
+
+    Patch tokens pass the encoder's own projection. If it has none and the widths differ, a linear map
+    is trained instead.
+    """
+
+    def __init__(self, context: MethodContext) -> None:
+        super().__init__()
+        width = context.inputs["patch"][1]
+        self.project: nn.Module = nn.Identity()
+        own = getattr(context.text, "image_projection", None)  # [w, d]
+        if own is not None and tuple(own.shape) == (width, context.dim):
+            self.project = nn.Linear(width, context.dim, bias=False)
+            self.project.weight = nn.Parameter(own.T.detach().to(torch.float32, copy=True), requires_grad=False)
+        elif width != context.dim:
+            self.project = nn.Linear(width, context.dim, bias=False)
+
+    def forward(self, cls: Tensor, patch: Tensor) -> Tensor:
+        return torch.cat([cls[:, None], self.project(patch)], dim=1)
 
 
 def score_in_chunks(score: Callable[[Tensor, Tensor], Tensor], z: Tensor, tokens: Tensor, width: int) -> Tensor:

@@ -11,6 +11,8 @@ from torch.nn.functional import dropout, normalize, relu
 
 from duplex.labels import Ints
 
+QUICK = 1.702  # QuickGELU's constant
+
 
 def unit(z: Tensor) -> Tensor:
     """Scale the rows of `z` to unit length; half precision is converted to float32."""
@@ -21,6 +23,13 @@ def zero_initialised(layer: nn.Linear) -> nn.Linear:
     nn.init.zeros_(layer.weight)
     nn.init.zeros_(layer.bias)
     return layer
+
+
+class QuickGelu(nn.Module):
+    """OpenAI's approximation of GELU, `x sigmoid(1.702 x)`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.sigmoid(QUICK * x)
 
 
 class Bottleneck(nn.Module):
@@ -72,15 +81,27 @@ class Disentangler(nn.Module):
         return normalize(self.second(relu(self.first(z))), dim=-1)
 
 
+class BatchNormHead(nn.Sequential):
+    """One layer, `dropout(relu(batch_norm(linear(z))))`."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__(nn.Linear(dim, dim), nn.BatchNorm1d(dim), nn.ReLU(), nn.Dropout(0.5))
+
+    def forward(self, z: Tensor) -> Tensor:  # [B, d] -> [B, d]
+        self[1].train(self.training and len(z) > 1)
+        for layer in self:
+            z = layer(z)
+        return z
+
+
 class BatchNormDisentangler(nn.Module):
     """Disentangler `normalise(dropout(relu(batch_norm(linear(z)))))`."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
-        self.layers = nn.Sequential(nn.Linear(dim, dim), nn.BatchNorm1d(dim), nn.ReLU(), nn.Dropout(0.5))
+        self.layers = BatchNormHead(dim)
 
     def forward(self, z: Tensor) -> Tensor:  # [B, d] -> [B, d]
-        self.layers[1].train(self.training and len(z) > 1)
         return normalize(self.layers(z), dim=-1)
 
 

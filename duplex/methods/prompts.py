@@ -59,8 +59,10 @@ class Prompts(nn.Module):
         paths: PathsOption = "three",
         template: str = TEMPLATE,
         state_end: str = "",
+        unscaled: bool = False,
     ) -> None:
         super().__init__()
+        self.unscaled = unscaled  # whether features keep the length that the tower gives them
         self.labels = labels
         self.paths = ("composition", "state", "object") if paths == "three" else ("composition",)
         self.vocabulary = vocabulary
@@ -156,7 +158,7 @@ class Prompts(nn.Module):
             return self._split(self._encoded, len(compositions))
         lexicon = self.lexicon()
         parts = [tower.encode(tree, lexicon, checkpoint=checkpointing) for tower, tree in self._trees[1]]
-        encoded = unit(torch.cat(parts))
+        encoded = self.scaled(torch.cat(parts))
         if self.learned_rows is None and not getattr(self.tower, "is_trained", False):
             self._encoded = encoded
         return self._split(encoded, len(compositions))
@@ -168,7 +170,10 @@ class Prompts(nn.Module):
             return self._split(self.frozen_rows.new_empty(0, self.tower.dim), 0)
         lexicon = self.lexicon()
         parts = [tower.encode_blocks(rows, lexicon) for tower, rows in self.all_sequences(compositions)]
-        return self._split(unit(torch.cat(parts)), len(compositions))
+        return self._split(self.scaled(torch.cat(parts)), len(compositions))
+
+    def scaled(self, features: Tensor) -> Tensor:
+        return features if self.unscaled else unit(features)
 
     def _split(self, encoded: Tensor, count: int) -> Prototypes:
         states = count + len(self.labels.states)

@@ -12,6 +12,10 @@ Zhang et al., "Learning Visual Proxy for Compositional Zero-Shot Learning", ICCV
 * w: visual proxies of states and objects, initialised with text features;  z^s: output of a small network
 * A, B: matrices, initialised with identities, that compose proxies of all compositions, even unseen ones
 * KL: draws p_v, the posterior by l_v, to p_t, the posterior by l_t;  b: option `blend`
+
+Blocks start as the identity. With `form: published`, they start at random and have QuickGELU, `w_c =
+A [w_s; w_o] + a` with A and a random, and blocks and disentanglers read z before it is scaled to unit
+length, as in the code. There, the proxies' text features are of the bare words.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ from torch import Tensor, nn
 from torch.nn.functional import kl_div
 
 from duplex.methods.base import Batch, MethodContext
-from duplex.methods.families import CrossBlock, ThreePathOptions, ThreePaths, new_words
+from duplex.methods.families import CrossBlock, Form, ThreePathOptions, ThreePaths, new_words
 from duplex.methods.layers import CompositionIndex, unit
 from duplex.methods.prompts import Prototypes, encode_words
 from duplex.options import Count, NonNegative, Share
@@ -35,6 +39,7 @@ class VpCmjlOptions(ThreePathOptions):
     blend: Share = 0.3  # weight b of the proxies' logits
     text: NonNegative | None = None  # weight of the text's logits; null: 1 - b
     heads: Count = 4  # heads of the cross-attention
+    form: Form = "plain"  # published: start, activation and inputs of the published code
 
 
 PROXY_LOSSES = ("composition_proxy", "state_proxy", "object_proxy")
@@ -51,33 +56,49 @@ class VpCmjl(ThreePaths[VpCmjlOptions]):
         self.states = nn.Parameter(states.to(torch.float32, copy=True))  # [M, d]
         self.objects = nn.Parameter(objects.to(torch.float32, copy=True))  # [N, d]
         self.fixed_rows = new_words(context.labels)
-        self.from_state = nn.Parameter(torch.eye(dim))
-        self.from_object = nn.Parameter(torch.eye(dim))
-        self.read_s = CrossBlock(dim, dim, options.heads)
-        self.read_o = CrossBlock(dim, dim, options.heads)
+        self.is_published = options.form == "published"
+        if self.is_published:
+            self.join = nn.Linear(2 * dim, dim)
+        else:
+            self.from_state = nn.Parameter(torch.eye(dim))
+            self.from_object = nn.Parameter(torch.eye(dim))
+        self.read_s = CrossBlock(dim, dim, options.heads, options.form)
+        self.read_o = CrossBlock(dim, dim, options.heads, options.form)
 
-    def text_logits(self, z: Tensor, t: Prototypes) -> Logits:
-        """Logits of compositions, states and objects by prompts, for features `z` [B, d]."""
-        z_s, a_s = self.read_s(z, t.states)
-        z_o, a_o = self.read_o(z, t.objects)
+    def features(self, cls: Tensor) -> tuple[Tensor, Tensor]:
+        """Unit features [B, d], and the features that blocks and disentanglers read."""
+        z = self.paths.adapt(cls)
+        return z, self.unscaled(cls, z) if self.is_published else z
+
+    def text_logits(self, z: Tensor, x: Tensor, t: Prototypes) -> Logits:
+        """Logits of compositions, states and objects by prompts, for `features` z and x [B, d]."""
+        z_s, a_s = self.read_s(x, t.states)
+        z_o, a_o = self.read_o(x, t.objects)
         s = self.paths.logits(unit(z_s), t.states) + self.paths.scale * a_s
         o = self.paths.logits(unit(z_o), t.objects) + self.paths.scale * a_o
         return self.paths.logits(z, t.compositions), s, o
 
-    def visual_logits(self, z: Tensor, candidates: CompositionIndex) -> Logits:
-        """Logits of compositions [B, C], states [B, M] and objects [B, N] by visual proxies."""
-        assert self.paths.factors is not None
-        z_s, z_o = self.paths.factors(z)
+    def composed_proxies(self, candidates: CompositionIndex) -> Tensor:
+        if self.is_published:
+            states = self.states.index_select(0, candidates.states)
+            objects = self.objects.index_select(0, candidates.objects)
+            return unit(self.join(torch.cat([states, objects], dim=-1)))
         states = (self.states @ self.from_state.T).index_select(0, candidates.states)
         objects = (self.objects @ self.from_object.T).index_select(0, candidates.objects)
-        w_c = unit(states + objects)
+        return unit(states + objects)
+
+    def visual_logits(self, z: Tensor, x: Tensor, candidates: CompositionIndex) -> Logits:
+        """Logits of compositions [B, C], states [B, M] and objects [B, N] by visual proxies."""
+        assert self.paths.factors is not None
+        z_s, z_o = self.paths.factors(x)
+        w_c = self.composed_proxies(candidates)
         logits = self.paths.logits
         return logits(z, w_c), logits(z_s, unit(self.states)), logits(z_o, unit(self.objects))
 
     def losses(self, batch: Batch, shared: Prototypes) -> dict[str, Tensor]:
-        z = self.paths.adapt(batch.cls)
-        text = self.text_logits(z, shared)
-        visual = self.visual_logits(z, self.train_candidates)
+        z, x = self.features(batch.cls)
+        text = self.text_logits(z, x, shared)
+        visual = self.visual_logits(z, x, self.train_candidates)
         log_v = visual[0].log_softmax(-1)
         log_t = text[0].log_softmax(-1)
         joint = kl_div(log_v, log_t, reduction="batchmean", log_target=True)
@@ -86,8 +107,9 @@ class VpCmjl(ThreePaths[VpCmjlOptions]):
         losses |= self.three_path_losses(visual, batch.compositions, PROXY_LOSSES, weight)
         return losses | {"joint": joint}
 
-    def path_logits(self, z: Tensor, t: Prototypes, candidates: CompositionIndex) -> Sequence[Tensor]:
+    def image_logits(self, cls: Tensor, t: Prototypes, candidates: CompositionIndex) -> Sequence[Tensor]:
+        z, x = self.features(cls)
         b = self.options.blend
         a = 1 - b if self.options.text is None else self.options.text
-        paths = zip(self.text_logits(z, t), self.visual_logits(z, candidates), strict=True)
+        paths = zip(self.text_logits(z, x, t), self.visual_logits(z, x, candidates), strict=True)
         return [a * text + b * visual for text, visual in paths]

@@ -29,7 +29,15 @@ VALIDATION = {"auc": "val_auc", "auc_all": "val_auc_all"}  # in `validation` -> 
 STREAM = "+stream"  # after the name of a method: as it adapted to the test images
 TERMS = "terms_"  # prefix of tables with some summands of the score only
 NO_RUN = "no run of params.yaml has been evaluated; `dvc repro` trains and evaluates the runs"
-ALSO_AVERAGED = ("state_accuracy", "object_accuracy", "seen_at_val_bias", "unseen_at_val_bias", "hm_at_val_bias")
+ALSO_AVERAGED = (
+    "state_accuracy",
+    "object_accuracy",
+    "unbiased_accuracy",
+    "false_seen",
+    "seen_at_val_bias",
+    "unseen_at_val_bias",
+    "hm_at_val_bias",
+)
 SHOWN = ("auc", "auc_se", "hm", "seen", "unseen", "auc_all")  # by world in metrics.json
 POINTS, ROUNDS = 81, 200  # of a mean curve: its points, and bootstrap rounds of its interval
 Aggregate = dict[str, dict[str, dict[str, dict[str, float]]]]

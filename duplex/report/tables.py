@@ -236,7 +236,10 @@ def quoted_rows(data: DatasetResults, world: str, further: int) -> list[TableRow
             errors = row.get("errors", {}).get(benchmark, [None] * 4)
             source = f" from {row['source']}" if "source" in row else ""
             cells = [text_cell(f"{row['method']}, {row['backbone']} (quoted{source})")]
-            for value, error in zip(row[benchmark], errors, strict=True):
+            numbers = row[benchmark]
+            if isinstance(numbers, Mapping):  # only some are known
+                numbers = [numbers.get(metric) for metric in METRICS]
+            for value, error in zip(numbers, errors, strict=True):
                 cells.append(number_cell(value, spread="" if error is None else f"± {error:.1f}"))
             rows.append(TableRow([*cells, *[TableCell(MISSING)] * further], quoted=True))
     return rows

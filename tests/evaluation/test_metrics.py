@@ -30,6 +30,7 @@ def test_only_accuracies_are_written_in_percent() -> None:
         **{"seen": 50.0, "unseen": None, "hm": 25.0, "auc": 12.5},
         **{"seen_interval": [25.0, 75.0], "unseen_interval": None, "hm_interval": [0.0, 100.0], "auc_interval": None},
         **{"state_accuracy": 50.0, "object_accuracy": None, "tied": 12.5},
+        **{"unbiased_accuracy": None, "false_seen": None},
     }
 
 
@@ -49,6 +50,21 @@ def test_the_first_of_the_best_columns_is_predicted_be_it_seen_unseen_or_the_lab
     shifted = np.where(p.feasible, p.scores + np.where(p.seen, 0.0, bias), -np.inf)
     first = shifted.argmax(axis=1) if p.feasible.any() else np.full(len(p.scores), -1)
     assert rivals.best_columns(bias).tolist() == first.tolist()
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 10**6))
+def test_answers_without_a_bias_by_loops(seed: int) -> None:
+    p = problem(np.random.default_rng(seed), levels=3, feasible=0.8)
+    right, new, false = 0, 0, 0
+    for row, label in zip(np.where(p.feasible, p.scores, -np.inf), p.target, strict=True):
+        answer = int(row.argmax()) if p.feasible.any() else -1
+        right += answer == label
+        new += not p.seen[label]
+        false += not p.seen[label] and answer >= 0 and bool(p.seen[answer])
+    found = measure(ScoreAccumulator(p.target, p.seen, feasible_mask=p.feasible).add(p.scores).competitors(), rounds=0)
+    assert found.unbiased_accuracy == pytest.approx(right / len(p.target))
+    assert found.false_seen == (pytest.approx(false / new) if new else None)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Small methods in double precision with random weights, for tests against loops (tests/methods/loops.py)."""
 
+import copy
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
@@ -29,7 +30,12 @@ def words(seed: int = 5) -> PrimitiveVectors:
 
 
 def context(world: World = "closed") -> MethodContext:
-    return replace(small_context(), words=words(), world=world, inputs={"cls": (DIM,), "patch": (TOKENS, TOKEN)})
+    whole = small_context()
+    tower: Any = copy.copy(whole.tower)
+    random = torch.Generator().manual_seed(6)
+    tower.image_projection = torch.randn(TOKEN, DIM, generator=random, dtype=torch.float64)
+    inputs = {"cls": (DIM,), "patch": (TOKENS, TOKEN)}
+    return replace(whole, text=tower, words=words(), world=world, inputs=inputs)
 
 
 def batch(count: int, seed: int = 3, compositions: Any = None) -> Batch:

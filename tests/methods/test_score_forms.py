@@ -65,9 +65,9 @@ def test_scores_of_three_paths_by_loops(kind):
     images = batch(3)
     method = made(kind)
     index = CompositionIndex(np.sort(CANDIDATES), N)
-    t, z = method.prepare(index), method.paths.adapt(images.cls)
-    pulled = method.pulled_logits(z, t, images.inputs["patch"]) if kind == "troika" else None
-    logits = pulled or method.path_logits(z, t, index)
+    t = method.prepare(index)
+    pulled = method.pulled_logits(images.cls, t, images.inputs["patch"]) if kind == "troika" else None
+    logits = pulled or method.image_logits(images.cls, t, index)
     for score, joined in product(("probability", "logit"), ("product", "sum")):
         expected = []
         for c, s, o in zip(*(path.tolist() for path in logits), strict=True):

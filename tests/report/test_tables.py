@@ -76,7 +76,7 @@ def test_published_numbers_are_the_papers():
     for world in ("closed", "open"):
         for row in claims.published_rows(world):
             for benchmark in BENCHMARKS:
-                if benchmark in row:
+                if isinstance(row.get(benchmark), list):
                     seen, unseen, hm, auc = row[benchmark]
                     bound = 2 * seen * unseen / (seen + unseen) + 0.1
                     printed_so = (world, row["method"], benchmark) == ("open", "CVGAE", "cgqa")  # 6.4, above its bound
