@@ -322,12 +322,12 @@ class TextTower(Protocol):
     logit_scale: float  # ln(1/τ) of the pretrained model
 
     @property
-    def start(self) -> int:
-        pass
+    def start(self) -> int | None:
+        """Id of the token before every prompt; None if there is none."""
 
     @property
-    def end(self) -> int:
-        pass
+    def end(self) -> int | None:
+        """Id of the token after every prompt; None if there is none."""
 
     def tokens(self, text: str) -> list[int]:
         """Token ids of a text, without start and end; DuplexError for words without embeddings."""

@@ -271,7 +271,8 @@ def _fastvit(trunk: Any) -> TowerBlocks:
 
 
 def _rotary_blocks(trunk: Any) -> TowerBlocks:
-    rope = None if trunk.rope is None else trunk.rope.get_embed(shape=trunk.patch_embed.grid_size).detach()
-    depths = range(len(trunk.blocks))
-    ropes = [rope[depth] if trunk.rope_mixed else rope for depth in depths]  # mixed: one for each depth
+    if trunk.rope is None:
+        return [RotaryBlock(block, None) for block in trunk.blocks]
+    rope = trunk.rope.get_embed(shape=trunk.patch_embed.grid_size).detach()
+    ropes = rope if trunk.rope_mixed else [rope] * len(trunk.blocks)  # mixed: one for each block
     return [RotaryBlock(block, own) for block, own in zip(trunk.blocks, ropes, strict=True)]

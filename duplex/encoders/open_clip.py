@@ -20,6 +20,7 @@ from torch import Tensor
 
 from duplex.encoders import base, strangers
 from duplex.encoders.base import Config, EncoderFamily, EncoderSource, MissingWeights, first_line
+from duplex.encoders.gemma import TOKENIZER_FILE, read_gemma_tokenizer
 from duplex.encoders.image_blocks import patch_tokens
 from duplex.encoders.libraries import open_clip, transforms
 from duplex.encoders.text import ClipTextTower
@@ -303,8 +304,11 @@ class ClipFamily(EncoderFamily):
             return None
         preprocess_of(name, architecture, weights)
         published = open_clip.get_pretrained_cfg(name, weights)
-        if weights_on_disk(published):
-            return None
+        if file := weights_on_disk(published):
+            tokenizer = architecture["text_cfg"].get("hf_tokenizer_name")
+            if not tokenizer or _local_tokenizer(file.parent, tokenizer):
+                return None
+            return MissingWeights(hf_hub_url(tokenizer, TOKENIZER_FILE), None)
         with torch.device("meta"):  # counts parameters without allocating them
             model = open_clip_class(architecture)(**offline_model_arguments(architecture))
         size = 4 * sum(parameter.numel() for parameter in model.parameters())
@@ -320,6 +324,36 @@ class ClipFamily(EncoderFamily):
             on_disk = tuple(tag for tag in tags if weights_on_disk(published[tag]))
             entries.append(base.CatalogEntry(name, dim, tags, on_disk))
         return entries
+
+
+def _require_transformers(source: EncoderSource) -> None:
+    if find_spec("transformers") is None:
+        raise DuplexError(f"encoder {source.name!r} needs transformers; run {install_command('blip')}")
+
+
+def _local_tokenizer(folder: Path | None, owner: str) -> Path | None:
+    # the tokenizer's file in `folder`, or downloaded from the repository `owner`; None if it is in neither
+    if folder is not None and (folder / TOKENIZER_FILE).is_file():
+        return folder / TOKENIZER_FILE
+    return base.hub_file_on_disk(owner, (TOKENIZER_FILE,))
+
+
+def _tokenizer_file(source: EncoderSource) -> Path | None:
+    # None: in other files, which transformers may find
+    owner = source.architecture["text_cfg"]["hf_tokenizer_name"]
+    if source.folder is not None:
+        file = source.folder / TOKENIZER_FILE
+        return file if file.is_file() else None
+    try:
+        beside = source.weights.parent if source.seed is None else None
+        return _local_tokenizer(beside, owner) or base.fetch_from_hub(owner, (TOKENIZER_FILE,), owner)
+    except (DuplexError, ValueError) as error:  # ValueError: a stranger's configuration names no repository
+        if find_spec("transformers") is not None:
+            return None
+        raise DuplexError(
+            f"the tokenizer of encoder {source.name!r} is not on disk and cannot be downloaded; put {TOKENIZER_FILE} "
+            f"from https://huggingface.co/{owner} beside the weights file"
+        ) from error
 
 
 class ResizeAndCrop:
@@ -405,10 +439,8 @@ class EncoderBase:
 class ClipEncoder(EncoderBase):
     def __init__(self, source: EncoderSource, *, towers: str, device: str, precision: str) -> None:
         super().__init__(source, device=device, precision=precision)
-        needing = {"hf_model_name"} if towers == "image" else {"hf_model_name", "hf_tokenizer_name"}
-        needs = needing & set(source.architecture.get("text_cfg", {}))
-        if needs and find_spec("transformers") is None:
-            raise DuplexError(f"encoder {source.name!r} needs transformers; run {install_command('blip')}")
+        if source.architecture.get("text_cfg", {}).get("hf_model_name"):
+            _require_transformers(source)
         model = self.build(source)
         self.logit_scale = float(model.logit_scale.item())
         if towers != "text":
@@ -421,13 +453,19 @@ class ClipEncoder(EncoderBase):
         return build_model(source)
 
     def tokenizer(self, source: EncoderSource) -> Any:
+        text = source.architecture["text_cfg"]
+        options = {"context_length": text.get("context_length", 77)}
+        files = text.get("hf_tokenizer_name")
+        if files:
+            file = _tokenizer_file(source)
+            gemma = None if file is None else read_gemma_tokenizer(file, options["context_length"])
+            if gemma is not None:
+                return gemma
+            _require_transformers(source)
         if source.folder is None and not source.name.startswith(HUB):
             return open_clip.get_tokenizer(source.name)
         # open_clip would read the file again, which may have changed since it was checked
-        text = source.architecture["text_cfg"]
-        options = {"context_length": text.get("context_length", 77)}
         options |= text.get("tokenizer_kwargs") or {}
-        files = text.get("hf_tokenizer_name")
         try:
             if not files:
                 return open_clip.SimpleTokenizer(**options)

@@ -196,7 +196,7 @@ class FolderFit:
         """The recipes to try, which depend on the encoder's text tower."""
         entry = self.encoder
         text = load_encoder(entry.name, entry.weights, towers="text", device=str(self.device)).text
-        return SearchSpace(0 if text is None else int(text.embedding([text.start]).shape[1]))
+        return SearchSpace(0 if text is None else text.width)
 
     @property
     def world(self) -> World:

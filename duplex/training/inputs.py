@@ -33,10 +33,10 @@ from duplex.features.file import (
     read_features,
 )
 from duplex.features.tokens import DiskTokens, Examples, join_labels, read_tokens
-from duplex.labels import Bools, Ints, LabelSpace, World, prompt_name
+from duplex.labels import Bools, Ints, LabelSpace, World
 from duplex.methods.base import Method, MethodContext, PrimitiveVectors
 from duplex.methods.blocks import FinetunedBlocks, finetuned_blocks_factory
-from duplex.methods.prompts import TEMPLATE, encode_words
+from duplex.methods.prompts import TEMPLATE, encode_words, name_tokens
 from duplex.methods.registry import find_method
 from duplex.options import FinetuneOptions, TrainingOptions
 from duplex.system.files import sha256, sha256_once
@@ -432,9 +432,9 @@ def long_prompts(encoder: str, weights: str | None, labels: LabelSpace) -> list[
     tower = load_encoder(encoder, weights, towers="text").text
     if tower is None:
         return []
-    around = 2 + len(tower.tokens(TEMPLATE))  # start, end, context
-    states = [len(tower.tokens(prompt_name(word))) for word in labels.states]
-    objects = [len(tower.tokens(prompt_name(word))) for word in labels.objects]
+    around = len(tower.tokens(TEMPLATE)) + sum(token is not None for token in (tower.start, tower.end))
+    states = [len(name_tokens(tower, word)) for word in labels.states]
+    objects = [len(name_tokens(tower, word)) for word in labels.objects]
     m = labels.state_of(compositions)
     n = labels.object_of(compositions)
     lengths = around + np.array(states)[m] + np.array(objects)[n]
