@@ -37,7 +37,7 @@ WEIGHTS = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
 SAFE_WEIGHTS = WEIGHTS[:1]
 PICKLES = (".bin", ".pth", ".pt")  # suffixes
 DOWNLOAD_FOLDER = Path("~/.cache/clip")  # open_clip's folder for weights that are not on the hub
-MAX_ASPECT = 50  # longer images are cropped before they are resized, as only their middle is used
+MAX_ASPECT = 50  # longer images are cropped before they are resized, unless they are squashed
 NOT_WEIGHTS = ("input_resolution", "context_length", "vocab_size")  # numbers in OpenAI's archives
 
 
@@ -357,19 +357,19 @@ def _tokenizer_file(source: EncoderSource) -> Path | None:
 
 
 class ResizeAndCrop:
-    """Resizes and crops an RGB image as open_clip does, but returns uint8 pixels [3, R, R]."""
+    """Resizes and crops (or pads) an RGB image as open_clip does, but returns uint8 pixels [3, R, R]."""
 
     def __init__(self, preprocess: dict[str, Any]) -> None:
         settings = open_clip.transform.PreprocessCfg(**preprocess)
         steps = open_clip.transform.image_transform_v2(settings, is_train=False).transforms
         # without conversions and normalisation
         self.steps = transforms.Compose([*steps[:-3], transforms.PILToTensor()])
-        self.shortest = preprocess["resize_mode"] == "shortest"
+        self.keeps_ratio = preprocess["resize_mode"] != "squash"
 
     def __call__(self, image: Image.Image) -> Tensor:
         width, height = image.size
-        if self.shortest and max(width, height) > MAX_ASPECT * min(width, height):
-            # resizing a strip of 20,000 x 1 whole would take gigabytes for pixels that are cropped
+        if self.keeps_ratio and max(width, height) > MAX_ASPECT * min(width, height):
+            # resizing a strip of 20,000 x 1 whole would take gigabytes for pixels that are cropped, or leave no pixel
             keep = MAX_ASPECT * min(width, height)
             left, top = max(0, width - keep) // 2, max(0, height - keep) // 2
             image = image.crop((left, top, width - left, height - top))

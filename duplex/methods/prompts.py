@@ -56,8 +56,9 @@ def name_tokens(tower: TextTower, name: str, before: str = TEMPLATE) -> list[int
 
 def frame_embeddings(tower: TextTower) -> tuple[Tensor, Tensor]:
     """Embeddings of the tokens before and after every prompt, each [1, width], or [0, width] if there is none."""
-    start, end = ([] if token is None else [token] for token in (tower.start, tower.end))
-    return tower.embedding(start), tower.embedding(end)
+    opening = [] if tower.start is None else [tower.start]
+    closing = [] if tower.end is None else [tower.end]
+    return tower.embedding(opening), tower.embedding(closing)
 
 
 class Prompts(nn.Module):

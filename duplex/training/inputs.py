@@ -41,7 +41,7 @@ from duplex.methods.registry import find_method
 from duplex.options import FinetuneOptions, TrainingOptions
 from duplex.system.files import sha256, sha256_once
 from duplex.system.threads import float32_arithmetic
-from duplex.training.checkpoint import WORD_VECTORS, TrainingRecord
+from duplex.training.checkpoint import RESIZE, WORD_VECTORS, TrainingRecord
 
 if TYPE_CHECKING:
     from duplex.features.shared import SharedFeatures  # which loads all that encodes images
@@ -184,7 +184,8 @@ class Data:
         identity = {"encoder": IMPORTED}
         if entry.name != IMPORTED:
             precision = request.precision
-            encoder = load_encoder(entry.name, entry.weights, towers="text", device=self.device, precision=precision)
+            options: Any = {"precision": precision, "resize": entry.resize}
+            encoder = load_encoder(entry.name, entry.weights, towers="text", device=self.device, **options)
             tower = encoder.text
             identity = encoder.identity.to_dict()
         opened = self.open(identity)
@@ -196,6 +197,7 @@ class Data:
             "text_precision": request.precision,
             "name": entry.name,
             "tag": entry.weights or "",
+            **({} if entry.resize is None else {RESIZE: entry.resize}),
             **({} if self.word_vectors is None else {WORD_VECTORS: sha256(self.word_vectors)}),
         }
         make_blocks: Callable[[], FinetunedBlocks] | None = None
