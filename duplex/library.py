@@ -157,6 +157,7 @@ def load_dataset(
     split_seed: int | None = None,
     tokens: Literal["none", "patch"] = "none",
     block_inputs: int = 0,
+    resize: Literal["crop", "squash", "pad"] | None = None,
     word_vectors: str | Path | None = None,
     cache: str | Path | None = None,
     device: str | None = None,
@@ -175,13 +176,15 @@ def load_dataset(
     split_seed: seed of the random split, for data without a split. None: 0.
     tokens: "patch" also keeps patch tokens, for the methods that need them.
     block_inputs: number of the image tower's last blocks that `fit` may fine-tune.
+    resize: how images become square: "crop", "squash" (distort) or "pad"; None: as the weights' own
+        preprocessing.
     word_vectors: as in `Dataset.from_arrays`.
     cache: folder of the feature caches; by default `duplex` in the user's cache folder.
     device: auto, cpu or cuda. None: as in params.yaml, else auto.
     """
     if encoder is None:
         given: dict[str, object] = {"weights": weights, "images": images, "word_vectors": word_vectors}
-        given |= {"cache": cache, "split_seed": split_seed}
+        given |= {"cache": cache, "split_seed": split_seed, "resize": resize}
         given |= {"tokens": tokens if tokens != "none" else None, "block_inputs": block_inputs or None}
         if names := [f"`{name}=`" for name, value in given.items() if value is not None]:
             used = f"{' and '.join(names)} can be used only with `encoder=`"
@@ -206,7 +209,7 @@ def load_dataset(
         print(f"{place.name}: {note}: {count:,}", file=sys.stderr)
     for line in alike_labels(data):
         print(f"{place.name}: {line}", file=sys.stderr)
-    entry = _known_encoder(encoder, weights, data.labels)
+    entry = _known_encoder(encoder, weights, data.labels).model_copy(update={"resize": resize})
     words = word_vectors_file(word_vectors)
     names = data.manifest["image"].tolist()
     root = description.root
@@ -214,7 +217,7 @@ def load_dataset(
     present = {image: digest for image, digest in zip(names, digests, strict=True) if digest}
     for issue in (issue for issue in content_issues(data.manifest, present) if issue.count):
         print(f"{place.name}: {issue}", file=sys.stderr)
-    tower = load_encoder(entry.name, entry.weights, towers="image", device=device)
+    tower = load_encoder(entry.name, entry.weights, towers="image", device=device, resize=resize)
     features, bad = encode_shared(folder, tower, root, names, digests, tokens=tokens, block_inputs=block_inputs)
     if bad:
         print(

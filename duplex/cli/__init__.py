@@ -58,6 +58,13 @@ AsJson = Annotated[bool, Option("--json", help="Print JSON.")]
 Force = Annotated[bool, Option("--force", help="Replace the output if it exists.")]
 ImageFolder = Annotated[Path | None, Option("--images", help="Folder of a table's image paths.")]
 Weights = Annotated[str | None, Option(help="Encoder weights: published tag, file, or random:SEED.")]
+Resize = Annotated[
+    str | None,
+    Option(
+        callback=lambda resize: resize and require(resize, ("crop", "squash", "pad"), "resize"),
+        help="How images become square: crop, squash or pad; default: as the encoder's weights.",
+    ),
+]
 Engine = Annotated[
     str,
     Option(

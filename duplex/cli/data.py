@@ -21,6 +21,7 @@ from duplex.cli import (
     DatasetName,
     Force,
     ImageFolder,
+    Resize,
     Weights,
     app,
     encoder_option,
@@ -172,6 +173,7 @@ def add(
     test_images: Annotated[float | None, _share("images for test", SplitOptions.test_images)] = None,
     encoder: Annotated[str | None, encoder_option(help=f"Default: {ENCODER}; with --features: 'none'.")] = None,
     weights: Weights = None,
+    resize: Resize = None,
     features: Annotated[Path | None, Option(help="Features: .npy in the table's order, or .npz by image.")] = None,
     no_run: NoRun = False,
 ) -> None:
@@ -190,7 +192,10 @@ def add(
     split = dataclasses.replace(existing.source.split if existing else SplitOptions(), **options)
     before = existing.features if existing else None
     features = features.resolve() if features else before
+    if resize is not None and features is not None:
+        raise UsageError(f"--resize {resize} is given with --features; leave it out, as no image is encoded")
     encoder_entry = _encoder_entry(encoder, weights, existing, features)
+    encoder_entry |= {} if resize is None else {"resize": resize}
     if existing and existing.source.resplit is not None:
         problem = f"{name} is a re-split, made by `duplex data split`"
         raise UsageError(f"{problem}; change datasets/{name}.yaml instead")
@@ -208,7 +213,7 @@ def add(
         entry["source"]["table"] = str(source.table)
     if dataset.made_split:
         entry["source"]["split"] = dataclasses.asdict(split)
-    if existing is None or encoder is not None or weights is not None:
+    if existing is None or encoder is not None or weights is not None or resize is not None:
         entry["encoder"] = encoder_entry
     if features is not None:
         entry["features"] = str(features)

@@ -25,6 +25,7 @@ from duplex.cli import (
     Dataset,
     Force,
     ImageFolder,
+    Resize,
     Weights,
     app,
     dataset_option,
@@ -138,6 +139,7 @@ def fit(
         str | None, encoder_option(help="Frozen encoder; default: by device and number of images.")
     ] = None,
     weights: Weights = None,
+    resize: Resize = None,
     out: Annotated[Path | None, Option(help="Folder to write; default: SOURCE-model.")] = None,
     minutes: Annotated[float, Option(help="Time limit for training; encoding is not counted.")] = 30.0,
     log_as: Annotated[str, Option("--log", help="Log to dvclive, tensorboard, wandb or mlflow.")] = "none",
@@ -154,7 +156,7 @@ def fit(
 
     name = source.resolve().name if source.is_dir() else source.resolve().stem
     place = out or Path(f"{name}-model")
-    choice: dict[str, Any] = {"encoder": encoder, "weights": weights, "minutes": minutes}
+    choice: dict[str, Any] = {"encoder": encoder, "weights": weights, "resize": resize, "minutes": minutes}
     model = fit_folder(source, place, images=images, say=log, log=log_as, force=force, **choice)
     log(f"{model} holds the model; `duplex predict IMAGE --model {model}` uses it")
 

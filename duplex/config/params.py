@@ -102,6 +102,7 @@ class EncoderParams(ParamsSection):
     name: str  # a name that `duplex encoders` lists, hf-hub:OWNER/MODEL, or a file or folder
     weights: str | None = None  # published tag, or a file; random:SEED for untrained weights
     precision: Precision = "fp32"  # of the image tower
+    resize: Literal["crop", "squash", "pad"] | None = None  # how images become square; null: as the weights' own
     block_inputs: Natural | None = None  # number of last blocks whose inputs are cached; null: extraction.block_inputs
     pixels: bool | None = None  # cache the images' pixels, to fine-tune any number of blocks; null: extraction.pixels
 

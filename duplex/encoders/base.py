@@ -38,6 +38,8 @@ DEFAULT = "clip"  # the family of names that no other family claims
 PACKAGED = "tiny"  # the encoder that ships with the package
 RANDOM = "random"
 TOWERS = ("both", "image", "text")
+# how an image becomes square -> open_clip's name: cropped, distorted, or padded with black
+RESIZES = {"crop": "shortest", "squash": "squash", "pad": "longest"}
 TIMEOUT = (5, 10)  # seconds to connect, seconds for a response
 Config = dict[str, Any]
 
@@ -170,7 +172,13 @@ class Encoder(Protocol):
 
 
 def load_encoder(
-    name: str, weights: str | None = None, *, towers: str = "both", device: str = "cpu", precision: str = "fp32"
+    name: str,
+    weights: str | None = None,
+    *,
+    towers: str = "both",
+    device: str = "cpu",
+    precision: str = "fp32",
+    resize: str | None = None,
 ) -> Encoder:
     """Load a frozen encoder.
 
@@ -181,23 +189,30 @@ def load_encoder(
         towers: "both"; "image" or "text" keeps only this tower, which saves memory.
         device: cpu, cuda or cuda:NUMBER.
         precision: number format of the loaded towers: "fp32", "tf32", "bf16" or "fp16".
+        resize: how an image becomes square: "crop", "squash" or "pad"; None: as the weights' own preprocessing.
     """
     require(towers, TOWERS, "towers")
     require(precision, PRECISIONS, "precision")
-    family, source = _find(name, weights)
+    family, source = _find(name, weights, resize)
     return family.load(source, towers=towers, device=resolve_device(device), precision=precision)
 
 
-def encoder_identity(name: str, weights: str | None = None, *, precision: str = "fp32") -> EncoderIdentity:
+def encoder_identity(
+    name: str, weights: str | None = None, *, precision: str = "fp32", resize: str | None = None
+) -> EncoderIdentity:
+    """What the encoder's features depend on, without loading it; arguments as of `load_encoder`."""
     require(precision, PRECISIONS, "precision")
-    _, source = _find(name, weights)
+    _, source = _find(name, weights, resize)
     return source.identity(precision)
 
 
-def _find(name: str, weights: str | None) -> tuple[EncoderFamily, EncoderSource]:
+def _find(name: str, weights: str | None, resize: str | None) -> tuple[EncoderFamily, EncoderSource]:
+    if resize is not None:
+        require(resize, RESIZES, "resize")
     family = find_family(name)
     source = family.find(name, weights)
-    return family, replace(source, code=family_code_hash(name))
+    preprocess = source.preprocess if resize is None else {**source.preprocess, "resize_mode": RESIZES[resize]}
+    return family, replace(source, preprocess=preprocess, code=family_code_hash(name))
 
 
 def missing_weights(name: str, weights: str | None = None) -> MissingWeights | None:
@@ -322,12 +337,12 @@ class TextTower(Protocol):
     logit_scale: float  # ln(1/τ) of the pretrained model
 
     @property
-    def start(self) -> int:
-        pass
+    def start(self) -> int | None:
+        """Id of the token before every prompt; None if there is none."""
 
     @property
-    def end(self) -> int:
-        pass
+    def end(self) -> int | None:
+        """Id of the token after every prompt; None if there is none."""
 
     def tokens(self, text: str) -> list[int]:
         """Token ids of a text, without start and end; DuplexError for words without embeddings."""

@@ -66,6 +66,20 @@ class LastBlocks:
         return self.end(x)
 
 
+class RotaryBlock(nn.Sequential):
+    """A block of timm's `Eva`, whose attention also reads the rotary embedding of the patches' positions."""
+
+    rope: Tensor | None
+
+    def __init__(self, block: nn.Module, rope: Tensor | None) -> None:
+        super().__init__(block)
+        self.register_buffer("rope", rope, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self[0](x, rope=self.rope)
+        return y
+
+
 def last_blocks(encoder: Any, count: int) -> LastBlocks:
     """The last `count` blocks of an encoder's image tower and the layers after them, as one callable."""
     trunk, layout = _trunk(encoder)
@@ -178,7 +192,7 @@ def _trunk(encoder: Any) -> tuple[Any, TowerLayout]:
 def _layouts() -> dict[Any, TowerLayout]:
     from open_clip.modified_resnet import ModifiedResNet
     from open_clip.transformer import VisionTransformer
-    from timm.models import convnext, efficientnet, mobilenetv3, resnet, vision_transformer
+    from timm.models import convnext, efficientnet, eva, fastvit, mobilenetv3, resnet, vision_transformer
 
     return {
         VisionTransformer.forward: TowerLayout(
@@ -197,6 +211,14 @@ def _layouts() -> dict[Any, TowerLayout]:
             ("drop_path1", "drop_path2"),
             ("norm1", "norm2"),
         ),
+        eva.Eva.forward_features: TowerLayout(
+            _rotary_blocks,
+            lambda trunk, x: trunk.norm(x),
+            _timm_feature,
+            ("drop_path1", "drop_path2"),
+            ("norm1", "norm2"),
+        ),
+        fastvit.FastVit.forward_features: TowerLayout(_fastvit, lambda trunk, x: trunk.final_conv(x), _timm_feature),
         resnet.ResNet.forward_features: TowerLayout(_layers, _unchanged, _timm_feature),
         convnext.ConvNeXt.forward_features: TowerLayout(_convnext, lambda trunk, x: trunk.norm_pre(x), _timm_feature),
         efficientnet.EfficientNet.forward_features: TowerLayout(
@@ -238,3 +260,19 @@ def _convnext(trunk: Any) -> TowerBlocks:
         first, *others = stage.blocks
         blocks += [nn.Sequential(stage.downsample, first), *_each(others)]
     return blocks
+
+
+def _fastvit(trunk: Any) -> TowerBlocks:
+    blocks = []
+    for stage in trunk.stages:
+        first, *others = stage.blocks
+        blocks += [nn.Sequential(stage.downsample, stage.pos_emb, first), *_each(others)]
+    return blocks
+
+
+def _rotary_blocks(trunk: Any) -> TowerBlocks:
+    if trunk.rope is None:
+        return [RotaryBlock(block, None) for block in trunk.blocks]
+    rope = trunk.rope.get_embed(shape=trunk.patch_embed.grid_size).detach()
+    ropes = rope if trunk.rope_mixed else [rope] * len(trunk.blocks)  # mixed: one for each block
+    return [RotaryBlock(block, own) for block, own in zip(trunk.blocks, ropes, strict=True)]

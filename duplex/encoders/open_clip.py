@@ -20,6 +20,7 @@ from torch import Tensor
 
 from duplex.encoders import base, strangers
 from duplex.encoders.base import Config, EncoderFamily, EncoderSource, MissingWeights, first_line
+from duplex.encoders.gemma import TOKENIZER_FILE, read_gemma_tokenizer
 from duplex.encoders.image_blocks import patch_tokens
 from duplex.encoders.libraries import open_clip, transforms
 from duplex.encoders.text import ClipTextTower
@@ -36,7 +37,7 @@ WEIGHTS = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
 SAFE_WEIGHTS = WEIGHTS[:1]
 PICKLES = (".bin", ".pth", ".pt")  # suffixes
 DOWNLOAD_FOLDER = Path("~/.cache/clip")  # open_clip's folder for weights that are not on the hub
-MAX_ASPECT = 50  # longer images are cropped before they are resized, as only their middle is used
+MAX_ASPECT = 50  # longer images are cropped before they are resized, unless they are squashed
 NOT_WEIGHTS = ("input_resolution", "context_length", "vocab_size")  # numbers in OpenAI's archives
 
 
@@ -303,8 +304,11 @@ class ClipFamily(EncoderFamily):
             return None
         preprocess_of(name, architecture, weights)
         published = open_clip.get_pretrained_cfg(name, weights)
-        if weights_on_disk(published):
-            return None
+        if file := weights_on_disk(published):
+            tokenizer = architecture["text_cfg"].get("hf_tokenizer_name")
+            if not tokenizer or _local_tokenizer(file.parent, tokenizer):
+                return None
+            return MissingWeights(hf_hub_url(tokenizer, TOKENIZER_FILE), None)
         with torch.device("meta"):  # counts parameters without allocating them
             model = open_clip_class(architecture)(**offline_model_arguments(architecture))
         size = 4 * sum(parameter.numel() for parameter in model.parameters())
@@ -322,20 +326,50 @@ class ClipFamily(EncoderFamily):
         return entries
 
 
+def _require_transformers(source: EncoderSource) -> None:
+    if find_spec("transformers") is None:
+        raise DuplexError(f"encoder {source.name!r} needs transformers; run {install_command('blip')}")
+
+
+def _local_tokenizer(folder: Path | None, owner: str) -> Path | None:
+    # the tokenizer's file in `folder`, or downloaded from the repository `owner`; None if it is in neither
+    if folder is not None and (folder / TOKENIZER_FILE).is_file():
+        return folder / TOKENIZER_FILE
+    return base.hub_file_on_disk(owner, (TOKENIZER_FILE,))
+
+
+def _tokenizer_file(source: EncoderSource) -> Path | None:
+    # None: in other files, which transformers may find
+    owner = source.architecture["text_cfg"]["hf_tokenizer_name"]
+    if source.folder is not None:
+        file = source.folder / TOKENIZER_FILE
+        return file if file.is_file() else None
+    try:
+        beside = source.weights.parent if source.seed is None else None
+        return _local_tokenizer(beside, owner) or base.fetch_from_hub(owner, (TOKENIZER_FILE,), owner)
+    except (DuplexError, ValueError) as error:  # ValueError: a stranger's configuration names no repository
+        if find_spec("transformers") is not None:
+            return None
+        raise DuplexError(
+            f"the tokenizer of encoder {source.name!r} is not on disk and cannot be downloaded; put {TOKENIZER_FILE} "
+            f"from https://huggingface.co/{owner} beside the weights file"
+        ) from error
+
+
 class ResizeAndCrop:
-    """Resizes and crops an RGB image as open_clip does, but returns uint8 pixels [3, R, R]."""
+    """Resizes and crops (or pads) an RGB image as open_clip does, but returns uint8 pixels [3, R, R]."""
 
     def __init__(self, preprocess: dict[str, Any]) -> None:
         settings = open_clip.transform.PreprocessCfg(**preprocess)
         steps = open_clip.transform.image_transform_v2(settings, is_train=False).transforms
         # without conversions and normalisation
         self.steps = transforms.Compose([*steps[:-3], transforms.PILToTensor()])
-        self.shortest = preprocess["resize_mode"] == "shortest"
+        self.keeps_ratio = preprocess["resize_mode"] != "squash"
 
     def __call__(self, image: Image.Image) -> Tensor:
         width, height = image.size
-        if self.shortest and max(width, height) > MAX_ASPECT * min(width, height):
-            # resizing a strip of 20,000 x 1 whole would take gigabytes for pixels that are cropped
+        if self.keeps_ratio and max(width, height) > MAX_ASPECT * min(width, height):
+            # resizing a strip of 20,000 x 1 whole would take gigabytes for pixels that are cropped, or leave no pixel
             keep = MAX_ASPECT * min(width, height)
             left, top = max(0, width - keep) // 2, max(0, height - keep) // 2
             image = image.crop((left, top, width - left, height - top))
@@ -405,10 +439,8 @@ class EncoderBase:
 class ClipEncoder(EncoderBase):
     def __init__(self, source: EncoderSource, *, towers: str, device: str, precision: str) -> None:
         super().__init__(source, device=device, precision=precision)
-        needing = {"hf_model_name"} if towers == "image" else {"hf_model_name", "hf_tokenizer_name"}
-        needs = needing & set(source.architecture.get("text_cfg", {}))
-        if needs and find_spec("transformers") is None:
-            raise DuplexError(f"encoder {source.name!r} needs transformers; run {install_command('blip')}")
+        if source.architecture.get("text_cfg", {}).get("hf_model_name"):
+            _require_transformers(source)
         model = self.build(source)
         self.logit_scale = float(model.logit_scale.item())
         if towers != "text":
@@ -423,13 +455,19 @@ class ClipEncoder(EncoderBase):
         return build_model(source)
 
     def tokenizer(self, source: EncoderSource) -> Any:
+        text = source.architecture["text_cfg"]
+        options = {"context_length": text.get("context_length", 77)}
+        files = text.get("hf_tokenizer_name")
+        if files:
+            file = _tokenizer_file(source)
+            gemma = None if file is None else read_gemma_tokenizer(file, options["context_length"])
+            if gemma is not None:
+                return gemma
+            _require_transformers(source)
         if source.folder is None and not source.name.startswith(HUB):
             return open_clip.get_tokenizer(source.name)
         # open_clip would read the file again, which may have changed since it was checked
-        text = source.architecture["text_cfg"]
-        options = {"context_length": text.get("context_length", 77)}
         options |= text.get("tokenizer_kwargs") or {}
-        files = text.get("hf_tokenizer_name")
         try:
             if not files:
                 return open_clip.SimpleTokenizer(**options)

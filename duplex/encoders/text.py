@@ -178,11 +178,11 @@ class ClipTextTower:
         return tower
 
     @property
-    def start(self) -> int:
+    def start(self) -> int | None:
         return _single(self.vocabulary.frame.opening, "start")
 
     @property
-    def end(self) -> int:
+    def end(self) -> int | None:
         return _single(self.vocabulary.frame.closing, "end")
 
     def tokens(self, text: str) -> list[int]:
@@ -312,10 +312,10 @@ def _widened(part: Any, wide: torch.dtype) -> Any:
     return None if part is None else part.detach().to(wide)
 
 
-def _single(ids: tuple[int, ...], name: str) -> int:
-    if len(ids) != 1:
-        raise DuplexError(f"this encoder has {len(ids)} {name} tokens, but prompts need one; choose, say, ViT-B-32")
-    return ids[0]
+def _single(ids: tuple[int, ...], name: str) -> int | None:
+    if len(ids) > 1:
+        raise DuplexError(f"this encoder has {len(ids)} {name} tokens, but prompts have one; choose, say, ViT-B-32")
+    return ids[0] if ids else None
 
 
 def _mlp(mlp: Any, h: Tensor) -> Tensor:

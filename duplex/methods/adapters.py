@@ -32,7 +32,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from duplex.encoders.image_blocks import LastBlocks, TowerBlocks
+from duplex.encoders.image_blocks import LastBlocks, RotaryBlock, TowerBlocks
 from duplex.errors import UsageError, require
 from duplex.methods.layers import QUICK, Bottleneck
 from duplex.options import FinetuneOptions
@@ -212,6 +212,9 @@ class ConceptBottlenecks(BlockAdapters):
     def attach(self, blocks: TowerBlocks, cut: LastBlocks, channels: list[int], options: FinetuneOptions) -> Any:
         if not cut.branch_inputs:
             raise UsageError("finetune.adapter 'concepts' needs an encoder with transformer blocks; use 'bottleneck'")
+        if any(isinstance(block, RotaryBlock) and block.rope is not None for block in blocks):
+            problem = "joins the tokens of two runs, which an encoder with rotary positions cannot read"
+            raise UsageError(f"finetune.adapter 'concepts' {problem}; use 'bottleneck'")
         weights = {id(weight): weight for weight in nn.ModuleList(blocks).parameters()}
         self.passes = (blocks, copy.deepcopy(blocks, {**weights}), copy.deepcopy(blocks, {**weights}))
         self.first = 0 if cut.of_text else len(blocks) // 2  # from which on

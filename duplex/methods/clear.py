@@ -54,7 +54,7 @@ class Clear(ThreePaths[ClearOptions]):
         lexicon = self.paths.prompts.lexicon().detach()
         rows = []
         for mask, path in enumerate(("state", "object"), len(lexicon)):  # masks come after it
-            rows.append([0, *prompts.context_rows[path], mask, 1])
+            rows.append([*prompts.opening_rows, *prompts.context_rows[path], mask, *prompts.closing_rows])
         self._tree = PromptTree.of(np.array(rows))
         words = lexicon[torch.as_tensor(prompts.name_rows[:, 0])]
         self.masks = nn.Parameter(torch.stack([words[:states].mean(0), words[states:].mean(0)]))

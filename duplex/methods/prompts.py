@@ -17,6 +17,7 @@ from torch.nn.functional import dropout
 
 from duplex.encoders.base import TextTower
 from duplex.encoders.prompt_tree import PromptTree
+from duplex.errors import DuplexError
 from duplex.labels import Ints, LabelSpace, prompt_name
 from duplex.methods.layers import unit
 
@@ -31,6 +32,33 @@ class Prototypes(NamedTuple):
     compositions: Tensor  # t^c [C, d]
     states: Tensor  # t^s [M, d]; empty without the state path
     objects: Tensor  # t^o [N, d]; empty without the object path
+
+
+def following_tokens(tower: TextTower, text: str, before: str = TEMPLATE) -> list[int]:
+    """Token ids of `text` as it stands after the words `before`; some tokenizers encode it differently alone."""
+    opening = tower.tokens(before)
+    whole = tower.tokens(f"{before} {text}")
+    if whole[: len(opening)] != opening:
+        raise DuplexError(
+            f"prompts are joined from words, but this encoder's tokenizer encodes {before!r} differently before "
+            f"{text!r}; choose another encoder, such as ViT-B-32"
+        )
+    return whole[len(opening) :]
+
+
+def name_tokens(tower: TextTower, name: str, before: str = TEMPLATE) -> list[int]:
+    """Token ids of a state's or an object's name in a prompt that begins with the words `before`."""
+    tokens = following_tokens(tower, prompt_name(name), before)
+    if not tokens:
+        raise DuplexError(f"the tokenizer of this encoder finds no word in the name {name!r}; rename it")
+    return tokens
+
+
+def frame_embeddings(tower: TextTower) -> tuple[Tensor, Tensor]:
+    """Embeddings of the tokens before and after every prompt, each [1, width], or [0, width] if there is none."""
+    opening = [] if tower.start is None else [tower.start]
+    closing = [] if tower.end is None else [tower.end]
+    return tower.embedding(opening), tower.embedding(closing)
 
 
 class Prompts(nn.Module):
@@ -68,9 +96,11 @@ class Prompts(nn.Module):
         self.vocabulary = vocabulary
         self.__dict__["tower"] = tower  # so that the frozen tower is not part of the state
         words = tower.embedding(torch.tensor(tower.tokens(template)))  # [K, width]
-        names = [tower.tokens(prompt_name(name)) for name in (*labels.states, *labels.objects)]
-        ends = tower.embedding(torch.tensor([tower.start, tower.end]))  # [2, width]
-        frozen = [ends]
+        names = [name_tokens(tower, name, template) for name in (*labels.states, *labels.objects)]
+        opening, closing = frame_embeddings(tower)
+        self.opening_rows = list(range(len(opening)))  # of the start token, if there is one
+        self.closing_rows = list(range(len(opening), len(opening) + len(closing)))
+        frozen = [opening, closing]
         learned = list[Tensor]()
         if context == "fixed":
             frozen.append(words)
@@ -82,7 +112,7 @@ class Prompts(nn.Module):
         else:
             lengths = [1] * len(names)
             learned.append(torch.stack([tower.embedding(torch.tensor(ids)).mean(0) for ids in names]))
-        frozen.append(tower.embedding(torch.tensor(tower.tokens(state_end), dtype=torch.long)))
+        frozen.append(tower.embedding(following_tokens(tower, state_end, template)))
         self.register_buffer("frozen_rows", torch.cat(frozen), persistent=False)
         self.state_end_rows = np.arange(len(self.frozen_rows) - len(frozen[-1]), len(self.frozen_rows))
         self.learned_rows = nn.Parameter(torch.cat(learned)) if learned else None
@@ -91,12 +121,13 @@ class Prompts(nn.Module):
             self.fixed_rows = {"learned_rows": new - len(names)}  # counted from the table's end
 
         # frozen rows (ends, context, names), then learned ones (contexts, names)
-        first = 2 if context == "fixed" else len(self.frozen_rows)
+        ends = len(opening) + len(closing)
+        first = ends if context == "fixed" else len(self.frozen_rows)
         starts = [first + (0 if context == "fixed" else i * len(words)) for i in range(len(self.paths))]
         self.context_rows = {
             path: list(range(start, start + len(words))) for path, start in zip(self.paths, starts, strict=True)
         }
-        first_name = 2 if vocabulary == "fixed" else len(self.frozen_rows)
+        first_name = ends if vocabulary == "fixed" else len(self.frozen_rows)
         if context == vocabulary:
             first_name = starts[-1] + len(words)
         offsets = first_name + np.cumsum([0, *lengths[:-1]])
@@ -124,9 +155,10 @@ class Prompts(nn.Module):
         names: for each name in a prompt, indices [P] into all states followed by all objects.
         """
         count = len(names[0])
-        head = np.tile(np.array([0, *self.context_rows[path]], dtype=np.int64), (count, 1))
+        first = np.array([*self.opening_rows, *self.context_rows[path]], dtype=np.int64)
+        head = np.tile(first, (count, 1))
         body = np.concatenate([head, *(self.name_rows[column] for column in names)], axis=1)
-        last = [*(self.state_end_rows if path == "state" else ()), 1]  # row 1 is the end token
+        last = [*(self.state_end_rows if path == "state" else ()), *self.closing_rows]
         body = np.concatenate([body, np.tile(np.array(last, dtype=np.int64), (count, 1))], axis=1)
         order = np.argsort(body < 0, axis=1, kind="stable")  # padding comes last
         return np.take_along_axis(body, order, axis=1)

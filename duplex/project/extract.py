@@ -112,4 +112,6 @@ def write_extraction_summary(cache: Path) -> None:
 
 def _image_encoder(data: ProjectData) -> Encoder:
     entry = data.entry.encoder
-    return load_encoder(entry.name, entry.weights, towers="image", device=data.params.device, precision=entry.precision)
+    device = data.params.device
+    options: Any = {"precision": entry.precision, "resize": entry.resize}
+    return load_encoder(entry.name, entry.weights, towers="image", device=device, **options)

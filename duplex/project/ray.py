@@ -57,7 +57,9 @@ def extract_on_ray(
     fresh: bool = False,
 ) -> list[ExtractionReport]:
     """Encode images (paths below `settings.root`) into shards of `out`; a report per shard."""
-    encoder_identity(entry.name, entry.weights, precision=entry.precision)  # an error before Ray starts
+    encoder_identity(
+        entry.name, entry.weights, precision=entry.precision, resize=entry.resize
+    )  # an error before Ray starts
     ray = connect()
     out = out.resolve()
     settings = replace(settings, root=settings.root.resolve())
@@ -83,7 +85,8 @@ def _shard_extractor(
     entry: EncoderParams, device: str, images: Sequence[str], out: Path, settings: ExtractionSettings
 ) -> Callable[[tuple[int, int]], ExtractionReport]:
     device = resolve_device(device)
-    encoder = load_encoder(entry.name, entry.weights, towers="image", device=device, precision=entry.precision)
+    options: Any = {"precision": entry.precision, "resize": entry.resize}
+    encoder = load_encoder(entry.name, entry.weights, towers="image", device=device, **options)
     return lambda shard: extract(images, out, encoder, settings, shard=shard)
 
 

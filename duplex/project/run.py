@@ -318,7 +318,8 @@ def _encoder_settings(encoder: EncoderParams) -> Stamp:
     if folder := encoder.name.partition(":")[2]:
         files += sorted(Path(folder).expanduser().glob("*"))
     digests = {path.name: sha256_once(path) for path in files if path.is_file()}
-    return {"encoder": encoder.model_dump(mode="json"), **({"encoder_files": digests} if digests else {})}
+    settings = encoder.model_dump(mode="json", exclude=set() if encoder.resize else {"resize"})
+    return {"encoder": settings, **({"encoder_files": digests} if digests else {})}
 
 
 def _features_digest(features: Path, dataset: str, earlier: Mapping[str, Any]) -> str:

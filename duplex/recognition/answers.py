@@ -35,6 +35,7 @@ from duplex.labels import Bools, Ints, LabelSpace, World, prompt_name
 from duplex.methods import portable, score_formula
 from duplex.methods.base import Inputs, Method, Scorer, ScoreTerms
 from duplex.methods.layers import unit
+from duplex.methods.prompts import frame_embeddings, name_tokens
 from duplex.training.novelty import NoveltyDetector
 from duplex.training.scoring import SplitScorer
 
@@ -440,18 +441,18 @@ def encode_prompts(
     names: (state, object) of each prompt; None leaves a word out. Labels of the model have learned
         vectors, if there are any; other names have token embeddings.
     """
-    ends = tower.embedding([tower.start, tower.end])
+    opening, closing = frame_embeddings(tower)
     prompts = []
     for pair in names:
         words = []
         for name, kind in zip(pair, ("states", "objects"), strict=True):
             place = None if name is None else _find(name, getattr(labels, kind))
-            learned = t.get(f"words.{kind}", ends[:0])  # an update adds words to the labels, but not here
+            learned = t.get(f"words.{kind}", opening[:0])  # an update adds words to the labels, but not here
             if place is not None and place < len(learned):
                 words.append(learned[place : place + 1])
             elif name is not None:
-                words.append(tower.embedding(tower.tokens(prompt_name(name))))
-        prompts.append(torch.cat([ends[:1], t[f"context.{path}"], *words, ends[1:]]))
+                words.append(tower.embedding(name_tokens(tower, name)))
+        prompts.append(torch.cat([opening, t[f"context.{path}"], *words, closing]))
     lengths = [len(prompt) for prompt in prompts]
     rows = np.split(np.arange(sum(lengths)), np.cumsum(lengths)[:-1])
     return unit(tower.encode_blocks([row.tolist() for row in rows], torch.cat(prompts)))

@@ -29,6 +29,7 @@ from duplex.data.download import local_source
 from duplex.data.tables import count_dataset, labels_of
 from duplex.encoders.base import (
     PACKAGED,
+    RESIZES,
     Encoder,
     encoder_identity,
     is_random,
@@ -38,7 +39,7 @@ from duplex.encoders.base import (
     resolve_device,
     unknown_words,
 )
-from duplex.errors import DuplexError, UsageError
+from duplex.errors import DuplexError, UsageError, require
 from duplex.evaluation.probabilities import AnsweredImages
 from duplex.features.shared import encode_shared, user_cache
 from duplex.features.tokens import Examples
@@ -189,14 +190,14 @@ class FolderFit:
     @cached_property
     def tower(self) -> Encoder:
         entry = self.encoder
-        return load_encoder(entry.name, entry.weights, towers="image", device=str(self.device))
+        return load_encoder(entry.name, entry.weights, towers="image", device=str(self.device), resize=entry.resize)
 
     @cached_property
     def space(self) -> SearchSpace:
         """The recipes to try, which depend on the encoder's text tower."""
         entry = self.encoder
         text = load_encoder(entry.name, entry.weights, towers="text", device=str(self.device)).text
-        return SearchSpace(0 if text is None else int(text.embedding([text.start]).shape[1]))
+        return SearchSpace(0 if text is None else text.width)
 
     @property
     def world(self) -> World:
@@ -309,6 +310,7 @@ def fit_folder(
     images: str | Path | None = None,
     encoder: str | None = None,
     weights: str | None = None,
+    resize: str | None = None,
     minutes: float = MINUTES,
     say: Say = print,
     log: str = "none",
@@ -327,6 +329,8 @@ def fit_folder(
     encoder: name of the frozen encoder; None: the best that encodes the images in half an hour, or
         on a GPU the best.
     weights: the encoder's weights, a published tag or a file.
+    resize: how images become square: "crop", "squash" (distort) or "pad"; None: as the weights' own
+        preprocessing.
     minutes: time limit of training, after the images are encoded; timed steps decide which recipes
         are tried.
     say: function that is called with each line of text on the data, the recipes tried, and the
@@ -354,6 +358,8 @@ def fit_folder(
         entry, reason = choose_encoder(data.labels, len(data.manifest), gpu=gpu, cores=cores)
     else:
         entry, reason = checked_encoder(encoder, weights, data.labels)
+    if resize is not None:
+        entry = entry.model_copy(update={"resize": require(resize, RESIZES, "resize")})
     say(f"encoder: {entry.name} ({reason})")
     if long := long_prompts(entry.name, entry.weights, data.labels):
         raise UsageError(

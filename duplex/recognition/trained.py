@@ -61,7 +61,8 @@ class LazyEncoder:
             both = which == "text" and precision == self.record["precision"] and "image" not in self.towers
             towers = "both" if both else which
             tag = self.record["tag"] or None
-            encoder = load_encoder(name, tag, towers=towers, device=self.device, precision=precision)
+            options: Any = {"precision": precision, "resize": self.record.get(checkpoint.RESIZE)}
+            encoder = load_encoder(name, tag, towers=towers, device=self.device, **options)
             identity = encoder.identity.to_dict()
             for key in ("encoder", "architecture", "weights", "preprocessing"):
                 if self.record.get(key) != identity[key]:

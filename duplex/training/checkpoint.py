@@ -125,6 +125,7 @@ def with_checksum(record: Mapping[str, Any]) -> dict[str, Any]:
 
 # Fields of an encoder's identity that change features or prompts
 COMPARED = ("encoder", "architecture", "weights", "code", "preprocessing", "precision", "text_precision")
+RESIZE = "resize"  # field of `TrainingRecord.encoder`: as `encoder.resize` in params.yaml, if set
 WORD_VECTORS = "words"  # field of `TrainingRecord.encoder`: sha256 of the word vectors' file, if any
 
 

@@ -33,15 +33,15 @@ from duplex.features.file import (
     read_features,
 )
 from duplex.features.tokens import DiskTokens, Examples, join_labels, read_tokens
-from duplex.labels import Bools, Ints, LabelSpace, World, prompt_name
+from duplex.labels import Bools, Ints, LabelSpace, World
 from duplex.methods.base import Method, MethodContext, PrimitiveVectors
 from duplex.methods.blocks import FinetunedBlocks, finetuned_blocks_factory
-from duplex.methods.prompts import TEMPLATE, encode_words
+from duplex.methods.prompts import TEMPLATE, encode_words, name_tokens
 from duplex.methods.registry import find_method
 from duplex.options import FinetuneOptions, TrainingOptions
 from duplex.system.files import sha256, sha256_once
 from duplex.system.threads import float32_arithmetic
-from duplex.training.checkpoint import WORD_VECTORS, TrainingRecord
+from duplex.training.checkpoint import RESIZE, WORD_VECTORS, TrainingRecord
 
 if TYPE_CHECKING:
     from duplex.features.shared import SharedFeatures  # which loads all that encodes images
@@ -184,7 +184,8 @@ class Data:
         identity = {"encoder": IMPORTED}
         if entry.name != IMPORTED:
             precision = request.precision
-            encoder = load_encoder(entry.name, entry.weights, towers="text", device=self.device, precision=precision)
+            options: Any = {"precision": precision, "resize": entry.resize}
+            encoder = load_encoder(entry.name, entry.weights, towers="text", device=self.device, **options)
             tower = encoder.text
             identity = encoder.identity.to_dict()
         opened = self.open(identity)
@@ -196,6 +197,7 @@ class Data:
             "text_precision": request.precision,
             "name": entry.name,
             "tag": entry.weights or "",
+            **({} if entry.resize is None else {RESIZE: entry.resize}),
             **({} if self.word_vectors is None else {WORD_VECTORS: sha256(self.word_vectors)}),
         }
         make_blocks: Callable[[], FinetunedBlocks] | None = None
@@ -432,9 +434,9 @@ def long_prompts(encoder: str, weights: str | None, labels: LabelSpace) -> list[
     tower = load_encoder(encoder, weights, towers="text").text
     if tower is None:
         return []
-    around = 2 + len(tower.tokens(TEMPLATE))  # start, end, context
-    states = [len(tower.tokens(prompt_name(word))) for word in labels.states]
-    objects = [len(tower.tokens(prompt_name(word))) for word in labels.objects]
+    around = len(tower.tokens(TEMPLATE)) + sum(token is not None for token in (tower.start, tower.end))
+    states = [len(name_tokens(tower, word)) for word in labels.states]
+    objects = [len(name_tokens(tower, word)) for word in labels.objects]
     m = labels.state_of(compositions)
     n = labels.object_of(compositions)
     lengths = around + np.array(states)[m] + np.array(objects)[n]

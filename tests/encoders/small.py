@@ -1,6 +1,7 @@
 """A small CLIP with random weights in a `local-dir:` folder: a real open_clip model that takes milliseconds."""
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -44,3 +45,27 @@ def add_architecture(monkeypatch: pytest.MonkeyPatch, folder: Path, name: str, *
     monkeypatch.setattr(open_clip.factory, "_MODEL_CONFIG_PATHS", list(open_clip.factory._MODEL_CONFIG_PATHS))
     (folder / f"{name}.json").write_text(json.dumps({**ARCHITECTURE, **changes}))
     open_clip.add_model_config(folder / f"{name}.json")
+
+
+def write_gemma_tokenizer(
+    folder: Path, words: str = "a photo of sliced diced apple potato red blue star heart"
+) -> Path:
+    """Write a tokenizer.json with Gemma's components, and merges learned from a few words; return its path."""
+    vocabulary = dict.fromkeys(["<pad>", "<eos>", "<bos>", "<unk>"]) | {f"<0x{byte:02X}>": None for byte in range(256)}
+    vocabulary |= dict.fromkeys("▁" + "".join(sorted(set(words) - {" "})))
+    parts = [["▁", *word] for word in words.split()]
+    merges = list[list[str]]()
+    while pairs := [pair for part in parts for pair in pairwise(part)]:
+        best = max(sorted(set(pairs)), key=pairs.count)
+        merges.append([*best])
+        vocabulary["".join(best)] = None
+        for part in parts:
+            for place in reversed(range(len(part) - 1)):
+                if tuple(part[place : place + 2]) == best:
+                    part[place : place + 2] = ["".join(best)]
+    model = {"type": "BPE", "byte_fallback": True, "ignore_merges": False, "merges": merges}
+    model["vocab"] = {token: number for number, token in enumerate(vocabulary)}
+    normalizer = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
+    path = folder / "tokenizer.json"
+    path.write_text(json.dumps({"normalizer": normalizer, "model": model}))
+    return path

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from duplex.encoders.base import PACKAGED, load_encoder
-from duplex.encoders.image_blocks import block_count, capture_block_input, last_blocks, stem
+from duplex.encoders.image_blocks import RotaryBlock, block_count, capture_block_input, last_blocks, stem
 from duplex.encoders.libraries import open_clip, timm
 from duplex.encoders.open_clip import ClipEncoder
 from duplex.encoders.others import TimmEncoder
@@ -22,15 +22,27 @@ from duplex.system.threads import float32_arithmetic, in_initial_modes
 TimmModel = open_clip.timm_model.TimmModel
 ADAPTERS = ("bottleneck", "lora", "full", "parallel", "experts")
 CONVOLUTIONAL = ("bottleneck", "lora", "full")
-TRANSFORMERS = ("OpenAI ViT", "timm ViT in CLIP", "timm ViT", "DINOv2")
-DINOV2: dict[str, Any] = {"img_size": 28, "embed_dim": 32, "depth": 3, "num_heads": 2, "num_classes": 0}
+ROTARY = ("DINOv3", "PE-Core", "mixed rotary ViT", "EVA-02")
+TRANSFORMERS = ("OpenAI ViT", "timm ViT in CLIP", "timm ViT", "DINOv2", *ROTARY)
+SMALL: dict[str, Any] = {"embed_dim": 32, "depth": 3, "num_heads": 2, "num_classes": 0}
+FASTVIT: dict[str, Any] = {"layers": (1, 2, 1, 1), "embed_dims": (8, 16, 32, 64)}
 
 TOWERS = {
     "OpenAI ViT": (lambda: open_clip.transformer.VisionTransformer(32, 8, 32, 3, 4, 4.0, output_dim=16), 32),
     "OpenAI ResNet": (lambda: open_clip.modified_resnet.ModifiedResNet((1, 1, 1, 1), 16, 8, 32, 8), 32),
     "timm ViT in CLIP": (lambda: TimmModel("test_vit", 16, 160, pool="token"), 160),
     "timm ViT": (lambda: timm.create_model("test_vit", num_classes=0), 160),
-    "DINOv2": (lambda: timm.create_model("vit_small_patch14_reg4_dinov2", **DINOV2), 28),
+    "DINOv2": (lambda: timm.create_model("vit_small_patch14_reg4_dinov2", img_size=28, **SMALL), 28),
+    "DINOv3": (lambda: timm.create_model("vit_small_patch16_dinov3", img_size=48, **SMALL), 48),
+    "PE-Core": (lambda: timm.create_model("vit_pe_core_tiny_patch16_384", img_size=48, **SMALL), 48),
+    "mixed rotary ViT": (lambda: timm.create_model("vit_small_patch16_rope_mixed_224", img_size=48, **SMALL), 48),
+    "EVA-02": (lambda: timm.create_model("eva02_tiny_patch14_224", img_size=42, **SMALL), 42),
+    "SigLIP 2": (lambda: timm.create_model("vit_base_patch32_siglip_256", img_size=64, **SMALL), 64),
+    "FastViT": (lambda: timm.create_model("fastvit_mci0", num_classes=16, **FASTVIT), 64),
+    "DINOv3 ConvNeXt": (
+        lambda: timm.create_model("convnext_tiny.dinov3_lvd1689m", depths=(1, 1, 2, 1), dims=(8, 16, 24, 32)),
+        64,
+    ),
     "ConvNeXt alone": (lambda: timm.create_model("test_convnext", num_classes=0), 32),
     "ConvNeXt": (lambda: TimmModel("test_convnext", 16, 32, pool="avg"), 32),
     "ResNet": (lambda: timm.create_model("test_resnet", num_classes=0), 32),
@@ -274,6 +286,10 @@ def test_parallel_bottlenecks_read_what_enters_the_layer_norms(name: str) -> Non
                 attended = layer.attn(*[layer.ln_1(x)] * 3, need_weights=False)[0]
                 x = x + attended + 0.1 * first(x)
                 x = x + layer.mlp(layer.ln_2(x)) + 0.1 * second(x)
+            elif isinstance(block, RotaryBlock):
+                scales = [1 if scale is None else scale for scale in (layer.gamma_1, layer.gamma_2)]
+                x = x + scales[0] * layer.attn(layer.norm1(x), rope=block.rope) + 0.1 * first(x)
+                x = x + scales[1] * layer.mlp(layer.norm2(x)) + 0.1 * second(x)
             else:
                 x = x + layer.ls1(layer.attn(layer.norm1(x))) + 0.1 * first(x)
                 x = x + layer.ls2(layer.mlp(layer.norm2(x))) + 0.1 * second(x)
@@ -284,6 +300,12 @@ def test_parallel_bottlenecks_need_a_transformer() -> None:
     encoder, images = tower("ResNet")
     with pytest.raises(UsageError, match="'parallel' needs an encoder with transformer blocks; use 'bottleneck'"):
         finetuned(encoder, run_tower(encoder, images, 1)[1], 1, 1, "parallel")
+
+
+def test_concepts_need_positions_that_are_not_rotary() -> None:
+    encoder, images = tower("DINOv3")
+    with pytest.raises(UsageError, match=r"'concepts' joins the tokens of two runs.*rotary.*use 'bottleneck'"):
+        finetuned(encoder, run_tower(encoder, images, 1)[1], 1, 1, "concepts")
 
 
 def test_towers_that_cannot_be_cut_are_refused() -> None:
