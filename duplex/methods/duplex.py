@@ -409,10 +409,13 @@ class Duplex(PathSumMethod[DuplexOptions]):
         self.codebook = TrainedCodebook(labels, rows, anchored=anchored) if is_trained else rows
         every = np.arange(labels.size) if reading.softmax == "all" else None
         self.paths = Paths(labels, context.tower, options, world, negatives=every)
-        fuses = options.composes or (options.graph and "counterfactual" in options.messages)
+        sends = options.graph and "counterfactual" in options.messages
+        fuses = sends or options.composes
         rectified = options.fusion == "learned"
         rank = reading.fusion_rank
         self.fusion = Fusion(dim, rectified=rectified, rank=rank) if fuses and options.fusion != "additive" else None
+        if self.fusion is not None:
+            self.fusion.requires_grad_(sends)  # nothing trains it if it only composes
         self.candidates = CandidateSet.of(labels, world, "train")  # C_tgt, to refine
         classes_world = world if every is None else "open"
         self.classes = CandidateSet.of(labels, classes_world, "train")  # of L_c^h

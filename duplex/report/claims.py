@@ -194,7 +194,7 @@ def is_row(settings: Tree, row: Tree) -> bool:
     defaults = read_package_yaml("claims.yaml")["defaults"].get(row["kind"], {})
     wanted = {**defaults, **row.get("options", {})}
     found = {key: settings.get(key, defaults.get(key)) for key in wanted}
-    return all(_plain(found[key]) == _plain(value) for key, value in wanted.items())
+    return all(value == "any" or _plain(found[key]) == _plain(value) for key, value in wanted.items())
 
 
 def _plain(value: Any) -> Any:

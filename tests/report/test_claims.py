@@ -137,7 +137,7 @@ def test_names_are_free_where_settings_are_recorded():
         "module_sp": ablation("module_sp", 1.0),
         "module_cso": ablation("module_cso", 10.0),
     }
-    results["module_sp"]["settings"]["vocabulary"] = "fixed"  # the row of another claim, under this name
+    results["module_sp"]["settings"]["context"] = "fixed"  # the row of another claim, under this name
     (found,) = judged(results)["Tab. 5", "module_sp > module_cso", "AUC"]
     assert (found.verdict, found.left.mean) == ("reproduced", 20.0)
 

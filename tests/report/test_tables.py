@@ -39,7 +39,8 @@ def statistics_of(name: str, pairs: int | None = None) -> dict[str, Any]:
 def settings(name: str, encoder: str = PAPER, **options: Any) -> dict[str, Any]:
     """Settings of a method of params.yaml, which are those of a row of the paper, in a summary."""
     row = paper_row({"clip": "CLIP", "dfsp_t2i": "DFSP(t2i)"}.get(name, name))
-    return {"kind": row["kind"], **row.get("options", {}), **options, "encoder": encoder}
+    stated = {key: value for key, value in row.get("options", {}).items() if value != "any"}
+    return {"kind": row["kind"], **stated, **options, "encoder": encoder}
 
 
 def results(
