@@ -186,7 +186,8 @@ class AblationLine:
     def paper(self) -> Tree:
         """The row of the paper's tables, with its numbers."""
         known = claims.read_package_yaml("claims.yaml")["rows"]
-        return claims.paper_row(next(name for name in self.row["run"] if name in known))
+        names = (self.row["paper"],) if "paper" in self.row else self.row["run"]
+        return claims.paper_row(next(name for name in names if name in known))
 
     @property
     def verdict(self) -> str:
