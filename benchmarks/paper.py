@@ -4,8 +4,8 @@
 
 Labels have the sizes of UT-Zappos. A step is forward and backward, with the optimiser; text is encoded in each.
 
-* `cso_paper`, `duplex_paper` without graph and `duplex_paper` of params.yaml: steps from the inputs of the image
-  tower's first block, which runs in each, beside the numbers of the paper's table
+* `cso_paper`, `duplex_paper` and `duplex_paper_trained` of params.yaml, without and with graph: steps from the inputs
+  of the image tower's first block, which runs in each, beside the numbers of the paper's table
 * `duplex` as it is run by default: a step from features in the cache, and one that encodes its images first
 * the frozen image encoder alone
 
@@ -46,6 +46,8 @@ PAPER = {  # Tab. 10: trained parameters in millions, peak memory in GB, minutes
     "cso_paper": (8.9, 17.8, 12.0),
     "duplex_paper, no graph": (9.4, 21.1, 16.4),
     "duplex_paper": (9.5, 21.1, 16.6),
+    "duplex_paper_trained, no graph": (9.4, 21.1, 16.4),
+    "duplex_paper_trained": (9.5, 21.1, 16.6),
 }
 CACHED = "duplex"  # the method whose step is measured in and out of the cache
 
@@ -93,6 +95,8 @@ def parts(method: Any) -> dict[str, int]:
     """Trained parameters by what they belong to, in the order of their size."""
     counts: dict[str, int] = {}
     for name, parameter in method.named_parameters():
+        if not parameter.requires_grad:
+            continue
         words = name.removeprefix("method.").split(".")
         part = ".".join(words[:2]) if words[0] == "paths" else words[0]
         counts[part] = counts.get(part, 0) + parameter.numel()

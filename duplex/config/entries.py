@@ -30,11 +30,11 @@ def with_dataset_changes(entries: Table, datasets: Table) -> dict[str, Any]:
         for method, changes in own.items() if isinstance(own, dict) else ():
             before = completed.get(method, {}).get("per_dataset", {})
             if method in completed and isinstance(before, dict):
-                completed[method] = _changed_entry(completed[method], {"per_dataset": {name: changes}})
+                completed[method] = changed_entry(completed[method], {"per_dataset": {name: changes}})
     return completed
 
 
-def _changed_entry(entry: Any, changes: Any) -> Any:
+def changed_entry(entry: Any, changes: Any) -> Any:
     """Merge changes into an entry; other keys of `training`, `finetune`, `per_dataset` stay."""
     if not (isinstance(entry, dict) and isinstance(changes, dict)):
         return changes
@@ -46,7 +46,7 @@ def _changed_entry(entry: Any, changes: Any) -> Any:
             changed[key] = changed_table(auto_as_table(entry[key]), auto_as_table(changes[key]))
     before, after = entry.get("per_dataset"), changes.get("per_dataset")
     if isinstance(before, dict) and isinstance(after, dict):
-        by_dataset = {name: _changed_entry(before.get(name), table) for name, table in after.items()}
+        by_dataset = {name: changed_entry(before.get(name), table) for name, table in after.items()}
         changed["per_dataset"] = {**before, **by_dataset}
     return changed
 
@@ -65,8 +65,8 @@ def with_base(place: str, record: Table, methods: Table, path: tuple[str, ...]) 
     tables = copied.get("per_dataset")
     if isinstance(tables, dict):  # what the entry sets itself holds for all data sets
         copied["per_dataset"] = {
-            dataset: _changed_entry(table, {key: record[key] for key in table or () if key in record})
+            dataset: changed_entry(table, {key: record[key] for key in table or () if key in record})
             for dataset, table in tables.items()
         }
-    changed: Table = _changed_entry(copied, {key: value for key, value in record.items() if key != "extends"})
+    changed: Table = changed_entry(copied, {key: value for key, value in record.items() if key != "extends"})
     return changed

@@ -30,7 +30,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from duplex.artifacts import RESERVED
-from duplex.config.entries import Table, auto_as_table, changed_table, with_base, with_dataset_changes
+from duplex.config.entries import Table, auto_as_table, changed_entry, changed_table, with_base, with_dataset_changes
 from duplex.errors import DuplexError, UsageError, require, shown
 from duplex.labels import WORLDS, World
 from duplex.methods import registry
@@ -127,7 +127,7 @@ class MethodChanges(ParamsSection):
 
 
 class MethodEntry(MethodChanges):
-    """One entry under `methods:`, with the settings of the entry that `extends` names."""
+    """One entry under `methods:`, with the settings of the entries that `extends` and `recipe` name."""
 
     kind: str = "duplex"  # a name that `duplex methods` lists, or module:Class
     world: Literal["closed", "open", "both"] = "both"  # both: one model, trained for the closed world, scored in each
@@ -428,6 +428,7 @@ def parse_params(record: Table, files: Mapping[str, Table], path: Path) -> Param
             if name in run["methods"]:
                 known = {key: table for key, table in recipe["per_dataset"].items() if key in datasets}
                 methods[name] = {**recipe, "per_dataset": known}
+    methods = {name: _with_recipe(name, entry, datasets) for name, entry in methods.items()}
     methods = with_dataset_changes(methods, datasets)
     merged = {
         "datasets": datasets,
@@ -465,6 +466,20 @@ def read_yaml(path: Path) -> dict[str, Any]:
         found = "is empty" if content is None else f"holds {shown(content)}"
         raise UsageError(f"{path} {found}; expected a table of keys and values")
     return content
+
+
+def _with_recipe(name: str, entry: Any, datasets: Mapping[str, Any]) -> Any:
+    """An entry whose `recipe` gives the settings on the benchmarks that have published ones."""
+    if not isinstance(entry, dict) or "recipe" not in entry:
+        return entry
+    place = f"published recipe in params.yaml, methods.{name}.recipe:"
+    recipe = published_recipes()[require(str(entry["recipe"]), published_recipes(), place)]
+    shared = {key: value for key, value in recipe.items() if key not in ("kind", "world", "shown_as", "per_dataset")}
+    tables = dict(entry.get("per_dataset") or {})
+    for dataset, own in recipe["per_dataset"].items():
+        if dataset in datasets and dataset not in tables:
+            tables[dataset] = changed_entry(shared, own)
+    return {**{key: value for key, value in entry.items() if key != "recipe"}, "per_dataset": tables}
 
 
 def _tables(path: Path, record: Table, section: str) -> dict[str, Any]:

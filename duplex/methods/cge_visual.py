@@ -89,7 +89,7 @@ class CgeVisual(GraphHead[CgeVisualOptions]):
 
     def after_batch(self) -> None:
         if self._pending is not None:
-            self.codebook.write_back(*self._pending)
+            self.codebook.write_back(self._pending.compositions, self._pending.rows)
             self._pending = None
 
     def shared(self) -> tuple[Tensor]:

@@ -1,15 +1,15 @@
 """The codebook `H`: a visual prototype (estimated mean feature) per composition, most not stored.
 
-    h_mn = normalise(mean_s + mean_o - mean_all)                            the Duplex paper's Eq. 10
-    h' = normalise(lambda h + (1 - lambda) message), lambda: momentum       Eq. 17-18
+    h_mn = normalise(mean_s + mean_o - mean_all)                            our choice (`compose`)
+    h' = normalise(lambda h + (1 - lambda) message), lambda: momentum       Eq. 17-18 of the Duplex paper
     z . h_mn = (z . a_m + z . b_n) / |a_m + b_n|,   a_m = mean_s - mean_all,   b_n = mean_o
 
 * mean_s, mean_o, mean_all: mean features of the training images of state m, of object n, and of
   all
 
 Only prototypes of compositions with training images, and those that training refined, are stored;
-the others are composed by this formula when needed, or with `unseen="random"`, an ablation, taken
-from a random table.
+the others are composed by the first formula when needed. With `unseen="random"`, an ablation, they
+are taken from a random table; with `unseen="empty"` they are zero vectors, with logits of 0.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from duplex.labels import Ints, LabelSpace
+from duplex.labels import Bools, Ints, LabelSpace
 from duplex.methods.layers import copy_to_device
 
-Unseen = Literal["compose", "random"]  # initial prototypes of compositions without training images
+Unseen = Literal["compose", "random", "empty"]  # initial prototypes of compositions without training images
 Logits = Callable[[Tensor, float], Tensor]  # features z [B, d], 1 / tau -> z . h / tau [B, C]
 ROWS = 1 << 14  # candidates up to which logits are products with prototypes; beyond it, outer sums
 BLOCK = 1 << 14  # compositions worked on at a time
@@ -73,7 +73,7 @@ class Codebook(nn.Module):
             self.register_buffer("mean_s", torch.zeros(len(labels.states), dim))
             self.register_buffer("mean_o", torch.zeros(len(labels.objects), dim))
             self.register_buffer("mean_all", torch.zeros(dim))
-        else:
+        elif unseen == "random":
             self.register_buffer("seed", torch.randint(2**62, ()))
         self.initial: Codebook | None = None  # holds the initial prototypes
         if anchored:
@@ -99,6 +99,12 @@ class Codebook(nn.Module):
     def stored_count(self) -> int:
         return len(self._known)
 
+    def is_empty(self, compositions: Ints) -> Bools:
+        """Which of the `compositions` have no prototype yet."""
+        empty = np.full(len(compositions), self.unseen == "empty")
+        empty[self._find_stored(compositions)[0]] = False
+        return empty
+
     def prototypes(self, compositions: Ints) -> Tensor:
         found = self._find_stored(compositions)
         numbers, place, slot = copy_to_device(self._stored.device, compositions, *found)
@@ -108,6 +114,8 @@ class Codebook(nn.Module):
                 drawn = torch.randn(self.labels.size, self.dim, generator=random)
                 self._random = normalize(drawn, dim=-1).to(self._stored)
             rows = self._random.index_select(0, numbers)
+        elif self.unseen == "empty":
+            rows = self._stored.new_zeros(len(numbers), self.dim)
         else:
             n = len(self.labels.objects)
             mean_s = self.mean_s.index_select(0, numbers // n)
@@ -151,6 +159,8 @@ class Codebook(nn.Module):
         count = self.labels.size if candidates is None else len(candidates)
         if count > ROWS and self.unseen == "compose":
             return self._logits_by_sums(candidates)
+        if count > ROWS and self.unseen == "empty":
+            return self._logits_of_stored(np.arange(count) if candidates is None else candidates)
         rows = self.prototypes(np.arange(count) if candidates is None else candidates)
         return lambda z, scale: scale * (z @ rows.T)
 
@@ -180,6 +190,16 @@ class Codebook(nn.Module):
             y = scale * z
             sums = combine(y @ (self.mean_s - self.mean_all).T, y @ self.mean_o.T)
             return sums.index_copy_(1, place, y @ stored.T)
+
+        return logits
+
+    def _logits_of_stored(self, candidates: Ints) -> Logits:
+        place, slots = copy_to_device(self._stored.device, *self._find_stored(candidates))
+        stored = self._stored.index_select(0, slots)
+
+        def logits(z: Tensor, scale: float) -> Tensor:
+            empty = z.new_zeros(len(z), len(candidates))
+            return empty.index_copy(1, place, scale * (z @ stored.T))
 
         return logits
 
@@ -223,6 +243,7 @@ class TrainedCodebook(nn.Module):
         self.beginning = initial
         self.anchored = anchored
         self.H = nn.Parameter(torch.zeros(labels.size, initial.dim))  # [M * N, d]
+        self._empty: Bools | None = None  # whether each row is zero [M * N]
 
     @property
     def initial(self) -> Codebook | None:
@@ -233,15 +254,31 @@ class TrainedCodebook(nn.Module):
         self.beginning.start(z, compositions, seen=seen)
         for block in np.array_split(np.arange(self.labels.size), math.ceil(self.labels.size / BLOCK)):
             self.H[block[0] : block[-1] + 1] = self.beginning.prototypes(block)
+        self._empty = None
+
+    def is_empty(self, compositions: Ints) -> Bools:
+        """Which of the `compositions` have no prototype yet."""
+        if self._empty is None:
+            self._empty = ~self.H.detach().any(1).cpu().numpy()
+        return self._empty[compositions]
 
     def prototypes(self, compositions: Ints) -> Tensor:
         (numbers,) = copy_to_device(self.H.device, compositions)
-        return normalize(self.H.index_select(0, numbers), dim=-1)
+        h = self.H.index_select(0, numbers)
+        rows = normalize(h, dim=-1)
+        # an empty row gets no gradient, which normalisation would multiply by 1 / 1e-12
+        return rows * h.detach().any(1, keepdim=True) if self.beginning.unseen == "empty" else rows
 
     @torch.no_grad()
     def write_back(self, compositions: Ints, rows: Tensor) -> None:
         (numbers,) = copy_to_device(self.H.device, compositions)
         self.H.index_copy_(0, numbers, rows.detach().to(self.H.dtype))
+        if self._empty is not None:
+            self._empty[compositions] = False
+
+    def _load_from_state_dict(self, *arguments: Any) -> None:
+        self._empty = None
+        super()._load_from_state_dict(*arguments)
 
     def logits_over(self, candidates: Ints | None) -> Logits:
         rows = self.prototypes(np.arange(self.labels.size) if candidates is None else candidates)
@@ -254,15 +291,25 @@ def refined_rows(
     messages: Tensor,
     reached: Tensor,
     momentum: float,
+    composed: Tensor | None = None,
 ) -> Tensor:
     """Refined prototypes of `compositions` [C, d], which `write_back` stores (Eq. 17-18).
 
     messages: the mean message to each composition [C, d]; reached: whether it receives any [C].
     momentum: weight of the old prototype; for an anchored codebook, of the initial one.
+    composed: initial prototypes [C, d], which take the place of empty ones.
     """
     rows = codebook.prototypes(compositions)
     old = rows if codebook.initial is None else codebook.initial.prototypes(compositions)
+    if composed is not None:
+        rows = fill_empty(rows, composed)
+        old = fill_empty(old, composed)
     return torch.where(reached[:, None], blend(old, messages, momentum), rows)
+
+
+def fill_empty(rows: Tensor, composed: Tensor) -> Tensor:
+    """`rows` [C, d], with rows of `composed` where they are zero."""
+    return torch.where(rows.detach().any(1, keepdim=True), rows, composed)
 
 
 def blend(rows: Tensor, messages: Tensor, momentum: float) -> Tensor:

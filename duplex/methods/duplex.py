@@ -11,10 +11,10 @@ matrix over nodes is built. Equations in this file are the paper's (Eq. 5-22, Al
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from dataclasses import field as option_field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -29,33 +29,13 @@ from duplex.methods.paths import FactorPosteriors, PathOptions, Paths
 from duplex.methods.portable import means_by_word, portable_paths
 from duplex.methods.prompt_method import PathSumMethod
 from duplex.methods.prompts import Prototypes
-from duplex.options import Count, Options, Share, refuse
+from duplex.methods.reading import PaperReading, with_preset
+from duplex.options import Share, refuse
 
 BLOCK_BYTES = {"cpu": 2**20}  # elsewhere 256 MiB
 EPSILON = 1e-12
 LEAST_WEIGHT = 1e-20  # of all messages to a candidate; below it posteriors have underflowed
 Message = Literal["state", "object", "counterfactual"]
-
-
-@dataclass(frozen=True)
-class PaperReading(Options):
-    """Options for what the paper's text leaves open (docs/paper.md); other values also fit the text."""
-
-    softmax: Literal["candidates", "all"] = "candidates"
-    edges: Literal["posterior", "label"] = "posterior"
-    counterfactuals: Literal["pairs", "labels"] = "pairs"
-    diagonal: bool = True
-    normalise: Literal["together", "by_kind"] = "together"
-    anchors: Literal["attached", "detached"] = "attached"
-    codebook: Literal["buffer", "trained"] = "buffer"
-    fusion_rank: Count | None = None
-
-    def rules(self) -> Iterable[tuple[object, str]]:
-        message = "with counterfactuals: labels, no image is paired with itself; leave diagonal out"
-        yield refuse(self.counterfactuals == "labels" and not self.diagonal, message)
-
-    def changed(self) -> set[str]:
-        return {name for name, value in self.to_dict().items() if value != getattr(type(self), name)}
 
 
 class CounterfactualSum(torch.autograd.Function):
@@ -223,19 +203,25 @@ def message_sums(
         p = nodes.p_s.index_select(1, candidates.states) / candidates.partners_s  # [B, S]
         z = nodes.z_s
         own = candidates.state_of
+        means = candidates.means_by_state
         place = candidates.row  # of each candidate's state [C]
     else:
         p = nodes.p_o.index_select(1, candidates.objects) / candidates.partners_o  # [B, O]
         z = nodes.z_o
         own = candidates.object_of
+        means = candidates.means_by_object
         place = candidates.column  # of its object [C]
+    if reading.factors == "labels":  # one node per label: the mean factor, and the mean posterior
+        p = means(p)  # [S, S]
+        z = unit(means(z))  # [S, d]
+        own = torch.arange(len(p), device=p.device)
     if reading.edges == "label":  # no message to candidates of another label
         p = p * one_hot(own, p.shape[1])
     return (p.T @ z)[place], p.sum(0)[place, None]
 
 
 def _counterfactual_sums(
-    nodes: MessageNodes, candidates: BatchCandidates, fusion: Fusion | None, by_label: bool
+    nodes: MessageNodes, candidates: BatchCandidates, fusion: Fusion | None, by_label: bool, weighted: bool = True
 ) -> tuple[Tensor, Tensor]:
     label_s = nodes.p_s.gather(1, nodes.states[:, None])[:, 0]  # p(s_{m_i}|x_i) [B]
     label_o = nodes.p_o.gather(1, nodes.objects[:, None])[:, 0]  # p(o_{n_j}|x_j) [B]
@@ -254,9 +240,21 @@ def _counterfactual_sums(
         j = candidates.column
         cell = torch.arange(len(candidates), device=a.device)
     weight = label_s.index_select(0, i) * label_o.index_select(0, j)  # [P]
+    if not weighted:
+        weight = torch.ones_like(weight)
     rectified = fusion is not None and fusion.rectified
     sums = CounterfactualSum.apply(a, b, weight, i, j, cell, len(candidates), rectified)  # type: ignore[no-untyped-call]
     return sums, weight.new_zeros(len(candidates)).index_add(0, cell, weight)[:, None]
+
+
+@torch.no_grad()
+def compose_from_batch(
+    nodes: MessageNodes, candidates: BatchCandidates, fusion: Fusion | None, reading: PaperReading
+) -> Tensor:
+    """Initial prototypes of candidates [C, d]: mean counterfactuals with their labels, of unit length (Eq. 11)."""
+    by_label = reading.counterfactuals == "labels"
+    sums, _ = _counterfactual_sums(nodes, candidates, fusion, by_label, weighted=False)
+    return unit(sums)
 
 
 class RefinedPrototypes(NamedTuple):
@@ -264,6 +262,7 @@ class RefinedPrototypes(NamedTuple):
 
     compositions: Ints  # [C]
     rows: Tensor  # h' [C, d]
+    begun: tuple[Ints, Tensor] | None = None  # candidates that were empty, and their initial prototypes
 
 
 def refine(
@@ -278,6 +277,9 @@ def refine(
 ) -> RefinedPrototypes:
     """Move the prototypes of a batch's candidates towards their mean message (Algorithm 1).
 
+    Candidates without a prototype first get one from the batch, if `reading` says so; without
+    `messages`, nothing else is done.
+
     fusion: computes counterfactuals; None: images i and j give `normalise(z_i + z_j - mean(z))`.
     momentum: weight lambda of the old prototypes; for an anchored codebook, of the initial ones.
     """
@@ -285,9 +287,18 @@ def refine(
     states = compositions // n
     objects = compositions % n
     local = BatchCandidates.of(states, objects, candidates, n, nodes.z.device, reading.diagonal)
+    composed = None
+    begun = None
+    empty = np.flatnonzero(codebook.is_empty(local.compositions)) if reading.unseen == "batch" else np.empty(0, int)
+    if len(empty):
+        composed = compose_from_batch(nodes, local, fusion, reading)
+        begun = (local.compositions[empty], composed[copy_to_device(composed.device, empty)[0]])
+    if not messages:
+        composed_numbers, composed_rows = begun or (local.compositions[:0], nodes.z[:0])
+        return RefinedPrototypes(composed_numbers, composed_rows, begun)
     aggregated, reached = mean_messages(nodes, local, fusion, messages, reading)
-    rows = refined_rows(codebook, local.compositions, aggregated, reached, momentum)
-    return RefinedPrototypes(local.compositions, rows)
+    rows = refined_rows(codebook, local.compositions, aggregated, reached, momentum, composed)
+    return RefinedPrototypes(local.compositions, rows, begun)
 
 
 @dataclass(frozen=True)
@@ -311,7 +322,12 @@ class DuplexOptions(PathOptions):
     losses: tuple[Literal["state", "object", "semantic", "visual"], ...] = ("state", "object", "semantic", "visual")
     inference: tuple[Literal["visual", "semantic", "factors"], ...] = ("visual", "semantic", "factors")
 
-    reading: PaperReading = option_field(default_factory=PaperReading)  # what the paper leaves open
+    reading: PaperReading = option_field(default_factory=PaperReading)  # what the paper leaves open, or `literal`
+
+    @classmethod
+    def from_dict(cls, record: Mapping[str, Any]) -> Self:
+        """Make options from a record of a file, in which `reading` may be `literal`."""
+        return super().from_dict(with_preset(record) if isinstance(record, Mapping) else record)
 
     def rules(self) -> Iterable[tuple[object, str]]:
         yield from super().rules()
@@ -324,22 +340,29 @@ class DuplexOptions(PathOptions):
         if self.rows == "recomputed":
             message = "rows: recomputed would undo the refinement; set graph to false"
             yield refuse(self.graph, message)
-            message = "rows: recomputed needs seen_rows: data and unseen_rows: compose"
-            yield refuse("random" in (self.seen_rows, self.unseen_rows), message)
+            message = "rows: recomputed needs seen_rows: data, unseen_rows: compose and reading.unseen: means"
+            is_composed = "random" not in (self.seen_rows, self.unseen_rows) and self.reading.unseen == "means"
+            yield refuse(not is_composed, message)
             message = "rows: recomputed needs visual in losses or inference"
             yield refuse(not self.visual, message)
         yield from self._reading_rules()
 
     def _reading_rules(self) -> Iterable[tuple[object, str]]:
         changed = self.reading.changed()
-        about_graph = sorted(changed - {"softmax", "codebook"})
+        message = "unseen_rows: random draws the prototypes that reading.unseen is about; leave one of them out"
+        yield refuse("unseen" in changed and self.unseen_rows == "random", message)
+        message = "reading.unseen: empty leaves unseen pairs without prototypes unless graph is true"
+        yield refuse(self.reading.unseen == "empty" and not self.graph, message)
+        composing = {"counterfactuals", "diagonal", "fusion_rank"} if self.composes else set[str]()
+        about_graph = sorted(changed - {"softmax", "codebook", "unseen"} - composing)
         names = ", ".join(about_graph)
         message = f"reading: {names} only changes the local graph; set graph to true"
         yield refuse(about_graph and not self.graph, message)
         has_factors = "state" in self.messages or "object" in self.messages
-        message = "reading.edges needs state or object in messages"
-        yield refuse("edges" in changed and not has_factors, message)
-        about_pairs = changed & {"counterfactuals", "diagonal", "fusion_rank"}
+        for name in ("edges", "factors"):
+            message = f"reading.{name} needs state or object in messages"
+            yield refuse(name in changed and not has_factors, message)
+        about_pairs = (changed & {"counterfactuals", "diagonal", "fusion_rank"}) - composing
         message = "reading.counterfactuals, diagonal and fusion_rank need counterfactual in messages"
         yield refuse(about_pairs and "counterfactual" not in self.messages, message)
         message = "fusion: additive has no matrices; leave reading.fusion_rank out"
@@ -354,6 +377,11 @@ class DuplexOptions(PathOptions):
     def trained_losses(self) -> set[str]:
         trained = self.adapted or self.reading.codebook == "trained" or (self.graph and self.momentum < 1)
         return super().trained_losses() | ({"visual"} if trained else set())
+
+    @property
+    def composes(self) -> bool:
+        """Whether batches give unseen pairs their initial prototypes."""
+        return self.reading.unseen == "batch"
 
     @property
     def visual(self) -> bool:
@@ -374,17 +402,20 @@ class Duplex(PathSumMethod[DuplexOptions]):
         rows = Codebook(
             labels,
             dim,
-            unseen=options.unseen_rows,
+            unseen=options.unseen_rows if reading.unseen == "means" else "empty",
             random_seen=options.seen_rows == "random",
             anchored=anchored and not is_trained,
         )
         self.codebook = TrainedCodebook(labels, rows, anchored=anchored) if is_trained else rows
         every = np.arange(labels.size) if reading.softmax == "all" else None
         self.paths = Paths(labels, context.tower, options, world, negatives=every)
-        learned = options.graph and "counterfactual" in options.messages and options.fusion != "additive"
+        sends = options.graph and "counterfactual" in options.messages
+        fuses = sends or options.composes
         rectified = options.fusion == "learned"
         rank = reading.fusion_rank
-        self.fusion = Fusion(dim, rectified=rectified, rank=rank) if learned else None
+        self.fusion = Fusion(dim, rectified=rectified, rank=rank) if fuses and options.fusion != "additive" else None
+        if self.fusion is not None:
+            self.fusion.requires_grad_(sends)  # nothing trains it if it only composes
         self.candidates = CandidateSet.of(labels, world, "train")  # C_tgt, to refine
         classes_world = world if every is None else "open"
         self.classes = CandidateSet.of(labels, classes_world, "train")  # of L_c^h
@@ -400,7 +431,7 @@ class Duplex(PathSumMethod[DuplexOptions]):
     def losses(self, batch: Batch, shared: Prototypes) -> dict[str, Tensor]:
         names = self.options.losses
         z = self.paths.adapt(batch.cls)
-        refines = self.options.graph and self.options.visual
+        refines = self.options.visual and (self.options.graph or self.options.composes)
         losses, factors = self.paths.losses(z, batch.compositions, shared, names, with_factors=refines)
         self.pending = None
         if refines and factors is not None:
@@ -410,7 +441,7 @@ class Duplex(PathSumMethod[DuplexOptions]):
                 self.candidates,
                 self.codebook,
                 self.fusion,
-                messages=self.options.messages,
+                messages=self.options.messages if self.options.graph else (),
                 momentum=self.options.momentum,
                 reading=self.options.reading,
             )
@@ -432,9 +463,13 @@ class Duplex(PathSumMethod[DuplexOptions]):
         return MessageNodes(z, factors.z_s, factors.z_o, logs[0].exp(), logs[1].exp(), m, n)
 
     def after_batch(self) -> None:
-        if self.pending is not None:
-            self.codebook.write_back(*self.pending)
-            self.pending = None
+        if self.pending is None:
+            return
+        compositions, rows, begun = self.pending
+        if begun is not None and self.codebook.initial is not None:
+            self.codebook.initial.write_back(*begun)
+        self.codebook.write_back(compositions, rows)
+        self.pending = None
 
     @torch.no_grad()
     def on_features_changed(self, train: Batch) -> None:

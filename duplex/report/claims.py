@@ -1,18 +1,19 @@
 """Find the runs that match rows of the paper's tables, and judge the claims of claims.yaml.
 
-A run is recognised as a row by its settings or, if the summary has none, by its name. A claim that
-one row is above another is judged between runs with the same data, encoder and fine-tuned blocks;
-if a claim is about whole methods, their blocks may differ.
+A claim is a sentence of the paper, of one or more comparisons. A run is recognised as a row by its
+settings or, if the summary has none, by its name. A claim that one row is above another is judged
+between runs with the same data, encoder and fine-tuned blocks; if a claim is about whole methods,
+their blocks may differ. A row whose best epoch is 0 in most seeds is no evidence.
 """
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from statistics import NormalDist, fmean
+from itertools import product
+from statistics import fmean
 from typing import Any
 
 from ruamel.yaml import YAML
@@ -20,16 +21,17 @@ from ruamel.yaml import YAML
 from duplex.data.tables import read_benchmarks
 from duplex.evaluation.metrics import METRICS, MISSING
 from duplex.labels import SPLITS, WORLDS
-from duplex.report.aggregate import DatasetResults, Results, RunRecord, Tree, standard_error
+from duplex.report.aggregate import TERMS, DatasetResults, Results, RunRecord, Tree, standard_error
 from duplex.report.blocks import json_pointer, package_text
+from duplex.report.verdicts import (
+    NOT_COMPARABLE,
+    NOT_RUN,
+    UNTRAINED,
+    Gap,
+    MeanWithError,
+    joint_verdict,
+)
 
-REPRODUCED, NOT_REPRODUCED = "reproduced", "not reproduced"
-UNDECIDED = "undecided"
-NOT_COMPARABLE = "not comparable"
-NOT_RUN = "not run"
-VERDICTS = (REPRODUCED, NOT_REPRODUCED, UNDECIDED, NOT_COMPARABLE, NOT_RUN)
-T_QUANTILES = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706)  # 97.5 %, 1 to 5 degrees of freedom
-CLOSE = 1.0  # points by which a reproduced number may differ
 PAPER_SEEDS = 5  # of numbers with a standard error
 CLIP = "CLIP ViT-L/14"
 SHARED = ("encoder", "counts", "finetune")  # settings that both sides of a comparison share
@@ -44,69 +46,6 @@ def read_package_yaml(name: str) -> Tree:
 
 
 @dataclass(frozen=True)
-class MeanWithError:
-    """A mean over seeds; for a published number without error, `error` and `seeds` are 0."""
-
-    mean: float
-    error: float | None
-    seeds: int
-    source: str = ""
-
-
-@dataclass(frozen=True)
-class Gap:
-    """A sum or difference of values; with a 95 % interval if all have a standard error."""
-
-    value: float
-    low: float | None = None
-    high: float | None = None
-
-    @classmethod
-    def of(cls, *terms: tuple[float, MeanWithError]) -> Gap:
-        """Sum terms (factor, value); has one degree of freedom less than the fewest seeds."""
-        total = math.fsum(factor * value.mean for factor, value in terms)
-        freedom = min((value.seeds for _, value in terms if value.seeds), default=0) - 1
-        squares = []
-        for factor, value in terms:
-            if value.error is not None:
-                squares.append((factor * value.error) ** 2)
-        if freedom < 1 or len(squares) < len(terms):
-            return cls(total)
-        width = t_quantile(freedom) * math.sqrt(math.fsum(squares))
-        return cls(total, total - width, total + width)
-
-    @property
-    def order(self) -> str:
-        """Verdict on `value` > 0, by whether the interval is above 0, below or neither."""
-        if self.low is None or self.high is None or self.low <= 0 <= self.high:
-            return UNDECIDED
-        return REPRODUCED if self.low > 0 else NOT_REPRODUCED
-
-    @property
-    def equality(self) -> str:
-        """Verdict on `value` = 0: reproduced if the interval has 0 and |value| <= 1 point."""
-        if self.order != UNDECIDED:
-            return NOT_REPRODUCED
-        return REPRODUCED if self.low is not None and abs(self.value) <= CLOSE else UNDECIDED
-
-    @property
-    def interval(self) -> str:
-        if self.low is None or self.high is None:
-            return MISSING
-        return f"{self.low:+.1f} to {self.high:+.1f}"
-
-
-def t_quantile(freedom: int) -> float:
-    """The 97.5 % quantile of Student's t, with an error below 0.1 %."""
-    if freedom <= len(T_QUANTILES):
-        return T_QUANTILES[freedom - 1]
-    z = NormalDist().inv_cdf(0.975)
-    second = (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
-    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * freedom**3)
-    return z + (z**3 + z) / (4 * freedom) + second + third
-
-
-@dataclass(frozen=True)
 class Measured:
     """One method's results on one data set, to compare with rows of the paper's tables."""
 
@@ -115,6 +54,7 @@ class Measured:
     file: str  # the summary
     tree: Tree
     runs: Mapping[int, RunRecord] = field(default_factory=dict)
+    part: str = ""  # table of the summary with some score terms of the method; empty: all terms
 
     @property
     def seeds(self) -> int:
@@ -126,6 +66,14 @@ class Measured:
         """Number of seeds whose best epoch is 0; None if the summary does not tell."""
         count = self.tree.get("validation", {}).get("untrained")
         return None if count is None else int(count)
+
+    def lacks_training(self, table: str) -> bool:
+        """Whether most seeds in a `table` kept the untrained model, although there was a loss to train."""
+        has_own_run = table == "open" and "settings_open" in self.tree  # `validation` is of the other
+        settings = self.settings(table) or {}
+        if has_own_run or settings.get("losses") == []:
+            return False
+        return 2 * (self.untrained or 0) > self.seeds
 
     def settings(self, table: str = "closed") -> Tree | None:
         found: Tree | None = self.tree.get(f"settings_{table}", self.tree.get("settings"))
@@ -147,7 +95,7 @@ class Measured:
             return None
         seeds = numbers.get("seeds", self.seeds)
         error = numbers.get(f"{key}_se") if seeds > 1 else None
-        source = json_pointer(self.file, self.dataset, self.name, table, key)
+        source = json_pointer(self.file, self.dataset, self.name, self.part or table, key)
         return MeanWithError(numbers[key], error, seeds, source)
 
     def _cost(self, metric: str) -> MeanWithError | None:
@@ -167,7 +115,7 @@ class Measured:
 
 
 def measured_methods(results: Results, data: DatasetResults) -> list[Measured]:
-    """All methods measured: the ablations, which have more seeds, then those under `run:`."""
+    """All methods measured: the ablations, which have more seeds, those under `run:`, then parts of their scores."""
     is_reproduction = results.ablations_file == results.metrics_file
     ablations = {} if is_reproduction else data.ablations
     found = []
@@ -176,7 +124,20 @@ def measured_methods(results: Results, data: DatasetResults) -> list[Measured]:
     for name, tree in data.summary.items():
         runs = data.runs.get(name, {})
         found.append(Measured(name, data.name, results.metrics_file, tree, runs))
+    for each in tuple(found):
+        found += _parts_of_score(each)
     return found
+
+
+def _parts_of_score(each: Measured) -> Iterator[Measured]:
+    """A method's results with some of its score terms, as those of a method that has only these."""
+    settings = each.settings()
+    for table in each.tree:
+        if table.startswith(TERMS) and settings is not None:
+            terms = table.removeprefix(TERMS).split("+")
+            tree = {"closed": each.tree[table], "validation": each.tree.get("validation", {})}
+            tree["settings"] = {**settings, "inference": terms}
+            yield replace(each, tree=tree, part=table)
 
 
 def paper_row(name: str) -> Tree:
@@ -194,7 +155,7 @@ def is_row(settings: Tree, row: Tree) -> bool:
     defaults = read_package_yaml("claims.yaml")["defaults"].get(row["kind"], {})
     wanted = {**defaults, **row.get("options", {})}
     found = {key: settings.get(key, defaults.get(key)) for key in wanted}
-    return all(_plain(found[key]) == _plain(value) for key, value in wanted.items())
+    return all(value == "any" or _plain(found[key]) == _plain(value) for key, value in wanted.items())
 
 
 def _plain(value: Any) -> Any:
@@ -289,7 +250,7 @@ def published_rows(table: str) -> list[Tree]:
 
 @dataclass(frozen=True)
 class Judgement:
-    """Verdict on one claim for one metric; `reason`: what was compared, or why nothing was."""
+    """Verdict on one comparison, for one metric; `reason`: what was compared, or why nothing was."""
 
     source: str
     text: str
@@ -301,6 +262,24 @@ class Judgement:
     left: MeanWithError | None = None
     right: MeanWithError | None = None
     gap: Gap | None = None
+    setting: str = ""  # data, encoder and blocks of the runs; empty if nothing was compared
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """Verdict on one sentence of the paper, from its comparisons in one setting."""
+
+    source: str
+    text: str
+    parts: tuple[Judgement, ...]
+
+    @property
+    def verdict(self) -> str:
+        return joint_verdict([part.verdict for part in self.parts])
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(part.metric for part in self.parts))
 
 
 @dataclass(frozen=True)
@@ -327,14 +306,14 @@ class Comparison:
     @property
     def text(self) -> str:
         text = str(self.claim["text"])
-        if isinstance(_names(self.claim)[-1], list):  # of several rows
-            return f"{text}: {self.names[1]}"
         return f"{text} (at most {self.claim['at_most']:g} times)" if "cost" in self.claim else text
 
     @property
     def title(self) -> str:
         if "gain" in self.claim:
             return "{} − {} > {} − {}".format(*self.names)
+        if "equal" in self.claim or self.claim.get("near"):
+            return (" ≈ " if "equal" in self.claim else " ≥ ").join(self.names)
         if "cost" in self.claim:
             return f"{self.names[0]} ≤ {self.claim['at_most']:g} × {self.names[1]}"
         return " > ".join(dict.fromkeys(self.names))
@@ -353,7 +332,7 @@ class Comparison:
             error = values[0].error if values[0] is not None and values[0].seeds else None
             end = "(no error given)" if error is None else f"± {error:.1f}"
             return f"{numbers[0]:.1f} {end}"
-        is_open = "cost" in self.claim or benchmark in self.claim.get("contradicted", ())
+        is_open = "cost" in self.claim or "equal" in self.claim or benchmark in self.claim.get("contradicted", ())
         mark = " v " if is_open else " > "
         return mark.join(format_number(self.metrics[0], number) for number in numbers)
 
@@ -370,9 +349,8 @@ def comparisons_of(claim: Tree) -> Iterator[Comparison]:
     """Split a claim into one comparison per metric and, if it lists several, per row."""
     places = claim.get("in", "costs" if "cost" in claim else "closed")
     tables = (places, places) if isinstance(places, str) else (places[0], places[1])
-    first, *others = _names(claim)
-    lowers = others[0] if others and isinstance(others[0], list) else None
-    for rows in [(first, *others)] if lowers is None else [(first, lower) for lower in lowers]:
+    sides = [side if isinstance(side, list) else [side] for side in _names(claim)]
+    for rows in product(*sides):
         for metric in claim["on"]:
             metrics = (metric, metric) if isinstance(metric, str) else (metric[0], metric[1])
             yield Comparison(claim, rows, tables, metrics)
@@ -381,19 +359,28 @@ def comparisons_of(claim: Tree) -> Iterator[Comparison]:
 def _names(claim: Tree) -> list[Any]:
     if "number" in claim:
         return [claim["number"]]
-    return list(next(claim[kind] for kind in ("greater", "gain", "cost") if kind in claim))
+    return list(next(claim[kind] for kind in ("greater", "equal", "gain", "cost") if kind in claim))
 
 
-def judge_all(results: Results, data: DatasetResults) -> list[Judgement]:
-    """Judge every claim on a data set, per metric and setting of encoder and fine-tuning."""
+def judge_all(results: Results, data: DatasetResults) -> list[Sentence]:
+    """Judge every claim on a data set, once per setting of encoder and fine-tuning."""
     candidates = measured_methods(results, data)
     benchmark = benchmark_of(counts_of(data.statistics))
-    found: list[Judgement] = []
+    found: list[Sentence] = []
     for claim in read_package_yaml("claims.yaml")["claims"]:
         if benchmark is None or benchmark in claim["of"]:
+            parts: list[Judgement] = []
             for line in comparisons_of(claim):
-                found += _judge(line, candidates, benchmark)
+                parts += _judge(line, candidates, benchmark)
+            found += _sentences(claim, parts)
     return found
+
+
+def _sentences(claim: Tree, parts: Sequence[Judgement]) -> Iterator[Sentence]:
+    # comparisons that could not be made anywhere belong to each setting
+    settings = dict.fromkeys(part.setting for part in parts if part.setting) or {"": None}
+    for setting in settings:
+        yield Sentence(claim["source"], parts[0].text, tuple(p for p in parts if p.setting in ("", setting)))
 
 
 def _judge(line: Comparison, candidates: Sequence[Measured], benchmark: str | None) -> list[Judgement]:
@@ -416,6 +403,7 @@ def _judge(line: Comparison, candidates: Sequence[Measured], benchmark: str | No
         wanted = [(table, metric) for _, other, table, metric in line.sides if other == name]
         runs = runs_of(row, candidates, *line.tables)
         found[name] = [run for run in runs if all(run.value(*place) for place in wanted)]
+        found[name].sort(key=lambda run: run.lacks_training(line.tables[0]))  # terms of a trained one come before it
     missing = [name for name, runs in found.items() if not runs]
     if missing:
         return [judgement(NOT_RUN, ", ".join(missing))]
@@ -426,7 +414,8 @@ def _judge(line: Comparison, candidates: Sequence[Measured], benchmark: str | No
         for run in _one_per_setting(line, found[name]):
             verdict, gap, reason = number_verdict(run, rows[name], *place)
             left = run.value(*place, sampled=True)
-            judged.append(judgement(verdict, reason, gap=gap, left=left))
+            setting = run.surroundings(line.tables[0])
+            judged.append(judgement(verdict, reason, gap=gap, left=left, setting=setting))
         return judged
     whole = [group for group in _groups(line, found) if len(group) == len(rows)]
     if not whole:
@@ -463,19 +452,28 @@ def _one_per_setting(line: Comparison, runs: Sequence[Measured]) -> list[Measure
 
 
 def _order(line: Comparison, group: Mapping[str, Measured]) -> dict[str, Any]:
-    settings = group[line.names[0]].settings(line.tables[0])
+    table = line.tables[0]
+    settings = group[line.names[0]].settings(table)
+    shared = SHARED[:2] if line.claim.get("methods") else SHARED
+    found: dict[str, Any] = {"setting": group[line.names[0]].surroundings(table, shared)}
     wanted = line.claim.get("encoder")
     if wanted and (settings is None or backbone_of(settings["encoder"]) != wanted):
         encoder = "not recorded" if settings is None else settings["encoder"]
-        return {"verdict": NOT_COMPARABLE, "reason": f"encoder {encoder}, not {wanted}"}
+        return {**found, "verdict": NOT_COMPARABLE, "reason": f"encoder {encoder}, not {wanted}"}
     terms = []
-    for factor, name, table, metric in line.sides:
-        value = group[name].value(table, metric)
+    for factor, name, place, metric in line.sides:
+        value = group[name].value(place, metric)
         if value is not None:
             terms.append((factor, value))
     gap = Gap.of(*terms)
-    numbers = {"left": terms[0][1], "right": terms[1][1]} if len(terms) == 2 else {}
-    return {"verdict": gap.order, "reason": _with(group.values(), line.tables[0]), "gap": gap, **numbers}
+    found |= {"reason": _with(group.values(), table), "gap": gap}
+    if len(terms) == 2:
+        found |= {"left": terms[0][1], "right": terms[1][1]}
+    if "cost" not in line.claim and any(run.lacks_training(table) for run in group.values()):
+        return {**found, "verdict": UNTRAINED}
+    if "equal" in line.claim:
+        return {**found, "verdict": gap.equality}
+    return {**found, "verdict": gap.near_order if line.claim.get("near") else gap.order}
 
 
 def number_verdict(each: Measured, row: Tree, table: str, metric: str) -> tuple[str, Gap | None, str]:
@@ -490,8 +488,9 @@ def number_verdict(each: Measured, row: Tree, table: str, metric: str) -> tuple[
     if value is None or paper is None:
         reason = "the paper has no such number" if paper is None else "not measured"
         return NOT_COMPARABLE, None, reason
-    gap = Gap.of((1.0, value), (-1.0, paper))
-    return gap.equality, gap, _with([each], table)
+    gap = Gap.of((1.0, value), (-1.0, MeanWithError(paper.mean, 0.0, 0)))  # exact: more seeds here decide
+    verdict = UNTRAINED if each.lacks_training(table) else gap.equality
+    return verdict, gap, _with([each], table)
 
 
 def _with(used: Iterable[Measured], table: str) -> str:

@@ -25,7 +25,7 @@ from duplex.report.blocks import (
 from duplex.report.claims import read_package_yaml
 from duplex.report.costs import auto_finetune_tables, efficiency_table, statistics_table
 from duplex.report.figures import curve_figure, lambda_figures, slug, training_figures
-from duplex.report.paper_tables import ablation_tables, claims_table, published_table
+from duplex.report.paper_tables import ablation_tables, claims_tables, published_table
 from duplex.report.tables import feasibility_table, frequency_at_ends_table, frequency_table, result_table, term_tables
 
 PACKAGES = ("duplex-czsl", "torch", "open_clip_torch", "numpy", "h5py", "pillow", "dvc")
@@ -40,7 +40,7 @@ def build_report(results: Results, image_parts: Mapping[str, Sequence[ReportPart
     for data in results.datasets:
         sections.append(dataset_section(results, data, (image_parts or {}).get(data.name, ())))
         if data.summary:
-            claims.append(ReportPart(data.name, [claims_table(results, data)]))
+            claims.append(ReportPart(data.name, claims_tables(results, data)))
     if claims:
         sections.append(ReportSection("claims", "Claims of the paper", claims))
     sections.append(ReportSection("provenance", "Provenance", [provenance_part(results)]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
 
 from duplex.evaluation.metrics import METRICS, MISSING, TIPS
@@ -23,6 +23,7 @@ from duplex.report.blocks import (
     text_column,
 )
 from duplex.report.tables import SummaryLine
+from duplex.report.verdicts import NOT_COMPARABLE, UNTRAINED, VERDICTS, Gap, MeanWithError
 
 COST_FORMS = {  # of the costs' titles
     "parameters": ("{:,.0f}", 1.0),
@@ -31,18 +32,20 @@ COST_FORMS = {  # of the costs' titles
     "test": ("{:.2f} s", 1.0),
 }
 NUMBER_NOTE = (
-    "A number is reproduced if it differs by at most a point and the 95 % interval of the "
-    "difference over seeds, with the standard errors of both sides, contains 0; not reproduced if "
-    "the interval excludes 0; undecided otherwise. A published number without an error counts as "
-    "exact."
+    "A number is reproduced if the 95 % interval of ours over seeds lies within ±1 point of the "
+    "published number, which counts as exact; not reproduced if it lies outside; undecided otherwise."
 )
 CLAIMS_NOTE = (
-    "Statements of the paper, as comparisons of runs of this data set. Reproduced: the 95 % "
-    "interval of the difference over seeds (Student's t, the standard errors of both sides) lies "
-    "above 0; not reproduced: below 0; undecided: it contains 0, or there is none. The verdict "
-    "holds for this data set and the encoder named in the last column, and for no other. Intervals "
-    "are not corrected for the number of statements: of 40 about equal rows, two are decided by "
-    "chance on average."
+    "A line is a sentence of the paper. It is reproduced if each of its comparisons is, and not "
+    "reproduced if one of them is not; the next table has the comparisons. The verdict holds for "
+    "this data set and the encoder named there, and for no other."
+)
+COMPARISONS_NOTE = (
+    "Reproduced: the 95 % interval of the difference over seeds (Student's t, the standard errors "
+    "of both sides) lies above 0 (≥: above −1 point; ≈: within ±1 point); not reproduced: below 0 "
+    "(below −1; outside of ±1); undecided: neither, or there is no interval. Untrained: in most "
+    "seeds, validation chose the untrained model of a row. Intervals are not corrected for the "
+    "number of comparisons: of 40 about equal rows, two are decided by chance on average."
 )
 UNTRAINED_TIP = "seeds whose best epoch by validation AUC is 0: an untrained model"
 LEFT_TIP = "what is to be higher or small"
@@ -50,13 +53,13 @@ RIGHT_TIP = "what it is compared with"
 ORDER_TIP = "whether AUC is below that of the last row, as in the paper"
 
 
-def _spread(value: claims.MeanWithError | None) -> str:
+def _spread(value: MeanWithError | None) -> str:
     if value is None or value.error is None or value.seeds < 2:
         return ""
     return f"± {value.error:.1f}"
 
 
-def _value_cell(value: claims.MeanWithError | None, metric: str) -> TableCell:
+def _value_cell(value: MeanWithError | None, metric: str) -> TableCell:
     if value is None:
         return TableCell(MISSING)
     form, scale = COST_FORMS.get(metric, ("{:.1f}", 1.0))
@@ -64,11 +67,11 @@ def _value_cell(value: claims.MeanWithError | None, metric: str) -> TableCell:
     return number_cell(scale * value.mean, form, value.source, spread=spread)
 
 
-def _gap_cell(gap: claims.Gap | None) -> TableCell:
+def _gap_cell(gap: Gap | None) -> TableCell:
     return TableCell(MISSING) if gap is None else TableCell(f"{gap.value:+.1f}", gap.value)
 
 
-def _interval_cell(gap: claims.Gap | None) -> TableCell:
+def _interval_cell(gap: Gap | None) -> TableCell:
     return TableCell(MISSING) if gap is None else TableCell(gap.interval, gap.low)
 
 
@@ -82,7 +85,7 @@ class PublishedLine:
     benchmark: str
 
     @cached_property
-    def verdict(self) -> tuple[str, claims.Gap | None, str]:
+    def verdict(self) -> tuple[str, Gap | None, str]:
         return claims.number_verdict(self.run, self.row, self.world, "auc")
 
     def published(self, metric: str) -> TableCell:
@@ -144,7 +147,7 @@ def ablation_tables(results: Results, data: DatasetResults) -> list[tuple[str, T
     for entry in claims.read_package_yaml("ablation_tables.yaml")["tables"]:
         lines = []
         for row in entry["rows"]:
-            run = _ablation(candidates, row["run"])
+            run = _ablation(candidates, row["run"]) or _part_of_score(candidates, row["run"])
             if run is not None:
                 lines.append(AblationLine(row, run))
         was_run = any(line.run.file == results.ablations_file for line in lines)
@@ -156,8 +159,19 @@ def ablation_tables(results: Results, data: DatasetResults) -> list[tuple[str, T
 def _ablation(candidates: Sequence[claims.Measured], names: Sequence[str]) -> claims.Measured | None:
     for name in names:
         for each in candidates:
-            if each.name == name and "closed" in each.tree:
+            if each.name == name and not each.part and "closed" in each.tree:
                 return each
+    return None
+
+
+def _part_of_score(candidates: Sequence[claims.Measured], names: Sequence[str]) -> claims.Measured | None:
+    """Score terms of a trained method that are those of a row which was not trained by itself."""
+    rows = claims.read_package_yaml("claims.yaml")["rows"]
+    for name in names:
+        found = claims.runs_of(rows[name], candidates, "closed") if name in rows else []
+        parts = [each for each in found if each.part]
+        if parts:
+            return parts[0]
     return None
 
 
@@ -172,7 +186,8 @@ class AblationLine:
     def paper(self) -> Tree:
         """The row of the paper's tables, with its numbers."""
         known = claims.read_package_yaml("claims.yaml")["rows"]
-        return claims.paper_row(next(name for name in self.row["run"] if name in known))
+        names = (self.row["paper"],) if "paper" in self.row else self.row["run"]
+        return claims.paper_row(next(name for name in names if name in known))
 
     @property
     def verdict(self) -> str:
@@ -182,7 +197,8 @@ class AblationLine:
         return text_cell(self.row["cells"][place])
 
     def cell(self, dataset: str, table: str, metric: str) -> TableCell:
-        place = (self.run.file, dataset, self.run.name, table)
+        stored = self.run.part if self.run.part and table == "closed" else table
+        place = (self.run.file, dataset, self.run.name, stored)
         return SummaryLine("", self.run.tree.get(table, {}), place).cell(metric)
 
     def published(self, benchmark: str) -> TableCell:
@@ -197,8 +213,10 @@ class AblationLine:
         if last is self.run or above is None or below is None:
             return ""
         if last.surroundings("closed") != self.run.surroundings("closed"):
-            return claims.NOT_COMPARABLE
-        return claims.Gap.of((1.0, above), (-1.0, below)).order
+            return NOT_COMPARABLE
+        if self.run.lacks_training("closed") or last.lacks_training("closed"):
+            return UNTRAINED
+        return Gap.of((1.0, above), (-1.0, below)).order
 
     @property
     def untrained(self) -> str:
@@ -255,9 +273,17 @@ def _difference_cell(found: claims.Judgement) -> TableCell:
     return _gap_cell(found.gap) if ratio is None else TableCell(f"× {ratio:.2f}", ratio)
 
 
-CLAIM_COLUMNS: list[ColumnOf[claims.Judgement]] = [
+SENTENCE_COLUMNS: list[ColumnOf[claims.Sentence]] = [
     (text_column("source"), lambda found: text_cell(found.source)),
-    (text_column("statement"), lambda found: replace(text_cell(found.text), tip=found.rows)),
+    (text_column("statement"), lambda found: text_cell(found.text)),
+    (text_column("metrics"), lambda found: text_cell(", ".join(found.metrics))),
+    (text_column("verdict"), lambda found: text_cell(found.verdict)),
+    (text_column("comparisons"), lambda found: text_cell(_counted(found.parts))),
+]
+COMPARISON_COLUMNS: list[ColumnOf[claims.Judgement]] = [
+    (text_column("source"), lambda found: text_cell(found.source)),
+    (text_column("statement"), lambda found: text_cell(found.text)),
+    (text_column("rows"), lambda found: text_cell(found.rows)),
     (text_column("metric"), lambda found: text_cell(found.metric)),
     (text_column("verdict"), lambda found: text_cell(found.verdict)),
     (Column("left", tip=LEFT_TIP), lambda found: _value_cell(found.left, found.metric)),
@@ -272,10 +298,19 @@ CLAIM_COLUMNS: list[ColumnOf[claims.Judgement]] = [
 ]
 
 
-def claims_table(results: Results, data: DatasetResults) -> Table:
-    """Verdicts on the paper's claims for a data set, a row per claim and metric."""
-    judgements = claims.judge_all(results, data)
-    counts = Counter(found.verdict for found in judgements)
-    shown = ", ".join(f"{counts[verdict]} {verdict}" for verdict in claims.VERDICTS if counts[verdict])
-    caption = f"Claims of the paper on {data.name}: {shown}"
-    return table_of(caption, CLAIM_COLUMNS, judgements, f"{CLAIMS_NOTE} {NUMBER_NOTE}")
+def claims_tables(results: Results, data: DatasetResults) -> list[Table]:
+    """Verdicts on the paper's claims for a data set: on sentences, and on each comparison."""
+    sentences = claims.judge_all(results, data)
+    caption = f"Claims of the paper on {data.name}: {_counted(sentences)}"
+    table = table_of(caption, SENTENCE_COLUMNS, sentences, CLAIMS_NOTE)
+    parts: list[claims.Judgement] = []
+    for sentence in sentences:
+        parts += sentence.parts
+    comparisons = list(dict.fromkeys(parts))  # those made nowhere stand in several sentences
+    caption = f"Comparisons of the claims on {data.name}"
+    return [table, table_of(caption, COMPARISON_COLUMNS, comparisons, f"{COMPARISONS_NOTE} {NUMBER_NOTE}")]
+
+
+def _counted(found: Sequence[claims.Sentence] | Sequence[claims.Judgement]) -> str:
+    counts = Counter(each.verdict for each in found)
+    return ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict])

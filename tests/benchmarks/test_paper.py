@@ -22,8 +22,11 @@ def test_rows_in_and_out_of_the_cache_count_the_codebook() -> None:
 @pytest.mark.slow
 def test_rows_of_the_papers_table_train_adapters_a_codebook_and_a_fusion() -> None:
     rows = paper.measure(paper.PAPER, load_params(SHIPPED), "ViT-S-32", batch=2, device="cpu", rounds=1)
-    baseline, codebook, graph = rows.values()
+    baseline, untrained, literal, codebook, graph = rows.values()
     width, bottlenecks = 384, 2 * 12
     assert baseline["parts"]["blocks"] == bottlenecks * (2 * 64 * width + 64 + width)
-    assert codebook["parameters"] - baseline["parameters"] == 16 * 12 * width  # a prototype for each pair of UT-Zappos
+    assert untrained["parameters"] == baseline["parameters"]
+    assert untrained["with_codebook"] - untrained["parameters"] == 16 * 12 * width  # a prototype for each pair
+    assert literal["parameters"] - baseline["parameters"] == 2 * width**2  # M_s and M_o
+    assert codebook["parameters"] - baseline["parameters"] == 16 * 12 * width
     assert graph["parameters"] - codebook["parameters"] == 2 * 2 * 64 * width  # M_s and M_o of rank 64

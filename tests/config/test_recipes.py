@@ -4,11 +4,12 @@ from typing import Any
 
 import pytest
 
-from duplex.config.params import Params, parse_params, published_recipes, read_yaml
+from duplex.config.params import Params, load_params, parse_params, published_recipes, read_yaml
 from duplex.data.tables import read_benchmarks
 from duplex.errors import UsageError
+from duplex.methods.registry import find_method
 from duplex.report.claims import is_row, read_package_yaml
-from tests.projects import SHIPPED
+from tests.projects import SHIPPED, edited_params
 
 EVERY = [(name, dataset) for name, recipe in published_recipes().items() for dataset in recipe["per_dataset"]]
 
@@ -52,3 +53,20 @@ def test_methods_and_data_sets_without_a_recipe_are_refused():
         published("duplex", "cgqa")
     with pytest.raises(UsageError, match="for shapes; choose from mit-states, ut-zappos, cgqa"):
         published("troika", "shapes")
+
+
+@pytest.mark.parametrize("dataset", ["mit-states", "ut-zappos", "cgqa"])
+def test_an_entry_with_a_recipe_has_its_settings_on_benchmarks_and_its_own_elsewhere(dataset):
+    ours, theirs = load_params(SHIPPED.parent / "ablations/params.yaml"), published("troika", dataset)
+    assert ours.method("troika", dataset) == theirs.method("troika", dataset)
+    assert ours.finetune("troika", dataset) == theirs.finetune("troika", dataset)
+    assert ours.training(dataset, "troika") == theirs.training(dataset, "troika")
+    plain = find_method("troika").Options()
+    assert ours.method("troika", "shapes") == plain and ours.finetune("troika", "shapes") is None
+
+
+def test_an_unknown_recipe_of_an_entry_is_refused(tmp_path):
+    with edited_params(SHIPPED, tmp_path / "params.yaml") as record:
+        record["methods"]["csp"]["recipe"] = "cps"
+    with pytest.raises(UsageError, match=r"unknown published recipe in params.yaml, methods.csp.recipe: 'cps'"):
+        load_params(tmp_path / "params.yaml")

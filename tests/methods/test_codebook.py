@@ -15,7 +15,7 @@ from duplex.methods.codebook import Codebook
 from tests.methods.twin import unit
 from tests.methods.world import DIM, features, random_labels, small_labels
 
-UNSEEN = st.sampled_from(["compose", "random"])
+UNSEEN = st.sampled_from(["compose", "random", "empty"])
 SIZES = st.tuples(st.integers(1, 6), st.integers(1, 6))
 
 
@@ -54,6 +54,7 @@ def test_prototypes_equal_the_dense_twins_bit_for_bit(sizes, unseen, seen, round
     assert torch.equal(book.prototypes(np.arange(labels.size)), twin)
     again = Codebook(labels, DIM, unseen=unseen, random_seen=not seen).double()
     again.load_state_dict(copy.deepcopy(book.state_dict()))
+    assert book.is_empty(asked).tolist() == (~twin.any(1))[torch.as_tensor(asked)].tolist()
     assert torch.equal(dense(again), twin) and again.stored_count == book.stored_count
     assert all(torch.equal(a, b) for a, b in zip(book.state_dict().values(), again.state_dict().values(), strict=True))
 

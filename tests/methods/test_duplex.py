@@ -27,6 +27,7 @@ from tests.methods.world import (
 
 SEEN = small_labels().pairs["train"].tolist()
 MESSAGES = ("state", "object", "counterfactual")
+GRAPH = ("edges", "factors", "counterfactuals", "diagonal", "normalise", "unseen")  # readings of the local graph
 
 
 def twin_features(method: Duplex, z: torch.Tensor, t: Prototypes) -> tuple[torch.Tensor, ...]:
@@ -65,9 +66,8 @@ def twin_refined(method: Duplex, compositions: list[int], *features: torch.Tenso
     return twin.refine(
         every_row(method), z_s, z_o, p_s, p_o, [c // n for c in compositions], [c % n for c in compositions],
         set(labels.candidates(options.refine_over, "train").tolist()), n,
-        fuse, options.momentum, options.messages, initial, **{
-            name: getattr(options.reading, name) for name in ("edges", "counterfactuals", "diagonal", "normalise")
-        },
+        fuse, options.momentum, options.messages if options.graph else (), initial,
+        **{name: getattr(options.reading, name) for name in GRAPH},
     )  # fmt: skip
 
 
@@ -82,7 +82,7 @@ def twin_losses(method: Duplex, z: torch.Tensor, compositions: list[int], t: Pro
     if options.reading.anchors == "detached":
         fixed = t._replace(states=t.states.detach(), objects=t.objects.detach())
         features = (*features[:3], *twin_features(method, given, fixed)[3:])
-    refined = twin_refined(method, compositions, *features) if options.graph else {}
+    refined = twin_refined(method, compositions, *features) if options.graph or options.composes else {}
     negatives = labels.pairs["train"].tolist() if options.semantic_negatives == "seen" else target
     if options.reading.softmax == "all":
         target = negatives = list(range(labels.size))
@@ -114,6 +114,7 @@ options_of_duplex = st.fixed_dictionaries(
             optional={
                 "softmax": st.just("all"), "edges": st.just("label"), "counterfactuals": st.just("labels"),
                 "diagonal": st.just(False), "normalise": st.just("by_kind"), "anchors": st.just("detached"),
+                "factors": st.just("labels"), "unseen": st.sampled_from(["batch", "batch", "empty"]),
                 "codebook": st.just("no parameter to train"), "fusion_rank": st.just(3),
             },
         ),

@@ -31,7 +31,13 @@ def method_of(reading: dict[str, Any], **row: Any) -> Any:
         ({"reading": {"counterfactuals": "labels", "diagonal": False}}, "leave diagonal out"),
         ({"reading": {"softmax": "all"}, "semantic_negatives": "target"}, "leave semantic_negatives out"),
         ({"reading": {"codebook": "trained"}, "losses": ["semantic"]}, "needs visual in losses"),
-        ({"reading": {"edge": "label"}}, "reading.edge: unknown key; known: softmax, edges"),
+        ({"reading": {"edge": "label"}}, "reading.edge: unknown key; known: unseen, softmax, edges"),
+        ({"reading": {"unseen": "batch"}, "unseen_rows": "random"}, "leave one of them out"),
+        ({"reading": {"unseen": "empty"}, "graph": False}, "without prototypes unless graph is true"),
+        ({"reading": {"unseen": "batch"}, "rows": "recomputed", "graph": False}, "reading.unseen: means"),
+        ({"reading": {"factors": "labels"}, "messages": ["counterfactual"]}, "reading.factors needs state or object"),
+        ({"reading": "litteral"}, "reading: is 'litteral'; expected literal"),
+        ({"reading": {"preset": "ours"}}, "reading: is 'ours'; expected literal"),
         ({"reading": {"edges": "labels"}}, "reading.edges: input should be 'posterior' or 'label'"),
     ],
 )
@@ -62,7 +68,7 @@ def test_posteriors_over_all_compositions_are_those_of_the_formulas():
 
 
 @pytest.mark.parametrize("anchored", [False, True])
-@pytest.mark.parametrize("unseen", ["compose", "random"])
+@pytest.mark.parametrize("unseen", ["compose", "random", "empty"])
 def test_a_trained_codebook_begins_with_the_prototypes_of_one_that_is_not(unseen, anchored):
     z, labels = twin.unit(features(40, 1)), torch.as_tensor(np.resize(SEEN, 40))
     books: list[Any] = []
@@ -73,9 +79,11 @@ def test_a_trained_codebook_begins_with_the_prototypes_of_one_that_is_not(unseen
     buffer, trained = books
     torch.testing.assert_close(trained.prototypes(EVERY), buffer.prototypes(EVERY), rtol=1e-7, atol=1e-7)
     assert (trained.initial is not None) == anchored
+    assert trained.is_empty(EVERY).tolist() == buffer.is_empty(EVERY).tolist()
     new, rows = EVERY[[3, 8]], twin.unit(features(2, 4))
     trained.write_back(new, rows)
     torch.testing.assert_close(trained.prototypes(new), rows, rtol=1e-7, atol=1e-7)
+    assert not trained.is_empty(new).any()
     rest = np.setdiff1d(EVERY, new)
     torch.testing.assert_close(trained.prototypes(rest), buffer.prototypes(rest), rtol=1e-7, atol=1e-7)
 

@@ -42,6 +42,25 @@ def pairs_of(counterfactuals, states, objects, target, n_objects, candidates, di
     return [(np.flatnonzero(np.equal(states, m)), np.flatnonzero(np.equal(objects, n))) for m, n in candidates]
 
 
+def composed_rows(H, labels, fused):
+    """{c: the mean counterfactual with the label c, of unit length} of the rows of `H` that are empty."""
+    empty = {c for c in labels if not H[c].any()}
+    return {c: unit(mean([z.detach() for z, own in zip(fused, labels, strict=True) if own == c])) for c in empty}
+
+
+def with_rows(H, rows):
+    return torch.stack([rows.get(c, row) for c, row in enumerate(H)])
+
+
+def factor_nodes(z, p, labels, factors):
+    """Factors, posteriors and labels of the nodes: of each image, or means of each label, factors of unit length."""
+    if factors == "images":
+        return z, p, labels
+    images = [np.flatnonzero(np.equal(labels, each)) for each in sorted(set(labels))]
+    means = [torch.stack([x[i].mean(0) for i in images]) for x in (z, p)]
+    return unit(means[0]), means[1], sorted(set(labels))
+
+
 def blended(kinds, X, W):
     """The mean over kinds of messages (slices of nodes) of each kind's weighted mean."""
     means = [W[:, kind] @ X[kind] / W[:, kind].sum(1, keepdim=True).clamp(min=1e-30) for kind in kinds]
@@ -51,35 +70,41 @@ def blended(kinds, X, W):
 
 def refine(
     H, z_s, z_o, p_s, p_o, states, objects, target, n_objects, fuse, momentum, messages, initial=None,
-    edges="posterior", counterfactuals="pairs", diagonal=True, normalise="together",
+    edges="posterior", factors="images", counterfactuals="pairs", diagonal=True, normalise="together", unseen="means",
 ):  # fmt: skip
     """Return {c: h'} by Algorithm 1: X_local, W over all nodes, D_P^-1 W_P X_local, then the blend.
 
     fuse: function of two lists of images, the counterfactual of their mean projected factors.
+    Without messages, return the prototypes that the batch composes.
     """
     candidates = [
         (m, n) for m in sorted(set(states)) for n in sorted(set(objects)) if m * n_objects + n in target
     ]  # Eq. 12-13
     sources = pairs_of(counterfactuals, states, objects, target, n_objects, candidates, diagonal)
     fused = [fuse(i, j) for i, j in sources]
+    composed = {}
+    if unseen == "batch":
+        composed = composed_rows(H, [states[i[0]] * n_objects + objects[j[0]] for i, j in sources], fused)
+        H, initial = (None if x is None else with_rows(x, composed) for x in (H, initial))
+    if not messages:
+        return composed
+    z_s, node_s, own_s = factor_nodes(z_s, p_s, states, factors)
+    z_o, node_o, own_o = factor_nodes(z_o, p_o, objects, factors)
     nodes = [*(H[m * n_objects + n] for m, n in candidates), *z_s, *z_o, *fused]  # Eq. 14
     X = torch.stack(nodes)
-    P, S, B = len(candidates), len(states), len(states) + len(objects)
+    P, S, B = len(candidates), len(z_s), len(z_s) + len(z_o)
     rows = []
     for m, n in candidates:  # Eq. 15
         row = [torch.zeros((), dtype=X.dtype)] * len(nodes)
         o_cand = sum(1 for a, _ in candidates if a == m)
         s_cand = sum(1 for _, b in candidates if b == n)
-        if "state" in messages:
-            for i in range(len(states)):
-                row[P + i] = p_s[i, m] / o_cand * (edges == "posterior" or states[i] == m)
-        if "object" in messages:
-            for j in range(len(objects)):
-                row[P + S + j] = p_o[j, n] / s_cand * (edges == "posterior" or objects[j] == n)
-        if "counterfactual" in messages:
-            for k, (i, j) in enumerate(sources):
-                if (states[i[0]], objects[j[0]]) == (m, n):
-                    row[P + B + k] = mean([p_s[x, m] for x in i]) * mean([p_o[x, n] for x in j])
+        for i in range(S) if "state" in messages else ():
+            row[P + i] = node_s[i, m] / o_cand * (edges == "posterior" or own_s[i] == m)
+        for j in range(B - S) if "object" in messages else ():
+            row[P + S + j] = node_o[j, n] / s_cand * (edges == "posterior" or own_o[j] == n)
+        for k, (i, j) in enumerate(sources) if "counterfactual" in messages else ():
+            if (states[i[0]], objects[j[0]]) == (m, n):
+                row[P + B + k] = mean([p_s[x, m] for x in i]) * mean([p_o[x, n] for x in j])
         rows.append(torch.stack(row))
     W = torch.stack(rows)
     if normalise == "by_kind":
