@@ -24,7 +24,8 @@ from duplex.artifacts import ArtifactPaths
 from duplex.config.params import load_params
 from duplex.data.tables import read_manifest
 from duplex.evaluation.accumulate import Floats
-from duplex.evaluation.probabilities import Reliability, log_probabilities
+from duplex.evaluation.answered import Reliability
+from duplex.evaluation.probabilities import log_probabilities
 from duplex.labels import Bools, Ints
 
 IMAGES, UNSEEN, BLOCK = 400, 0.13, 256

@@ -1,4 +1,4 @@
-"""Calibrate the probabilities of methods' answers, and measure how reliable they are.
+"""Calibrate the probabilities of methods' answers.
 
 From `l_c = log p(c|x)`, a method's log probability of pair `c` for image `x`, the calibrated
 probability is
@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import numpy as np
@@ -33,14 +33,13 @@ from pydantic.dataclasses import dataclass as checked_dataclass
 from torch import Tensor
 
 from duplex.evaluation.accumulate import Floats
-from duplex.labels import Bools, Ints, LabelSpace
+from duplex.labels import Bools
 
 NEW_SHARE = 0.1  # r unless another is given: the share of new (unseen) pairs' images to expect
 LEAST = 1e-300  # smallest probability whose logarithm is taken
 LIMITS = (1e-3, 1e3), (-30.0, 30.0)  # of 1/T and of k
 STARTS = tuple(10.0**power for power in range(-3, 4))  # 1/T from which the fit may start
 STEPS, HALVINGS = 200, 40
-BINS = 15
 
 
 @checked_dataclass(frozen=True, config=ConfigDict(allow_inf_nan=False))
@@ -124,82 +123,9 @@ def _loss(
     return loss, weights @ (mean - own), torch.stack([torch.stack([aa, ak]), torch.stack([ak, kk])])
 
 
-@dataclass(frozen=True)
-class Reliability:
-    """Probability against accuracy of answers, sorted by probability into B equal bins."""
-
-    images: Ints  # [B]
-    weight: Floats  # [B] share of the images' weight
-    probability: Floats  # [B] mean probability of the answers; NaN in an empty bin
-    accuracy: Floats  # [B] share of right answers; NaN in an empty bin
-
-    @classmethod
-    def of(cls, probability: Floats, right: Bools, weight: Floats) -> Reliability:
-        """Sort N answers into bins, given whether each is `right`, and its `weight`."""
-        place = np.minimum((probability * BINS).astype(int), BINS - 1)
-        share = weight / weight.sum()
-        mass = np.bincount(place, share, BINS).astype(np.float64)
-        with np.errstate(invalid="ignore"):
-            probabilities = np.bincount(place, share * probability, BINS) / mass
-            accuracies = np.bincount(place, share * right, BINS) / mass
-        return cls(np.bincount(place, minlength=BINS), mass, probabilities, accuracies)
-
-    @property
-    def calibration_error(self) -> float:
-        """Expected calibration error: sum over bins of `weight * |accuracy - probability|`."""
-        return float(np.nansum(self.weight * np.abs(self.accuracy - self.probability)))
-
-
 def image_weights(is_seen: Bools, new_share: float) -> Floats:
     """Weights [N] with sum 1; images of unseen pairs, if both kinds exist, sum to `new_share`."""
     unseen = int((~is_seen).sum())
     if unseen in (0, len(is_seen)):
         return np.full(len(is_seen), 1 / max(1, len(is_seen)))
     return np.where(is_seen, (1 - new_share) / (len(is_seen) - unseen), new_share / unseen)
-
-
-@dataclass(frozen=True)
-class AnsweredImages:
-    """Labelled images, each with the composition that a model finds most probable."""
-
-    labels: LabelSpace
-    rows: Ints  # [N] rows of the manifest
-    target: Ints  # [N] label, a composition
-    answer: Ints  # [N] the most probable composition
-    probability: Floats  # [N] of the answer
-    new_share: float = NEW_SHARE  # share of images of unseen pairs to expect in use
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    @property
-    def right(self) -> Bools:
-        return np.asarray(self.answer == self.target)
-
-    @property
-    def is_seen(self) -> Bools:
-        return self.labels.is_seen(self.target)
-
-    @property
-    def accuracy(self) -> float:
-        """Accuracy in percent; all images of unseen pairs together have the weight `new_share`."""
-        return 100 * float(image_weights(self.is_seen, self.new_share) @ self.right)
-
-    @property
-    def seen_accuracy(self) -> float:
-        """Accuracy on images of seen pairs, in percent; 0 without such images."""
-        return 100 * float(self.right[self.is_seen].mean()) if self.is_seen.any() else 0.0
-
-    @property
-    def unseen_accuracy(self) -> float:
-        """Accuracy on images of unseen pairs, in percent; 0 without such images."""
-        return 100 * float(self.right[~self.is_seen].mean()) if not self.is_seen.all() else 0.0
-
-    @property
-    def reliability(self) -> Reliability:
-        return Reliability.of(self.probability, self.right, image_weights(self.is_seen, self.new_share))
-
-    def matrix(self, part: Callable[[Ints], Ints], size: int) -> Ints:
-        """Counts by label (row) and answer (column); `part`: compositions -> classes."""
-        cells = part(self.target) * size + part(self.answer)
-        return np.bincount(cells, minlength=size * size).reshape(size, size)

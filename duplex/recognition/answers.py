@@ -28,7 +28,8 @@ from duplex.data.tables import read_table
 from duplex.encoders.base import TextTower
 from duplex.errors import UsageError, as_usage_error, require_whole
 from duplex.evaluation.accumulate import Floats
-from duplex.evaluation.probabilities import AnsweredImages, Confidence, log_probabilities
+from duplex.evaluation.answered import AnsweredImages
+from duplex.evaluation.probabilities import Confidence, log_probabilities
 from duplex.evaluation.vectors import most_similar
 from duplex.features.tokens import Examples
 from duplex.labels import Bools, Ints, LabelSpace, World, prompt_name

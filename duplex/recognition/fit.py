@@ -39,7 +39,7 @@ from duplex.encoders.base import (
     unknown_words,
 )
 from duplex.errors import DuplexError, UsageError
-from duplex.evaluation.probabilities import AnsweredImages
+from duplex.evaluation.answered import AnsweredImages
 from duplex.features.shared import encode_shared, user_cache
 from duplex.features.tokens import Examples
 from duplex.labels import LabelSpace, World, prompt_name

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from duplex.evaluation.answered import AnsweredImages
 from duplex.evaluation.metrics import MISSING
-from duplex.evaluation.probabilities import AnsweredImages
 from duplex.labels import Ints, prompt_name
 from duplex.report.blocks import (
     Block,

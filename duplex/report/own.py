@@ -13,7 +13,7 @@ import pandas as pd
 
 from duplex.data.images import uncropped_path
 from duplex.data.tables import complete_rows
-from duplex.evaluation.probabilities import AnsweredImages
+from duplex.evaluation.answered import AnsweredImages
 from duplex.features.tokens import Examples
 from duplex.labels import SPLITS, LabelSpace
 from duplex.report.answers import accuracy_parts, answers_of, confusion_parts, probability_part, wrong_answers_part
