@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
 
 import typer
 from typer import Argument, Option
@@ -185,13 +185,17 @@ def update(
 
 
 FORMATS = ("table", "jsonl", "csv", "label-studio")
-COLUMNS = ("image", "rank", "state", "object", "score", "probability", "seen", "in_distribution", "error")
+COLUMNS = (
+    "image", "rank", "state", "object", "score", "probability", "seen",
+    "in_distribution", "new_share", "new_share_error", "error",
+)  # fmt: skip
 SOME_UNREADABLE = 3  # exit code
 MODEL_HELP = "Folder of a run, fitted model or export, or hf-hub:OWNER/NAME"
 World = Annotated[str | None, Option(help="World (closed or open) of candidates; default: closed if the model has it.")]
 Add = Annotated[list[str] | None, Option(help="A pair to add, such as 'rusty kettle'; repeatable.")]
 Compositions = Annotated[Path | None, Option(help="CSV file of pairs to add: columns state, object.")]
-NewShare = Annotated[float | None, Option(help="Expected share (0-1) of images of unseen pairs; default: the model's.")]
+NEW_SHARE = "Expected share (0-1) of images of unseen pairs, or auto"
+NewShare = Annotated[str | None, Option(help=f"{NEW_SHARE}; default: auto for 50 images or more, else the model's.")]
 Device = Annotated[str, Option(help="Device to run the encoder on: auto, cpu or cuda.")]
 
 
@@ -232,12 +236,25 @@ def predict(
     recognizer = load_model(model, world=world, device=device, add=add, compositions=compositions, new_share=new_share)
     workers = "auto" if num_workers is None else num_workers
     answers = recognizer.stream(files, top, world, batch_size, workers)  # type: ignore[arg-type]
+    if recognizer.estimates_share(len(files)):
+        answers = _with_share_logged(answers)
     names = (str(path).encode("utf-8", "backslashreplace").decode() for path in files)
     with _open_output(out) as target:
         unreadable = _write(zip(names, answers, strict=True), target, form, top)
     if unreadable:
         log(f"{unreadable} of {len(files)} files are not readable images")
         raise typer.Exit(SOME_UNREADABLE)
+
+
+def _with_share_logged(answers: Iterable[Answer | UnreadableImage]) -> Iterator[Answer | UnreadableImage]:
+    """Yield the answers; a line on the estimated share of new pairs precedes the first one."""
+    logged = False
+    for answer in answers:
+        share = getattr(answer, "share", None)
+        if share is not None and not logged:
+            log(str(share))
+            logged = True
+        yield answer
 
 
 def load_model(
@@ -247,11 +264,11 @@ def load_model(
     device: str = "auto",
     add: list[str] | None = None,
     compositions: Path | None = None,
-    new_share: float | None = None,
+    new_share: str | None = None,
     hint: str = "give a model with --model",
 ) -> Recognizer:
     """Load `model` (None: the best run); add the pairs in `add` and in the CSV `compositions`."""
-    from duplex.recognition.answers import read_compositions
+    from duplex.recognition.added import read_compositions
     from duplex.recognition.recognizer import Recognizer
 
     if world is not None:
@@ -263,7 +280,7 @@ def load_model(
         model = str(best_run(world, hint=hint, params=params).root)
         log(f"model: {model}")
     words = None if params is None else params.evaluation.word_vectors
-    recognizer = Recognizer.load(model, device=device, word_vectors=words, new_share=new_share)
+    recognizer = Recognizer.load(model, device=device, word_vectors=words, new_share=_share(new_share))
     added: list[str | Pair] = []
     if compositions:
         added += read_compositions(compositions)
@@ -275,8 +292,18 @@ def load_model(
     return recognizer
 
 
+def _share(text: str | None) -> float | Literal["auto"] | None:
+    if text is None or text == "auto":
+        return text  # type: ignore[return-value]
+    try:
+        return float(text)
+    except ValueError:
+        problem = f"--new-share is {text!r}"
+        raise UsageError(f"{problem}; expected a number between 0 and 1, such as 0.1, or auto") from None
+
+
 def _log_added(recognizer: Recognizer) -> None:
-    from duplex.recognition.answers import are_words_trained
+    from duplex.recognition.added import are_words_trained
 
     for state, name in recognizer.added:
         seen = are_words_trained((state, name), recognizer.labels)
@@ -321,11 +348,12 @@ def _write(rows: Iterable[tuple[str, Answer | UnreadableImage]], target: TextIO,
         elif form == "table":
             target.write(f"{escape_unprintable(image)}  {_summary(record)}\n")
         elif "error" in record:
-            lines.writerow([image, *[""] * 7, record["error"]])
+            lines.writerow([image, *[""] * 9, record["error"]])
         else:
             for rank, guess in enumerate(record["top"], 1):
                 cells = [guess[key] for key in COLUMNS[2:7]]
-                lines.writerow([image, rank, *cells, record["in_distribution"], ""])
+                of_image = [record[key] for key in COLUMNS[7:10]]
+                lines.writerow([image, rank, *cells, *of_image, ""])
         target.flush()
     target.write("]\n" if form == "label-studio" else "")
     return unreadable
@@ -446,7 +474,7 @@ def serve(
     world: World = None,
     add: Add = None,
     compositions: Compositions = None,
-    new_share: NewShare = None,
+    new_share: Annotated[str | None, Option(help=f"{NEW_SHARE} (from recent images); default: the model's.")] = None,
     device: Device = "auto",
     max_megabytes: Annotated[int, Option(min=1, help="Largest request, in MB.")] = Limits.bytes // 2**20,
     max_images: Annotated[int, Option(min=1, help="Most images in a request.")] = Limits.images,
@@ -457,13 +485,16 @@ def serve(
     try:
         import uvicorn
 
-        from duplex.recognition.serve import HEADERS, application, recognizer_workers
+        from duplex.recognition.serve import HEADERS, WINDOW, RecentShares, application, recognizer_workers
     except ImportError as error:
         fix = install_command("serve")
         raise UsageError(f"the server needs the package {error.name}; run `{fix}`") from error
     hint = "give a model after `duplex serve`"
     options = {"world": world, "device": device, "add": add, "compositions": compositions, "new_share": new_share}
     recognizer = load_model(model, hint=hint, **options)  # type: ignore[arg-type]
+    shares = RecentShares(recognizer.candidates(world), estimated=new_share == "auto")  # type: ignore[arg-type]
+    if new_share == "auto":
+        log(f"share of new pairs: estimated from the last {WINDOW} images (/health reports it)")
     limits = Limits(bytes=max_megabytes * 2**20, images=max_images, seconds=seconds)
     neighbours = _training_images(recognizer)
     where = model or recognizer.trained.where
@@ -472,7 +503,7 @@ def serve(
     pool = recognizer_workers(load, count, world=world, max_pixels=limits.pixels, threads=threads)  # type: ignore[arg-type]
     with _listen(host, port) as bound, suppress(KeyboardInterrupt), pool as running:
         config = uvicorn.Config(
-            application(recognizer, running, limits, neighbours, world),  # type: ignore[arg-type]
+            application(recognizer, running, limits, neighbours, world, shares),  # type: ignore[arg-type]
             http="h11",  # which limits the size of headers
             ws="none",
             log_level="warning",

@@ -20,7 +20,8 @@ from duplex.encoders.base import load_encoder
 from duplex.errors import UsageError
 from duplex.labels import LabelSpace
 from duplex.methods.base import MethodContext
-from duplex.recognition.answers import UnreadableImage, encode_prompts, split_composition
+from duplex.recognition.added import encode_prompts, split_composition
+from duplex.recognition.answers import UnreadableImage
 from duplex.training.checkpoint import load_checkpoint, read_record
 
 DOCS = Path(__file__).parents[2] / "docs" / "library.md"
