@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import csv
 import io
-import json
 import re
 import shlex
 import socket
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer import Argument, Option
@@ -35,6 +32,7 @@ from duplex.cli import (
     print_json,
     seed_option,
 )
+from duplex.cli.answers import FORMATS, checked_format, open_output, with_share_logged, write_answers
 from duplex.errors import DuplexError, UsageError, install_command, require
 from duplex.evaluation.metrics import aligned
 from duplex.labels import WORLDS
@@ -45,7 +43,7 @@ from duplex.system.files import named_path, refuse_existing, replace_file
 if TYPE_CHECKING:
     import torch
 
-    from duplex.recognition.answers import Answer, NeighbourIndex, Pair, UnreadableImage
+    from duplex.recognition.answers import NeighbourIndex, Pair
     from duplex.recognition.recognizer import Recognizer
     from duplex.recognition.trained import TrainedModel
     from duplex.report.images import Hit
@@ -184,11 +182,6 @@ def update(
     log(f"{place} holds the updated model")
 
 
-FORMATS = ("table", "jsonl", "csv", "label-studio")
-COLUMNS = (
-    "image", "rank", "state", "object", "score", "probability", "seen",
-    "in_distribution", "new_share", "new_share_error", "error",
-)  # fmt: skip
 SOME_UNREADABLE = 3  # exit code
 MODEL_HELP = "Folder of a run, fitted model or export, or hf-hub:OWNER/NAME"
 World = Annotated[str | None, Option(help="World (closed or open) of candidates; default: closed if the model has it.")]
@@ -221,7 +214,7 @@ def predict(
     """
     from duplex.recognition.recognizer import list_images
 
-    form = _checked_format(form, out)
+    form = checked_format(form, out)
     if out is not None:
         if out.is_dir():
             example = out / "answers.csv"
@@ -237,24 +230,13 @@ def predict(
     workers = "auto" if num_workers is None else num_workers
     answers = recognizer.stream(files, top, world, batch_size, workers)  # type: ignore[arg-type]
     if recognizer.estimates_share(len(files)):
-        answers = _with_share_logged(answers)
+        answers = with_share_logged(answers)
     names = (str(path).encode("utf-8", "backslashreplace").decode() for path in files)
-    with _open_output(out) as target:
-        unreadable = _write(zip(names, answers, strict=True), target, form, top)
+    with open_output(out) as target:
+        unreadable = write_answers(zip(names, answers, strict=True), target, form, top)
     if unreadable:
         log(f"{unreadable} of {len(files)} files are not readable images")
         raise typer.Exit(SOME_UNREADABLE)
-
-
-def _with_share_logged(answers: Iterable[Answer | UnreadableImage]) -> Iterator[Answer | UnreadableImage]:
-    """Yield the answers; a line on the estimated share of new pairs precedes the first one."""
-    logged = False
-    for answer in answers:
-        share = getattr(answer, "share", None)
-        if share is not None and not logged:
-            log(str(share))
-            logged = True
-        yield answer
 
 
 def load_model(
@@ -310,65 +292,6 @@ def _log_added(recognizer: Recognizer) -> None:
         text = {True: "is trained", False: "is new, described by text alone"}
         words = f"state {state!r} {text[seen.state]}, object {name!r} {text[seen.object]}"
         log(f"added candidate {state} {name}: {words}")
-
-
-@contextmanager
-def _open_output(out: Path | None) -> Iterator[TextIO]:
-    if out is None:
-        yield sys.stdout
-        return
-    with replace_file(out) as scratch, scratch.open("w", encoding="utf-8", newline="") as file:
-        yield file
-
-
-def _checked_format(form: str | None, out: Path | None) -> str:
-    by_suffix = {".csv": "csv", ".jsonl": "jsonl"}.get("" if out is None else out.suffix.lower())
-    form = by_suffix or "table" if form is None else require(form, FORMATS, "format")
-    if by_suffix not in (None, form):
-        problem = f"--format is {form}, but --out {out} ends in .{by_suffix}"
-        raise UsageError(f"{problem}; change --out or omit --format")
-    return form
-
-
-def _write(rows: Iterable[tuple[str, Answer | UnreadableImage]], target: TextIO, form: str, top: int) -> int:
-    from duplex.data.label_studio import pre_annotated
-
-    unreadable = 0
-    lines = csv.writer(target, lineterminator="\n")
-    if form == "csv":
-        lines.writerow(COLUMNS)
-    for number, (image, answer) in enumerate(rows):
-        record = answer.to_dict(top)
-        unreadable += "error" in record
-        if form == "label-studio":
-            task = json.dumps(pre_annotated(image, record), ensure_ascii=False)
-            target.write((",\n" if number else "[") + task)
-        elif form == "jsonl":
-            target.write(json.dumps({"image": image, **record}, ensure_ascii=False) + "\n")
-        elif form == "table":
-            target.write(f"{escape_unprintable(image)}  {_summary(record)}\n")
-        elif "error" in record:
-            lines.writerow([image, *[""] * 9, record["error"]])
-        else:
-            for rank, guess in enumerate(record["top"], 1):
-                cells = [guess[key] for key in COLUMNS[2:7]]
-                of_image = [record[key] for key in COLUMNS[7:10]]
-                lines.writerow([image, rank, *cells, *of_image, ""])
-        target.flush()
-    target.write("]\n" if form == "label-studio" else "")
-    return unreadable
-
-
-def _summary(record: dict[str, Any]) -> str:
-    if "error" in record:
-        return f"! {record['error']}"
-    parts = [] if record["in_distribution"] else ["none of these?"]
-    for guess in record["top"]:
-        new = [name for name, trained in guess.get("trained_words", {}).items() if not trained]
-        note = "" if guess["seen"] else " (new)"
-        note = f" (new {' and '.join(new)})" if new else note
-        parts.append(f"{guess['state']} {guess['object']} {100 * guess['probability']:.1f} %{note}")
-    return "  ".join(parts)
 
 
 @app.command("next")
