@@ -417,7 +417,9 @@ def serve(
     recognizer = load_model(model, hint=hint, **options)  # type: ignore[arg-type]
     shares = RecentShares(recognizer.candidates(world), estimated=new_share == "auto")  # type: ignore[arg-type]
     if new_share == "auto":
-        log(f"share of new pairs: estimated from the last {WINDOW} images (/health reports it)")
+        has_means = recognizer.candidates(world).mass is not None  # type: ignore[arg-type]
+        line = f"share of new pairs: estimated from the last {WINDOW} images, see /health"
+        log(line if has_means else str(shares.share))
     limits = Limits(bytes=max_megabytes * 2**20, images=max_images, seconds=seconds)
     neighbours = _training_images(recognizer)
     where = model or recognizer.trained.where
