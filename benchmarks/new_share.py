@@ -61,15 +61,10 @@ def measured(answers: GroupAnswers) -> list[dict[str, Any]]:
     for images in SIZES:
         for share in SHARES:
             draws = [drawn(answers, chosen(is_new, images, share, random)) for _ in range(DRAWS)]
-            means = pd.DataFrame(draws).mean()
-            spread = pd.DataFrame(draws)["estimated"].std()
-            row = {
-                "images": images,
-                "true_share": 100 * share,
-                "estimated": means.pop("estimated"),
-                "deviation": spread,
-            }
-            table.append({name: round(float(value), 1) for name, value in {**row, **means}.items()})
+            columns = pd.DataFrame(draws)
+            columns.insert(1, "deviation", columns["estimated"].std())
+            means = {name: round(float(value), 1) for name, value in columns.mean().items()}
+            table.append({"images": images, "true_share": round(100 * share, 1), **means})
     return table
 
 

@@ -1,6 +1,6 @@
 """The share of new pairs is estimated as by hand, from mixtures of known groups, and answers follow at any share."""
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -131,7 +131,7 @@ def test_answers_at_a_share_are_those_of_all_candidates_at_that_share(share):
     np.testing.assert_allclose(found.probability, expected.max(1), rtol=1e-9)
     table = answers.by_share()
     assert list(table) == ["assumed", "estimated", "true"]
-    estimate = estimate_share(groups[1].sum(1), asdict(answers.mass), 0.1)
+    estimate = estimate_share(groups[1].sum(1), MASS, 0.1)
     own = answers.at(estimate.value)
     assert table["estimated"]["error"] == estimate.error
     assert table["estimated"]["accuracy"] == pytest.approx(100 * np.mean(own.answer == target))

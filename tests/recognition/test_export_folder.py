@@ -102,13 +102,14 @@ def best_alone(folder: Path, features: Path, *words: object) -> tuple[list[str],
 def test_numpy_alone_estimates_the_same_share_and_gives_its_answers(exported, features, method, tmp_path):
     np.save(tmp_path / "features.npy", features)
     np.save(tmp_path / "few.npy", features[:9])
-    for name, rows, share in (
+    asked: Any = (
         ("features", features, None),
         ("features", features, "auto"),
         ("few", features[:9], "auto"),
         ("few", features[:9], None),
         ("features", features, 0.7),
-    ):
+    )
+    for name, rows, share in asked:
         answers = Recognizer.load(exported[method], device="cpu", new_share=share)(rows)
         words = [] if share is None else ["--new-share", share]
         printed, said = best_alone(exported[method], tmp_path / f"{name}.npy", *words)
