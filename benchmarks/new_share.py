@@ -57,13 +57,13 @@ def measured(answers: GroupAnswers) -> list[dict[str, Any]]:
     """One row per number of images and true share."""
     is_new = ~answers.labels.is_seen(answers.target)
     random = np.random.default_rng(0)
-    table = []
+    table: list[dict[str, Any]] = []
     for images in SIZES:
         for share in SHARES:
             draws = [drawn(answers, chosen(is_new, images, share, random)) for _ in range(DRAWS)]
             columns = pd.DataFrame(draws)
             columns.insert(1, "deviation", columns["estimated"].std())
-            means = {name: round(float(value), 1) for name, value in columns.mean().items()}
+            means = {str(name): round(float(value), 1) for name, value in columns.mean().items()}
             table.append({"images": images, "true_share": round(100 * share, 1), **means})
     return table
 
