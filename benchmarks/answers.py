@@ -11,7 +11,6 @@ by chance; `calibration_error_plain`: of the method's own probability of its bes
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,8 @@ from duplex.artifacts import ArtifactPaths
 from duplex.config.params import load_params
 from duplex.data.tables import read_manifest
 from duplex.evaluation.accumulate import Floats
-from duplex.evaluation.probabilities import Reliability, log_probabilities
+from duplex.evaluation.answered import GroupAnswers, Reliability
+from duplex.evaluation.probabilities import log_probabilities
 from duplex.labels import Bools, Ints
 
 IMAGES, UNSEEN, BLOCK = 400, 0.13, 256
@@ -63,21 +63,34 @@ def drawn(is_seen: Bools) -> Ints:
     return np.concatenate([random.choice(group, count, replace=False) for group, count in groups])
 
 
-def by_share(recognizer: Recognizer, images: Images, target: Ints) -> dict[str, dict[str, float]]:
+def group_answers(recognizer: Recognizer, images: Images, target: Ints) -> GroupAnswers:
+    """Answers in the last of the model's worlds at any share of new pairs, from one scoring pass."""
     candidates = recognizer.candidates(world := recognizer.worlds[-1])
     compositions = recognizer.labels.composition(candidates.state_of, candidates.object_of)
-    is_new, confidence = ~recognizer.labels.is_seen(target), candidates.confidence
-    shares = {"assumed": confidence.new_share, "true": float(is_new.mean())}
-    right: dict[str, Bools] = {name: np.zeros(len(target), bool) for name in (*shares, "alone")}
+    parts = []
     for start in range(0, len(target), BLOCK):
-        rows = slice(start, start + BLOCK)
-        scores = log_probabilities(candidates.probabilities, recognizer.scores(images[rows], world)).numpy()
-        for name, hits in right.items():
-            prior = replace(confidence, new_share=shares.get(name, 0.5)).log_prior(candidates.seen, candidates.feasible)
-            block = scores / confidence.temperature + prior
-            if name == "alone":
-                block[candidates.seen == is_new[rows, None]] = -np.inf
-            hits[rows] = compositions[block.argmax(1)] == target[rows]
+        scores = recognizer.scores(images[start : start + BLOCK], world)
+        parts.append(candidates.even_log_posteriors(scores).exp().cpu().numpy())
+    q = np.concatenate(parts)
+    groups = [np.where(mask, q, 0.0) for mask in (candidates.seen, ~candidates.seen)]
+    return GroupAnswers(
+        recognizer.labels,
+        np.arange(len(target)),
+        target,
+        best=np.stack([compositions[group.argmax(1)] for group in groups], 1),
+        probability=np.stack([group.max(1) for group in groups], 1),
+        unseen=groups[1].sum(1),
+        stored=candidates.confidence.new_share,
+        mass=candidates.mass,
+    )
+
+
+def by_share(recognizer: Recognizer, images: Images, target: Ints) -> dict[str, dict[str, float]]:
+    answers = group_answers(recognizer, images, target)
+    is_new = ~recognizer.labels.is_seen(target)
+    shares = {"assumed": answers.stored, "true": answers.true_share}
+    right = {name: answers.at(share).right for name, share in shares.items()}
+    right["alone"] = answers.best[np.arange(len(target)), is_new.astype(int)] == target
     groups = {"seen": ~is_new, "new": is_new}
     record = {
         name: {group: round(100 * float(hits[mask].mean()), 1) for group, mask in groups.items()}

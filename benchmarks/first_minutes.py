@@ -65,7 +65,7 @@ def fitted(name: str, arguments: list[object], out: Path) -> dict[str, Any]:
     record = read_fit(out)
     measured = record["measured"]
     rival = measured["regressions"]
-    own, its_own = measured["at_shares"][-1], rival["at_shares"][-1]
+    own, its_own = measured["at_shares"]["true"], rival["at_shares"]["true"]
     return {
         "images": name,
         "AUC": measured["metrics"]["closed"]["auc"],

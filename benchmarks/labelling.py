@@ -50,6 +50,7 @@ def main() -> None:
             data.labels,
             open_world,
             confidence=run.record.confidence,
+            world="open",
             scorer=run.method.scorer(open_world.copy()),
             probabilities=run.method.probabilities,
         )

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import csv
 import io
-import json
 import re
 import shlex
 import socket
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer import Argument, Option
@@ -36,6 +33,7 @@ from duplex.cli import (
     print_json,
     seed_option,
 )
+from duplex.cli.answers import FORMATS, checked_format, open_output, with_share_logged, write_answers
 from duplex.errors import DuplexError, UsageError, install_command, require
 from duplex.evaluation.metrics import aligned
 from duplex.labels import WORLDS
@@ -46,7 +44,7 @@ from duplex.system.files import named_path, refuse_existing, replace_file
 if TYPE_CHECKING:
     import torch
 
-    from duplex.recognition.answers import Answer, NeighbourIndex, Pair, UnreadableImage
+    from duplex.recognition.answers import NeighbourIndex, Pair
     from duplex.recognition.recognizer import Recognizer
     from duplex.recognition.trained import TrainedModel
     from duplex.report.images import Hit
@@ -186,14 +184,13 @@ def update(
     log(f"{place} holds the updated model")
 
 
-FORMATS = ("table", "jsonl", "csv", "label-studio")
-COLUMNS = ("image", "rank", "state", "object", "score", "probability", "seen", "in_distribution", "error")
 SOME_UNREADABLE = 3  # exit code
 MODEL_HELP = "Folder of a run, fitted model or export, or hf-hub:OWNER/NAME"
 World = Annotated[str | None, Option(help="World (closed or open) of candidates; default: closed if the model has it.")]
 Add = Annotated[list[str] | None, Option(help="A pair to add, such as 'rusty kettle'; repeatable.")]
 Compositions = Annotated[Path | None, Option(help="CSV file of pairs to add: columns state, object.")]
-NewShare = Annotated[float | None, Option(help="Expected share (0-1) of images of unseen pairs; default: the model's.")]
+NEW_SHARE = "Expected share (0-1) of images of unseen pairs, or auto"
+NewShare = Annotated[str | None, Option(help=f"{NEW_SHARE}; default: auto for 50 images or more, else the model's.")]
 Device = Annotated[str, Option(help="Device to run the encoder on: auto, cpu or cuda.")]
 
 
@@ -219,7 +216,7 @@ def predict(
     """
     from duplex.recognition.recognizer import list_images
 
-    form = _checked_format(form, out)
+    form = checked_format(form, out)
     if out is not None:
         if out.is_dir():
             example = out / "answers.csv"
@@ -234,9 +231,11 @@ def predict(
     recognizer = load_model(model, world=world, device=device, add=add, compositions=compositions, new_share=new_share)
     workers = "auto" if num_workers is None else num_workers
     answers = recognizer.stream(files, top, world, batch_size, workers)  # type: ignore[arg-type]
+    if recognizer.estimates_share(len(files)):
+        answers = with_share_logged(answers)
     names = (str(path).encode("utf-8", "backslashreplace").decode() for path in files)
-    with _open_output(out) as target:
-        unreadable = _write(zip(names, answers, strict=True), target, form, top)
+    with open_output(out) as target:
+        unreadable = write_answers(zip(names, answers, strict=True), target, form, top)
     if unreadable:
         log(f"{unreadable} of {len(files)} files are not readable images")
         raise typer.Exit(SOME_UNREADABLE)
@@ -249,11 +248,11 @@ def load_model(
     device: str = "auto",
     add: list[str] | None = None,
     compositions: Path | None = None,
-    new_share: float | None = None,
+    new_share: str | None = None,
     hint: str = "give a model with --model",
 ) -> Recognizer:
     """Load `model` (None: the best run); add the pairs in `add` and in the CSV `compositions`."""
-    from duplex.recognition.answers import read_compositions
+    from duplex.recognition.added import read_compositions
     from duplex.recognition.recognizer import Recognizer
 
     if world is not None:
@@ -265,7 +264,7 @@ def load_model(
         model = str(best_run(world, hint=hint, params=params).root)
         log(f"model: {model}")
     words = None if params is None else params.evaluation.word_vectors
-    recognizer = Recognizer.load(model, device=device, word_vectors=words, new_share=new_share)
+    recognizer = Recognizer.load(model, device=device, word_vectors=words, new_share=_share(new_share))
     added: list[str | Pair] = []
     if compositions:
         added += read_compositions(compositions)
@@ -277,72 +276,24 @@ def load_model(
     return recognizer
 
 
+def _share(text: str | None) -> float | Literal["auto"] | None:
+    if text is None or text == "auto":
+        return text  # type: ignore[return-value]
+    try:
+        return float(text)
+    except ValueError:
+        problem = f"--new-share is {text!r}"
+        raise UsageError(f"{problem}; expected a number between 0 and 1, such as 0.1, or auto") from None
+
+
 def _log_added(recognizer: Recognizer) -> None:
-    from duplex.recognition.answers import are_words_trained
+    from duplex.recognition.added import are_words_trained
 
     for state, name in recognizer.added:
         seen = are_words_trained((state, name), recognizer.labels)
         text = {True: "is trained", False: "is new, described by text alone"}
         words = f"state {state!r} {text[seen.state]}, object {name!r} {text[seen.object]}"
         log(f"added candidate {state} {name}: {words}")
-
-
-@contextmanager
-def _open_output(out: Path | None) -> Iterator[TextIO]:
-    if out is None:
-        yield sys.stdout
-        return
-    with replace_file(out) as scratch, scratch.open("w", encoding="utf-8", newline="") as file:
-        yield file
-
-
-def _checked_format(form: str | None, out: Path | None) -> str:
-    by_suffix = {".csv": "csv", ".jsonl": "jsonl"}.get("" if out is None else out.suffix.lower())
-    form = by_suffix or "table" if form is None else require(form, FORMATS, "format")
-    if by_suffix not in (None, form):
-        problem = f"--format is {form}, but --out {out} ends in .{by_suffix}"
-        raise UsageError(f"{problem}; change --out or omit --format")
-    return form
-
-
-def _write(rows: Iterable[tuple[str, Answer | UnreadableImage]], target: TextIO, form: str, top: int) -> int:
-    from duplex.data.label_studio import pre_annotated
-
-    unreadable = 0
-    lines = csv.writer(target, lineterminator="\n")
-    if form == "csv":
-        lines.writerow(COLUMNS)
-    for number, (image, answer) in enumerate(rows):
-        record = answer.to_dict(top)
-        unreadable += "error" in record
-        if form == "label-studio":
-            task = json.dumps(pre_annotated(image, record), ensure_ascii=False)
-            target.write((",\n" if number else "[") + task)
-        elif form == "jsonl":
-            target.write(json.dumps({"image": image, **record}, ensure_ascii=False) + "\n")
-        elif form == "table":
-            target.write(f"{escape_unprintable(image)}  {_summary(record)}\n")
-        elif "error" in record:
-            lines.writerow([image, *[""] * 7, record["error"]])
-        else:
-            for rank, guess in enumerate(record["top"], 1):
-                cells = [guess[key] for key in COLUMNS[2:7]]
-                lines.writerow([image, rank, *cells, record["in_distribution"], ""])
-        target.flush()
-    target.write("]\n" if form == "label-studio" else "")
-    return unreadable
-
-
-def _summary(record: dict[str, Any]) -> str:
-    if "error" in record:
-        return f"! {record['error']}"
-    parts = [] if record["in_distribution"] else ["none of these?"]
-    for guess in record["top"]:
-        new = [name for name, trained in guess.get("trained_words", {}).items() if not trained]
-        note = "" if guess["seen"] else " (new)"
-        note = f" (new {' and '.join(new)})" if new else note
-        parts.append(f"{guess['state']} {guess['object']} {100 * guess['probability']:.1f} %{note}")
-    return "  ".join(parts)
 
 
 @app.command("next")
@@ -448,7 +399,7 @@ def serve(
     world: World = None,
     add: Add = None,
     compositions: Compositions = None,
-    new_share: NewShare = None,
+    new_share: Annotated[str | None, Option(help=f"{NEW_SHARE} (from recent images); default: the model's.")] = None,
     device: Device = "auto",
     max_megabytes: Annotated[int, Option(min=1, help="Largest request, in MB.")] = Limits.bytes // 2**20,
     max_images: Annotated[int, Option(min=1, help="Most images in a request.")] = Limits.images,
@@ -459,13 +410,18 @@ def serve(
     try:
         import uvicorn
 
-        from duplex.recognition.serve import HEADERS, application, recognizer_workers
+        from duplex.recognition.serve import HEADERS, WINDOW, RecentShares, application, recognizer_workers
     except ImportError as error:
         fix = install_command("serve")
         raise UsageError(f"the server needs the package {error.name}; run `{fix}`") from error
     hint = "give a model after `duplex serve`"
     options = {"world": world, "device": device, "add": add, "compositions": compositions, "new_share": new_share}
     recognizer = load_model(model, hint=hint, **options)  # type: ignore[arg-type]
+    shares = RecentShares(recognizer.candidates(world), estimated=new_share == "auto")  # type: ignore[arg-type]
+    if new_share == "auto":
+        has_means = recognizer.candidates(world).mass is not None  # type: ignore[arg-type]
+        line = f"share of new pairs: estimated from the last {WINDOW} images, see /health"
+        log(line if has_means else str(shares.share))
     limits = Limits(bytes=max_megabytes * 2**20, images=max_images, seconds=seconds)
     neighbours = _training_images(recognizer)
     where = model or recognizer.trained.where
@@ -474,7 +430,7 @@ def serve(
     pool = recognizer_workers(load, count, world=world, max_pixels=limits.pixels, threads=threads)  # type: ignore[arg-type]
     with _listen(host, port) as bound, suppress(KeyboardInterrupt), pool as running:
         config = uvicorn.Config(
-            application(recognizer, running, limits, neighbours, world),  # type: ignore[arg-type]
+            application(recognizer, running, limits, neighbours, world, shares),  # type: ignore[arg-type]
             http="h11",  # which limits the size of headers
             ws="none",
             log_level="warning",

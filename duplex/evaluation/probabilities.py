@@ -1,4 +1,4 @@
-"""Calibrate the probabilities of methods' answers, and measure how reliable they are.
+"""Calibrate the probabilities of methods' answers.
 
 From `l_c = log p(c|x)`, a method's log probability of pair `c` for image `x`, the calibrated
 probability is
@@ -16,14 +16,16 @@ N_u. With these weights w_i and the labels c_i, T and k are fitted by
 
 This is convex, as `q` is an exponential family with the statistics `(l_c, [c unseen])`. At the
 minimum, the mean probability of unseen pairs equals `r`, because the derivative with respect to
-`k` is their difference. If another share is expected later, `r` alone is replaced.
+`k` is their difference. If another share is expected later, `r` alone is replaced. The share of a
+set of images can be estimated (`new_share`) from the probability of all unseen candidates at
+r = 1/2, whose means over validation images are kept (`UnseenMass`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, field, replace
 from typing import Annotated, Any
 
 import numpy as np
@@ -33,14 +35,41 @@ from pydantic.dataclasses import dataclass as checked_dataclass
 from torch import Tensor
 
 from duplex.evaluation.accumulate import Floats
-from duplex.labels import Bools, Ints, LabelSpace
+from duplex.labels import Bools, Ints, World
 
 NEW_SHARE = 0.1  # r unless another is given: the share of new (unseen) pairs' images to expect
 LEAST = 1e-300  # smallest probability whose logarithm is taken
 LIMITS = (1e-3, 1e3), (-30.0, 30.0)  # of 1/T and of k
 STARTS = tuple(10.0**power for power in range(-3, 4))  # 1/T from which the fit may start
 STEPS, HALVINGS = 200, 40
-BINS = 15
+
+
+@checked_dataclass(frozen=True, config=ConfigDict(allow_inf_nan=False))
+class UnseenMass:
+    """Mean probability of all unseen candidates at r = 1/2, over validation images."""
+
+    seen: Annotated[float, Field(ge=0, le=1)]  # m_s, over images of seen pairs
+    unseen: Annotated[float, Field(ge=0, le=1)]  # m_u, over images of unseen pairs
+    seen_error: Annotated[float, Field(ge=0, le=1)]  # standard errors
+    unseen_error: Annotated[float, Field(ge=0, le=1)]
+
+    @classmethod
+    def of(cls, q: Floats, compositions: Ints, is_seen: Bools) -> UnseenMass | None:
+        """The means of `q` [N], given labels [N]; None with fewer than two images of a kind."""
+        if min(is_seen.sum(), (~is_seen).sum()) < 2:
+            return None
+        m_s, e_s = _mean_and_error(q[is_seen], compositions[is_seen])
+        m_u, e_u = _mean_and_error(q[~is_seen], compositions[~is_seen])
+        return cls(m_s, m_u, e_s, e_u)
+
+
+def _mean_and_error(q: Floats, compositions: Ints) -> tuple[float, float]:
+    # images of a pair resemble each other, so the error over pairs is used if it is the larger one
+    d = q - q.mean()
+    sums = np.bincount(np.unique(compositions, return_inverse=True)[1], d)
+    by_image = float((d**2).sum()) / (1 - 1 / len(q))
+    by_pair = float((sums**2).sum()) / (1 - 1 / len(sums)) if len(sums) > 1 else 0.0
+    return float(q.mean()), min(1.0, math.sqrt(max(by_image, by_pair)) / len(q))
 
 
 @checked_dataclass(frozen=True, config=ConfigDict(allow_inf_nan=False))
@@ -50,6 +79,7 @@ class Confidence:
     temperature: Annotated[float, Field(ge=1e-6, le=1e6)] = 1.0  # T, divides log probabilities
     unseen_log_odds: Annotated[float, Field(ge=-1e3, le=1e3)] = 0.0  # k, added to unseen pairs
     new_share: Annotated[float, Field(gt=0, lt=1)] = NEW_SHARE  # r, expected of unseen pairs
+    unseen_mass: Mapping[World, UnseenMass] = field(default_factory=dict)  # by world of the candidates
 
     def log_prior(self, seen: Bools, feasible: Bools) -> Floats:
         """The candidates' log prior [C], from masks of candidates; -inf for infeasible ones."""
@@ -58,7 +88,21 @@ class Confidence:
             prior[group] -= math.log(max(1, group.sum()))
         return np.where(feasible, prior, -np.inf)
 
-    def to_dict(self) -> dict[str, float]:
+    def log_posteriors(
+        self, probabilities: Callable[[Tensor], Tensor], scores: Tensor, seen: Bools, feasible: Bools
+    ) -> Tensor:
+        """Log probabilities log q(c|x) [B, C] in float64, from a method's scores [B, C]."""
+        excluded = torch.as_tensor(~feasible, device=scores.device)
+        log_p = log_probabilities(probabilities, scores.masked_fill(excluded, -torch.inf))
+        prior = torch.from_numpy(self.log_prior(seen, feasible)).to(scores.device)
+        return (log_p / self.temperature + prior).log_softmax(1)
+
+    @property
+    def even(self) -> Confidence:
+        """The same with r = 1/2, from which probabilities at any share follow."""
+        return replace(self, new_share=0.5)
+
+    def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
@@ -124,82 +168,9 @@ def _loss(
     return loss, weights @ (mean - own), torch.stack([torch.stack([aa, ak]), torch.stack([ak, kk])])
 
 
-@dataclass(frozen=True)
-class Reliability:
-    """Probability against accuracy of answers, sorted by probability into B equal bins."""
-
-    images: Ints  # [B]
-    weight: Floats  # [B] share of the images' weight
-    probability: Floats  # [B] mean probability of the answers; NaN in an empty bin
-    accuracy: Floats  # [B] share of right answers; NaN in an empty bin
-
-    @classmethod
-    def of(cls, probability: Floats, right: Bools, weight: Floats) -> Reliability:
-        """Sort N answers into bins, given whether each is `right`, and its `weight`."""
-        place = np.minimum((probability * BINS).astype(int), BINS - 1)
-        share = weight / weight.sum()
-        mass = np.bincount(place, share, BINS).astype(np.float64)
-        with np.errstate(invalid="ignore"):
-            probabilities = np.bincount(place, share * probability, BINS) / mass
-            accuracies = np.bincount(place, share * right, BINS) / mass
-        return cls(np.bincount(place, minlength=BINS), mass, probabilities, accuracies)
-
-    @property
-    def calibration_error(self) -> float:
-        """Expected calibration error: sum over bins of `weight * |accuracy - probability|`."""
-        return float(np.nansum(self.weight * np.abs(self.accuracy - self.probability)))
-
-
 def image_weights(is_seen: Bools, new_share: float) -> Floats:
     """Weights [N] with sum 1; images of unseen pairs, if both kinds exist, sum to `new_share`."""
     unseen = int((~is_seen).sum())
     if unseen in (0, len(is_seen)):
         return np.full(len(is_seen), 1 / max(1, len(is_seen)))
     return np.where(is_seen, (1 - new_share) / (len(is_seen) - unseen), new_share / unseen)
-
-
-@dataclass(frozen=True)
-class AnsweredImages:
-    """Labelled images, each with the composition that a model finds most probable."""
-
-    labels: LabelSpace
-    rows: Ints  # [N] rows of the manifest
-    target: Ints  # [N] label, a composition
-    answer: Ints  # [N] the most probable composition
-    probability: Floats  # [N] of the answer
-    new_share: float = NEW_SHARE  # share of images of unseen pairs to expect in use
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    @property
-    def right(self) -> Bools:
-        return np.asarray(self.answer == self.target)
-
-    @property
-    def is_seen(self) -> Bools:
-        return self.labels.is_seen(self.target)
-
-    @property
-    def accuracy(self) -> float:
-        """Accuracy in percent; all images of unseen pairs together have the weight `new_share`."""
-        return 100 * float(image_weights(self.is_seen, self.new_share) @ self.right)
-
-    @property
-    def seen_accuracy(self) -> float:
-        """Accuracy on images of seen pairs, in percent; 0 without such images."""
-        return 100 * float(self.right[self.is_seen].mean()) if self.is_seen.any() else 0.0
-
-    @property
-    def unseen_accuracy(self) -> float:
-        """Accuracy on images of unseen pairs, in percent; 0 without such images."""
-        return 100 * float(self.right[~self.is_seen].mean()) if not self.is_seen.all() else 0.0
-
-    @property
-    def reliability(self) -> Reliability:
-        return Reliability.of(self.probability, self.right, image_weights(self.is_seen, self.new_share))
-
-    def matrix(self, part: Callable[[Ints], Ints], size: int) -> Ints:
-        """Counts by label (row) and answer (column); `part`: compositions -> classes."""
-        cells = part(self.target) * size + part(self.answer)
-        return np.bincount(cells, minlength=size * size).reshape(size, size)

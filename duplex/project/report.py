@@ -281,5 +281,9 @@ def write_own_page(data: ProjectData) -> Path:
     frozen = load_inputs(replace(data, params=data.params.model_copy(update={"device": "cpu"})))
     facts = [("encoder", encoder), ("run", f"{run.method}, seed {run.seed}")]
     examples = frozen.examples
-    own = OwnData(data.dataset, inputs.labels, inputs.manifest, trained.root, answers, examples, facts=facts)
+    by_share = {"run": answers.by_share()}
+    answered = answers.at(answers.stored)
+    own = OwnData(
+        data.dataset, inputs.labels, inputs.manifest, trained.root, answered, examples, facts=facts, by_share=by_share
+    )
     return write_page(own, data.paths.page(data.dataset))

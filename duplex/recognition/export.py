@@ -2,7 +2,7 @@
 
 model.safetensors         tensors, labels, encoder and calibration: a model file of the kind `export`
 README.md                 the model card
-recognize.py              scores features with numpy alone, by score_formula.py
+recognize.py              scores features with numpy alone, by score_formula.py and new_share.py
 trained.onnx, encoder.onnx, see.py    the same in ONNX, if asked for (`onnx_files`)
 page/                     a page that answers in the browser without a server, if asked for
 fit.json                  by `duplex fit`: the recipes tried and the one chosen, test metrics, counts of
@@ -29,6 +29,7 @@ from torch import Tensor
 from duplex.artifacts import RunPaths
 from duplex.encoders.base import first_line, is_random
 from duplex.errors import DuplexError, UsageError, as_usage_error
+from duplex.evaluation import new_share
 from duplex.evaluation.metrics import METRICS, interval_text, number
 from duplex.labels import World
 from duplex.methods import score_formula
@@ -114,7 +115,7 @@ From a feature vector, with numpy and safetensors alone: `python recognize.py fe
 `model.safetensors` holds the tensors of the score terms {", ".join(terms)}: prototypes, temperature, adapter and
 factors. Its metadata are labels, encoder, and the temperature {fields["confidence"]["temperature"]:.4g} of the
 probabilities, fitted on validation images. {100 * fields["confidence"]["new_share"]:.0f} % of images are expected to
-show unseen pairs.
+show unseen pairs; of 50 images or more, this share is estimated.
 
 ## Training data
 
@@ -169,22 +170,27 @@ def _metrics(metrics: Mapping[str, Any]) -> str:
 
 FIT = "fit.json"
 STATISTICS = "statistics.safetensors"
-FIT_FORMAT = "duplex-fit-5"
+FIT_FORMAT = "duplex-fit-6"
 FIELDS = ("pairs", "counts", "sums", "moment")
 
 
 def remark(record: Mapping[str, Any]) -> str:
     """Text for the card of a fitted model, from its fit.json: recipe, accuracy, what was done later."""
     measured = record["measured"]
-    seen, unseen = measured["accuracy_seen"], measured["accuracy_unseen"]
     added = sum(update["images"] for update in record.get("updates", []))
     later = "the model was fitted to all labelled images"
     if added:
         later = f"images were added without training ({added})"
-    return (
-        f"The recipe is {record['chosen']!r}. Its answers were right for {seen:.1f} % of test images of seen "
-        f"pairs and {unseen:.1f} % of those of unseen pairs, before {later}."
-    )
+    rows = ["| right answers, % | share of unseen pairs | seen pairs | unseen pairs |", "|---|---|---|---|"]
+    for name, numbers in (("this recipe", measured), ("two logistic regressions", measured["regressions"])):
+        for origin, at in (numbers or {"at_shares": {}})["at_shares"].items():
+            share = f"{100 * at['new_share']:.1f} % ({origin})"
+            rows.append(f"| {name} | {share} | {at['accuracy_seen']:.1f} | {at['accuracy_unseen']:.1f} |")
+    table = "\n".join(rows)
+    return f"""The recipe is {record["chosen"]!r}. Its answers to test images, before {later}, by the expected share of
+images of unseen pairs: assumed, estimated from the images, and their true one.
+
+{table}"""
 
 
 def model_card_facts(run: Path, *, name: str | None, licence: str, repository: str | None) -> RunFacts:
@@ -294,10 +300,11 @@ def read_statistics(folder: Path) -> FittedStatistics:
 README = "README.md"
 EXAMPLE = "recognize.py"
 FORMULA = "score_formula.py"
+SHARE = "new_share.py"
 TRAINED, TOWER = "trained.onnx", "encoder.onnx"
 ONNX_EXAMPLE = "see.py"
 PAGE = "page"  # a folder
-NAMES = {MODEL, README, EXAMPLE, FORMULA, TRAINED, TOWER, ONNX_EXAMPLE, FIT, STATISTICS, "__pycache__", PAGE}
+NAMES = {MODEL, README, EXAMPLE, FORMULA, SHARE, TRAINED, TOWER, ONNX_EXAMPLE, FIT, STATISTICS, "__pycache__", PAGE}
 
 
 def export(
@@ -340,9 +347,11 @@ def write_files(
     fields = {**fields, "files": files, "facts": asdict(facts)}
     write_model(folder / MODEL, "export", fields, tensors)
     write_text(folder / README, model_card(fields, tensors, facts, notes))
-    shutil.copyfile(score_formula.__file__, folder / FORMULA)
     example = Path(numpy_example.__file__).read_text(encoding="utf-8")
-    write_text(folder / EXAMPLE, example.replace(score_formula.__name__, FORMULA.removesuffix(".py")))
+    for module, name in ((score_formula, FORMULA), (new_share, SHARE)):
+        shutil.copyfile(str(module.__file__), folder / name)
+        example = example.replace(module.__name__, name.removesuffix(".py"))
+    write_text(folder / EXAMPLE, example)
 
 
 def exported_tensors(trained: TrainedModel, world: World) -> dict[str, Tensor]:

@@ -40,10 +40,11 @@ from duplex.encoders.base import (
     unknown_words,
 )
 from duplex.errors import DuplexError, UsageError, require
-from duplex.evaluation.probabilities import AnsweredImages
+from duplex.evaluation.answered import GroupAnswers
 from duplex.features.shared import encode_shared, user_cache
 from duplex.features.tokens import Examples
 from duplex.labels import LabelSpace, World, prompt_name
+from duplex.methods.base import Method
 from duplex.methods.gaussian import HasStatistics
 from duplex.methods.registry import method_entry_point
 from duplex.recognition.answers import answers_with_labels
@@ -69,7 +70,8 @@ from duplex.recognition.worlds import evaluate_world
 from duplex.report.own import OwnData, write_page
 from duplex.system.code import code_hash
 from duplex.system.files import expanded_path, json_digest, named_path, refuse_existing, sole_writer, write_json
-from duplex.training.inputs import Data, long_prompts
+from duplex.training.checkpoint import TrainingRecord
+from duplex.training.inputs import Data, RunInputs, long_prompts
 from duplex.training.logs import TrainingHooks, open_log
 from duplex.training.loop import ResumePoint
 from duplex.training.recipes import (
@@ -86,7 +88,7 @@ from duplex.training.recipes import (
     stored_lineup,
 )
 from duplex.training.run import TrainedMethod, reproducible, train_on_all_images
-from duplex.training.scoring import Calibration
+from duplex.training.scoring import Calibration, measure_unseen_mass
 from duplex.training.trials import Trial, Trials
 
 LONGEST = 1800.0  # seconds that encoding may take on a CPU
@@ -257,7 +259,8 @@ class FolderFit:
 
     def _accuracy(self, run: TrainedMethod, val: Examples) -> float | None:
         confidence = run.record.confidence
-        return answers_with_labels(run.method, val, self.data.labels, confidence, self.world).accuracy
+        answers = answers_with_labels(run.method, val, self.data.labels, confidence, self.world)
+        return answers.at(answers.stored).accuracy
 
     def search(self, began: float) -> RecipeChoice:
         """Try the recipes, and choose one by validation; `began`: `time.monotonic()` of the start."""
@@ -286,9 +289,17 @@ class FolderFit:
         return RunPaths(self.trials.files(recipe).root / "all")
 
 
+def load_recipe(fit: FolderFit, recipe: Trial) -> tuple[TrainingRecord, Method[Any], RunInputs]:
+    """Load a trained recipe, whose record has what an estimate of the share of new pairs needs."""
+    record, method, inputs = fit.trials.load(recipe)
+    val = inputs.examples["val"].to(fit.device)
+    confidence = measure_unseen_mass(method, val, inputs.labels, record.confidence, fit.world)
+    return replace(record, confidence=confidence), method, inputs
+
+
 def fit_on_all_images(fit: FolderFit, recipe: Trial) -> TrainedMethod:
     """Train the chosen recipe on all labelled images, or continue an interrupted training."""
-    record, method, _ = fit.trials.load(recipe)
+    record, method, _ = load_recipe(fit, recipe)
     files = fit.final_files(recipe)
     resume = ResumePoint("all images", files.unfinished_training, fit.trials.files(recipe).root.name)
     manifest = fit.data.manifest.assign(split="train")
@@ -408,24 +419,23 @@ def _fit(fit: FolderFit, out: Path, force: bool) -> Path:
     data = fit.data
     examples = fit.encoded.data.read().examples
     facts = [("encoder", fit.encoder.name), ("recipe", choice.recipe.name)]
-    own = OwnData(out.name, data.labels, data.manifest, data.root, answers, examples, choice.table, facts)
+    by_share = {"model": measured["at_shares"]}
+    if regressions is not None:
+        by_share["two logistic regressions"] = regressions["at_shares"]
+    answered = answers.at(answers.stored)
+    own = OwnData(out.name, data.labels, data.manifest, data.root, answered, examples, choice.table, facts, by_share)
     page = write_page(own, page_file(out))
     what = "where the model is right and wrong, and estimates its accuracy with twice as many images"
     say(f"{page} shows {what}")
     return out
 
 
-def _measure(fit: FolderFit, recipe: Trial) -> tuple[dict[str, Any], AnsweredImages]:
+def _measure(fit: FolderFit, recipe: Trial) -> tuple[dict[str, Any], GroupAnswers]:
     # on the test images, which had no part in training or any choice
-    record, method, inputs = fit.trials.load(recipe)
+    record, method, inputs = load_recipe(fit, recipe)
     test = inputs.examples["test"].to(fit.device)
     inputs = replace(inputs, examples={**inputs.examples, "test": test})
     answers = answers_with_labels(method, test, inputs.labels, record.confidence, fit.world)
-    own_share = float((~answers.is_seen).mean())
-    at_shares = [answers]
-    if 0 < own_share < 1:
-        confidence = replace(record.confidence, new_share=own_share)
-        at_shares.append(answers_with_labels(method, test, inputs.labels, confidence, fit.world))
     bias = (record.calibration or {})["closed"].bias
     metrics = {
         world: evaluate_world(method, inputs, EvaluationParams(), world, Calibration(bias)).metrics
@@ -433,30 +443,25 @@ def _measure(fit: FolderFit, recipe: Trial) -> tuple[dict[str, Any], AnsweredIma
     }
     numbers = {
         "images": len(test),
-        **_accuracies(answers),
-        "at_shares": [_accuracies(each) for each in at_shares],  # the assumed one, that of the test images
-        "calibration_error": 100 * answers.reliability.calibration_error,
+        "at_shares": answers.by_share(),
+        "calibration_error": 100 * answers.at(answers.stored).reliability.calibration_error,
         "metrics": metrics,
     }
     return numbers, answers
 
 
-def _accuracies(answers: AnsweredImages) -> dict[str, float]:
-    return {
-        "new_share": answers.new_share,
-        "accuracy": answers.accuracy,
-        "accuracy_seen": answers.seen_accuracy,
-        "accuracy_unseen": answers.unseen_accuracy,
-    }
-
-
 def _summary(measured: Mapping[str, Any]) -> str:
     closed = measured["metrics"]["closed"]
     parts = [f"AUC {closed['auc']:.1f} (closed world), calibration error {measured['calibration_error']:.1f} %"]
-    wordings = ("if {:.0f} % of images are of new pairs", "if {:.0f} % are, as among these images")
-    for wording, at in zip(wordings, measured["at_shares"], strict=False):
+    wordings = {
+        "assumed": "if {:.0f} % of images are of new pairs",
+        "estimated": "over these images, with {:.0f} ± {:.0f} % estimated from them",
+        "true": "if {:.0f} % are, as among these images",
+    }
+    for name, at in measured["at_shares"].items():
+        shares = wordings[name].format(100 * at["new_share"], 100 * at.get("error", 0.0))
         parts.append(
-            f"accuracy {at['accuracy']:.1f} % {wording.format(100 * at['new_share'])} "
+            f"accuracy {at['accuracy']:.1f} % {shares} "
             f"({at['accuracy_seen']:.1f} % for pairs with training images, {at['accuracy_unseen']:.1f} % for new pairs)"
         )
     return "; ".join(parts)

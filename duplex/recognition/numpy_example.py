@@ -1,6 +1,9 @@
 """Print the composition that an exported model recognises in each feature, with numpy and safetensors.
 
-Usage: python recognize.py FEATURES.npy
+Usage: python recognize.py FEATURES.npy [--new-share SHARE]
+
+SHARE: expected share (0-1) of images of unseen pairs, or auto, which estimates it; default: auto
+for 50 features or more, the model's for fewer. The share is printed on stderr if it is estimated.
 """
 
 import hashlib
@@ -12,7 +15,8 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from duplex.methods.score_formula import answer_logits, score_terms, unit
+from duplex.evaluation.new_share import ENOUGH, estimate_share
+from duplex.methods.score_formula import answer_logits, log_softmax, score_terms, unit
 
 SCRIPT = Path(sys.argv[0]).name
 
@@ -68,14 +72,46 @@ def read_features(path: str, width: int) -> Any:
     return features.astype(np.float32)
 
 
+def split_arguments(words: list[str]) -> tuple[list[str], str | None]:
+    """Return a command's other words and the value of `--new-share`, None without it."""
+    if "--new-share" not in words:
+        return words, None
+    place = words.index("--new-share")
+    value = words[place + 1] if place + 1 < len(words) else ""
+    try:
+        usable = value == "auto" or 0 < float(value) < 1
+    except ValueError:
+        usable = False
+    if not usable:
+        sys.exit(f"{SCRIPT}: --new-share is {value!r}; expected a number between 0 and 1, such as 0.1, or auto")
+    return words[:place] + words[place + 2 :], value
+
+
+def best_candidates(t: Any, header: Any, scores: Any, share: str | None) -> Any:
+    """Positions [B] of the most probable candidates, from float64 scores [B, C], at a share of new pairs."""
+    confidence = header["confidence"]
+    stored = confidence["new_share"]
+    logits = answer_logits(t, scores, confidence["temperature"], np)  # with the prior log odds of `stored`
+    even = logits - ~t["seen"] * np.log(stored / (1 - stored))
+    wanted = stored if share in (None, "auto") else float(share)
+    if share == "auto" or (share is None and len(scores) >= ENOUGH):
+        q = np.exp(log_softmax(even, np))[:, ~t["seen"]].sum(1)
+        estimate = estimate_share(q, confidence.get("unseen_mass", {}).get(header["world"]), stored)
+        print(estimate, file=sys.stderr)
+        wanted = estimate.value
+    return (even + ~t["seen"] * np.log(wanted / (1 - wanted))).argmax(axis=1)
+
+
 def main() -> None:
-    if len(sys.argv) != 2 or sys.argv[1] in ("-h", "--help"):
-        sys.exit("usage: recognize.py FEATURES.npy (one feature per row; README.md names the encoder)")
+    words, share = split_arguments(sys.argv[1:])
+    if len(words) != 1 or words[0] in ("-h", "--help"):
+        usage = "usage: recognize.py FEATURES.npy [--new-share SHARE|auto]"
+        sys.exit(f"{usage} (one feature per row; README.md names the encoder)")
     t, header = load_model(Path(__file__).parent)
     states, objects = header["labels"]["states"], header["labels"]["objects"]
-    features = read_features(sys.argv[1], int(header["encoder"]["dim"]))
+    features = read_features(words[0], int(header["encoder"]["dim"]))
     totals = scores(t, features).astype(np.float64)
-    for best in answer_logits(t, totals, header["confidence"]["temperature"], np).argmax(axis=1):
+    for best in best_candidates(t, header, totals, share):
         print(states[t["state_of"][best]], objects[t["object_of"][best]])
 
 

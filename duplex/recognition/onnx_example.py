@@ -1,6 +1,6 @@
 """Print the composition that an exported model recognises in each image, using onnxruntime.
 
-Usage: python see.py IMAGE...
+Usage: python see.py IMAGE... [--new-share SHARE], as for recognize.py
 """
 
 import json
@@ -13,8 +13,7 @@ import numpy as np
 import onnxruntime
 from PIL import Image, ImageOps
 
-from duplex.methods.score_formula import answer_logits
-from duplex.recognition.numpy_example import load_model, require_intact_file
+from duplex.recognition.numpy_example import best_candidates, load_model, require_intact_file, split_arguments
 
 RESIZE = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
 
@@ -55,18 +54,18 @@ def open_image(name: str) -> Any:
 
 
 def main() -> None:
-    if not sys.argv[1:] or sys.argv[1] in ("-h", "--help"):
-        sys.exit("usage: see.py IMAGE [IMAGE ...]")
+    names, share = split_arguments(sys.argv[1:])
+    if not names or names[0] in ("-h", "--help"):
+        sys.exit("usage: see.py IMAGE [IMAGE ...] [--new-share SHARE|auto]")
     folder = Path(__file__).parent
     t, header = load_model(folder)
     files = [require_intact_file(folder / name, header) for name in ("encoder.onnx", "trained.onnx")]
     tower, trained = map(onnxruntime.InferenceSession, files)
     preprocess = json.loads(header["encoder"]["preprocessing"])
-    batch = np.stack([resize_and_crop(open_image(name), preprocess) for name in sys.argv[1:]])
+    batch = np.stack([resize_and_crop(open_image(name), preprocess) for name in names])
     (features,) = tower.run(None, {"pixels": batch})
     (scores,) = trained.run(None, {"features": features})
-    ranked = answer_logits(t, scores.astype(np.float64), header["confidence"]["temperature"], np)
-    for name, best in zip(sys.argv[1:], ranked.argmax(axis=1), strict=True):
+    for name, best in zip(names, best_candidates(t, header, scores.astype(np.float64), share), strict=True):
         m, n = t["state_of"][best], t["object_of"][best]
         print(name, header["labels"]["states"][m], header["labels"]["objects"][n])
 

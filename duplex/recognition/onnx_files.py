@@ -104,9 +104,7 @@ def write_tower(folder: Path, model: TrainedModel) -> None:
     _write_onnx(tower, blank, folder / TOWER, "pixels", ["features"])
     source = Path(__file__).with_name("onnx_example.py")  # importing it would need onnxruntime
     example = source.read_text(encoding="utf-8")
-    for module, name in ((score_formula, "score_formula"), (numpy_example, "recognize")):
-        example = example.replace(module.__name__, name)
-    (folder / ONNX_EXAMPLE).write_text(example, encoding="utf-8")
+    (folder / ONNX_EXAMPLE).write_text(example.replace(numpy_example.__name__, "recognize"), encoding="utf-8")
 
 
 def _portable_tower(model: TrainedModel) -> tuple[OnnxImageTower, Tensor]:

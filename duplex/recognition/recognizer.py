@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import glob
+import math
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal, TextIO
@@ -21,6 +23,7 @@ from torch import Tensor
 from duplex.data.images import LINE_END, BadImageFile, ImageTree, as_rgb, describe_skipped, read_image
 from duplex.encoders.base import Encoder, resolve_device
 from duplex.errors import DuplexError, UsageError, as_usage_error, require, require_whole
+from duplex.evaluation.new_share import ENOUGH, NewShare
 from duplex.evaluation.vectors import word_vectors_file
 from duplex.features.encode import (
     BATCH_MULTIPLE,
@@ -39,13 +42,17 @@ from duplex.features.imported import as_numpy, checked_features
 from duplex.labels import WORLDS, LabelSpace, World
 from duplex.methods.base import Inputs
 from duplex.recognition import export
-from duplex.recognition.answers import Answer, Candidates, Pair, UnreadableImage, as_pair, with_added_compositions
+from duplex.recognition.added import as_pair, with_added_compositions
+from duplex.recognition.answers import Answer, AnswerBlock, Candidates, Pair, UnreadableImage
 from duplex.recognition.trained import TrainedModel, download, open_trained
 from duplex.system.files import expanded_path
+from duplex.system.processes import track
 from duplex.system.threads import in_initial_modes
 
 BATCH = 64
 OF_DOWNLOADS = ("revision", "token", "cache_dir", "force_download", "local_files_only")
+AUTO = "auto"  # estimate the share of new pairs from the images
+Share = float | Literal["auto"] | None
 ImageLike = Image.Image | Path | str | NDArray[Any] | Tensor
 
 
@@ -56,15 +63,15 @@ class Recognizer:
         trained: model that `open_trained` loaded.
         added: (state, object) pairs to choose from in addition to the model's own candidates.
         exact: pad small batches, so that features equal cached ones.
-        new_share: expected share of images of unseen pairs.
+        new_share: expected share of images of unseen pairs, or auto, as for `load`.
     """
 
     def __init__(
-        self, trained: TrainedModel, added: Sequence[Pair] = (), *, exact: bool = False, new_share: float | None = None
+        self, trained: TrainedModel, added: Sequence[Pair] = (), *, exact: bool = False, new_share: Share = None
     ) -> None:
-        if new_share is not None and not 0 < new_share < 1:
+        if new_share not in (None, AUTO) and not (isinstance(new_share, int | float) and 0 < new_share < 1):
             problem = f"new_share (--new-share) is {new_share}"
-            raise UsageError(f"{problem}; expected a number between 0 and 1, such as 0.1")
+            raise UsageError(f"{problem}; expected a number between 0 and 1, such as 0.1, or auto")
         self.trained = trained
         self.added = tuple(added)
         self.new_share = new_share
@@ -80,7 +87,7 @@ class Recognizer:
         device: str = "auto",
         word_vectors: str | Path | None = None,
         exact: bool = False,
-        new_share: float | None = None,
+        new_share: Share = None,
     ) -> Recognizer:
         """Load a trained model.
 
@@ -91,8 +98,9 @@ class Recognizer:
             exact: pad small batches to sixteen images, so that features equal those of a feature
                 cache to the last bit. Without it, a single image is encoded up to ten times as
                 fast, and scores differ from the evaluation's in the fourth digit.
-            new_share: expected share of images of pairs without training images; None: the share
-                stored with the model, 0.1 by default.
+            new_share: expected share of images of pairs without training images. `"auto"` estimates
+                it from the images of each call, with a weight that grows up to 50 images. None is
+                auto for 50 images or more; for fewer, it is the model's share, 0.1 by default.
         """
         vectors = word_vectors_file(word_vectors)
         trained = open_trained(where, torch.device(resolve_device(device)), vectors)
@@ -198,10 +206,19 @@ class Recognizer:
             batch_size: number of images that are encoded at once.
         """
         candidates = self.candidates(world)
-        answers: list[Answer] = []
+        blocks: list[AnswerBlock] = []
         for inputs in self._inputs(images, batch_size):
-            answers += candidates.answers(inputs, top)
+            blocks += candidates.blocks(inputs, top)
+        estimates = self.estimates_share(sum(len(block) for block in blocks))
+        share = candidates.estimate(blocks) if estimates else candidates.stored_share
+        answers: list[Answer] = []
+        for block in blocks:
+            answers += block.answers(share)
         return answers
+
+    def estimates_share(self, images: int) -> bool:
+        """Whether answers for this number of images use a share of new pairs estimated from them."""
+        return self.new_share == AUTO or (self.new_share is None and images >= ENOUGH)
 
     def stream(
         self,
@@ -212,6 +229,8 @@ class Recognizer:
         num_workers: int | Literal["auto"] = "auto",
     ) -> Iterator[Answer | UnreadableImage]:
         """Yield one answer per image file, in order, while other processes decode the next files.
+
+        If the share of new pairs is estimated, the first answer comes after the last image is read.
 
         Args:
             paths: image files; an `UnreadableImage` takes the place of an answer where needed.
@@ -227,18 +246,31 @@ class Recognizer:
             require_whole(num_workers, "num_workers", 0)
         listed = [paths] if isinstance(paths, str | os.PathLike) else paths
         files = [expanded_path(path, "an item of `paths`") for path in listed]
-        blocks = encode_files(self.encoder, files, batch_size=batch_size, num_workers=num_workers, **self._encoding)
+        encoded = encode_files(self.encoder, files, batch_size=batch_size, num_workers=num_workers, **self._encoding)
+        scored = self._scored(encoded, candidates, top)
+        share = candidates.stored_share
+        if self.estimates_share(len(files)):
+            known = []
+            if candidates.mass is not None:  # else, waiting for the last image would be in vain
+                known = list(track(scored, "batches", math.ceil(len(files) / batch_size)))
+            share = candidates.estimate(list(chain.from_iterable(blocks for _, blocks in known)))
+            scored = chain(known, scored)
+        for statuses, blocks in scored:
+            yield from _in_order(statuses, blocks, share)
+
+    def _scored(
+        self, encoded: Iterator[tuple[NDArray[np.uint8], Inputs]], candidates: Candidates, top: int
+    ) -> Iterator[tuple[NDArray[np.uint8], list[AnswerBlock]]]:
         while True:
             with in_initial_modes():
-                block = next(blocks, None)
-                if block is None:
+                batch = next(encoded, None)
+                if batch is None:
                     return
-                statuses, inputs = block
+                statuses, inputs = batch
                 good = torch.from_numpy(np.flatnonzero(statuses < FIRST_BAD)).to(self.device)
                 readable = {name: rows[good] for name, rows in inputs.items()}
-                answers = iter(list(candidates.answers(readable, top)))
-            for code in statuses.tolist():
-                yield UnreadableImage(status_reason(code)) if code >= FIRST_BAD else next(answers)
+                blocks = list(candidates.blocks(readable, top))
+            yield statuses, blocks
 
     @in_initial_modes()
     def scores(self, images: Any, world: World | None = None, batch_size: int = BATCH) -> Tensor:
@@ -257,7 +289,7 @@ class Recognizer:
         require(world, WORLDS, "world")
         if world not in self._candidates:
             candidates = replace(self.trained.candidates(world), novelty=self.trained.novelty)
-            if self.new_share is not None:
+            if isinstance(self.new_share, int | float):
                 confidence = replace(candidates.confidence, new_share=self.new_share)
                 candidates = replace(candidates, confidence=confidence)
             self._candidates[world] = self._with_added(candidates, world) if self.added else candidates
@@ -313,6 +345,14 @@ class Recognizer:
         except DuplexError as error:
             fix = "if params.yaml has the model's encoder; or choose another model"
             raise UsageError(f"{error} {fix}") from error
+
+
+def _in_order(
+    statuses: NDArray[np.uint8], blocks: Sequence[AnswerBlock], share: NewShare
+) -> Iterator[Answer | UnreadableImage]:
+    answers = chain.from_iterable(block.answers(share) for block in blocks)
+    for code in statuses.tolist():
+        yield UnreadableImage(status_reason(code)) if code >= FIRST_BAD else next(answers)
 
 
 def encode(encoder: Encoder, pixels: Tensor, *, outputs: WantedOutputs, batch_multiple: int = BATCH_MULTIPLE) -> Inputs:

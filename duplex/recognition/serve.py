@@ -10,15 +10,16 @@ import asyncio
 import io
 import math
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, MutableMapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, MutableMapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib import resources
-from itertools import compress
+from itertools import chain, compress
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, NamedTuple, cast
 
+import numpy as np
 import torch
 from fastapi import FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
@@ -34,8 +35,9 @@ from torch import Tensor
 
 from duplex.data.images import BadImageFile, decode_image
 from duplex.errors import DuplexError
+from duplex.evaluation.new_share import NewShare
 from duplex.labels import World
-from duplex.recognition.answers import NeighbourIndex
+from duplex.recognition.answers import Candidates, NeighbourIndex
 from duplex.recognition.limits import Limits
 from duplex.recognition.recognizer import Recognizer
 from duplex.system.processes import BrokenProcessPool, ProcessFailed, WorkerProcess
@@ -55,7 +57,17 @@ FILES = {"type": "array", "items": {"type": "string", "format": "binary"}}
 FORM = {"schema": {"type": "object", "properties": {"file": FILES}}}
 UPLOAD = {"requestBody": {"required": True, "content": {"multipart/form-data": FORM}}}
 
-Reply = tuple[dict[str, Any], NDArray[Any] | None]  # an image's record, and its feature if asked for
+WINDOW = 400  # images from whose answers the share of new pairs is estimated
+
+
+class Reply(NamedTuple):
+    """A worker's answer to an image."""
+
+    record: dict[str, Any]
+    feature: NDArray[Any] | None = None  # if asked for
+    unseen: float | None = None  # probability of all unseen candidates at r = 1/2
+
+
 Failure = str  # the error that an image caused in the worker
 
 
@@ -104,28 +116,33 @@ class WorkerRecognizer:
         self._candidates = self._recognizer.candidates(world)
         self._transform = self._recognizer.encoder.image_transform
 
-    def __call__(self, batch: Sequence[ImageRequest]) -> list[Reply | Failure]:
-        """One reply or error per image; if a batch fails, its images are tried one by one."""
+    def __call__(self, batch: Sequence[ImageRequest], share: NewShare) -> list[Reply | Failure]:
+        """One reply or error per image; if a batch fails, its images are tried one by one.
+
+        share: the expected share of new pairs.
+        """
         try:
-            return [*self._answer(batch)]
+            return [*self._answer(batch, share)]
         except Exception as error:
             if len(batch) == 1:
                 return [f"{type(error).__name__}: {error}"]
-        return [self([request])[0] for request in batch]
+        return [self([request], share)[0] for request in batch]
 
-    def _answer(self, batch: Sequence[ImageRequest]) -> list[Reply]:
+    def _answer(self, batch: Sequence[ImageRequest], share: NewShare) -> list[Reply]:
         pixels = [self._decode(request.data) for request in batch]
         good = [place for place, image in enumerate(pixels) if not isinstance(image, str)]
-        replies: list[Reply] = [({"error": reason}, None) for reason in pixels]
+        replies = [Reply({"error": reason}) for reason in pixels]
         if not good:
             return replies
         inputs = self._recognizer.encode([cast(Tensor, pixels[place]) for place in good])
-        answers = self._candidates.answers(inputs, max(batch[place].top for place in good))
-        for place, answer, feature in zip(good, answers, inputs["cls"], strict=True):
+        blocks = list(self._candidates.blocks(inputs, max(batch[place].top for place in good)))
+        answers = chain.from_iterable(block.answers(share) for block in blocks)
+        unseen = np.concatenate([block.unseen for block in blocks])
+        for place, answer, feature, q in zip(good, answers, inputs["cls"], unseen, strict=True):
             request = batch[place]
             record = answer.to_dict(request.top)
             record["top"] = record["top"][: request.top]
-            replies[place] = record, feature.cpu().numpy() if request.feature else None
+            replies[place] = Reply(record, feature.cpu().numpy() if request.feature else None, float(q))
         return replies
 
     def _decode(self, data: bytes) -> Tensor | str:
@@ -139,6 +156,29 @@ class WorkerRecognizer:
             return "cannot be resized"
 
 
+class RecentShares:
+    """The expected share of new pairs: the stored one or, if `estimated`, that of the last `WINDOW` images."""
+
+    def __init__(self, candidates: Candidates, *, estimated: bool = False) -> None:
+        self._candidates = candidates
+        self._unseen: deque[float] = deque(maxlen=WINDOW)
+        self._estimated = estimated
+        self.share = self._estimate() if estimated else candidates.stored_share
+
+    def add(self, unseen: Iterable[float | None]) -> None:
+        """Take answered images into account, by their probabilities of all unseen candidates."""
+        if self._estimated:
+            self._unseen.extend(q for q in unseen if q is not None)
+            self.share = self._estimate()
+
+    def _estimate(self) -> NewShare:
+        return self._candidates.estimate_from(np.array(self._unseen))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The share, its standard error, and the number of images that it was estimated from."""
+        return {"value": self.share.value, "error": self.share.error, "images": len(self._unseen), "of": WINDOW}
+
+
 class Batcher:
     """Queue that gives each free worker a batch; `await batcher.answer(request)` answers one image.
 
@@ -146,8 +186,16 @@ class Batcher:
     `wait` seconds.
     """
 
-    def __init__(self, workers: Sequence[WorkerProcess], size: int = 32, wait: float = 0.01, room: int = 512) -> None:
+    def __init__(
+        self,
+        workers: Sequence[WorkerProcess],
+        shares: RecentShares,
+        size: int = 32,
+        wait: float = 0.01,
+        room: int = 512,
+    ) -> None:
         self._workers = workers
+        self._shares = shares
         self._size = size
         self._wait = wait
         self._room = room
@@ -194,7 +242,8 @@ class Batcher:
                 batch = await self._next_batch()
             replies: Sequence[Reply | Failure | Exception]
             try:
-                replies = await _ask(worker, [request for request, _ in batch])
+                replies = await _ask(worker, [request for request, _ in batch], self._shares.share)
+                self._shares.add(reply.unseen for reply in replies if isinstance(reply, Reply))
                 self.batches += 1
                 self.images += len(batch)
             except Exception as error:
@@ -202,7 +251,7 @@ class Batcher:
             for (_, done), reply in zip(batch, replies, strict=True):
                 if done.done():  # its client has left
                     continue
-                if isinstance(reply, tuple):
+                if isinstance(reply, Reply):
                     done.set_result(reply)
                 else:
                     done.set_exception(DuplexError(reply) if isinstance(reply, str) else reply)
@@ -230,11 +279,11 @@ class Batcher:
             await self._arrived.wait()
 
 
-async def _ask(worker: WorkerProcess, batch: Sequence[ImageRequest]) -> list[Reply | Failure]:
+async def _ask(worker: WorkerProcess, batch: Sequence[ImageRequest], share: NewShare) -> list[Reply | Failure]:
     with suppress(BrokenProcessPool):
-        return await asyncio.wrap_future(worker.submit(batch))
+        return await asyncio.wrap_future(worker.submit(batch, share))
     try:  # once more, by its replacement
-        return await asyncio.wrap_future(worker.submit(batch))
+        return await asyncio.wrap_future(worker.submit(batch, share))
     except BrokenProcessPool as error:
         raise worker_death_error(worker) from error
 
@@ -309,9 +358,10 @@ def application(
     limits: Limits,
     neighbours: NeighbourIndex | None,
     world: World | None,
+    shares: RecentShares,
 ) -> Any:
     """The server's ASGI application; `workers`: running processes, each with the same model."""
-    batcher = Batcher(workers)
+    batcher = Batcher(workers, shares)
     metrics = ServerMetrics(batcher, workers)
     candidates = recognizer.candidates(world)
     handlers: dict[Any, Any] = {HTTPException: _error_as_json, RequestValidationError: _invalid_query_as_json}
@@ -352,7 +402,8 @@ def application(
     @app.get("/health", summary="Report that the server is running")
     def health() -> dict[str, Any]:
         kind = recognizer.trained.kind
-        return {"status": "ok", "kind": kind, "compositions": len(candidates), "version": __version__}
+        about = {"kind": kind, "compositions": len(candidates), "new_share": shares.to_dict()}
+        return {"status": "ok", **about, "version": __version__}
 
     app.get("/metrics", response_class=PlainTextResponse, summary="Counters for Prometheus")(metrics.text)
     app.get("/", response_class=HTMLResponse, include_in_schema=False)(lambda: _page("page.html"))
@@ -366,10 +417,10 @@ async def _answer_form(
     async def answer(file: UploadFile) -> dict[str, Any]:
         wants_feature = query.similar > 0 and neighbours is not None
         asked = ImageRequest(await file.read(), query.top, wants_feature)
-        reply, feature = await batcher.answer(asked)
-        record = {"image": (file.filename or "")[:200], **reply}
-        if neighbours is not None and feature is not None:
-            record["similar"] = await asyncio.to_thread(neighbours.nearest, feature, query.similar)
+        reply = await batcher.answer(asked)
+        record = {"image": (file.filename or "")[:200], **reply.record}
+        if neighbours is not None and reply.feature is not None:
+            record["similar"] = await asyncio.to_thread(neighbours.nearest, reply.feature, query.similar)
         return record
 
     async with _uploaded_files(request, limits) as files:

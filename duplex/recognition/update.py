@@ -30,7 +30,7 @@ from duplex.methods.layers import unit
 from duplex.methods.portable import portable_closed_form
 from duplex.methods.prompts import encode_words
 from duplex.recognition import export
-from duplex.recognition.answers import find_or_append, with_rows
+from duplex.recognition.added import find_or_append, with_rows
 from duplex.recognition.fit import require_known_words
 from duplex.recognition.labelled_folder import distinct_images
 from duplex.recognition.recognizer import Recognizer, encode_files

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from duplex.evaluation.answered import AnsweredImages
 from duplex.evaluation.metrics import MISSING
-from duplex.evaluation.probabilities import AnsweredImages
 from duplex.labels import Ints, prompt_name
 from duplex.report.blocks import (
     Block,
@@ -51,6 +51,7 @@ MATRIX = 24  # labels of a confusion matrix
 CONFUSED = 8  # confused pairs with thumbnails
 WRONG = 32  # thumbnails of wrong answers
 RIVAL = Column("taken for", False, "the most frequent wrong answer, and its number of images")
+SharedAccuracies = Mapping[str, Mapping[str, float]]  # of `GroupAnswers.by_share`
 KINDS = ("seen pairs", "unseen pairs")  # with and without training images
 
 
@@ -175,11 +176,17 @@ def pair_accuracy_table(
     return table_of(caption, columns, pairs.head(limit).itertuples(), note)
 
 
-def accuracy_parts(answered: AnsweredImages, answers: pd.DataFrame, training: pd.Series) -> list[ReportPart]:
+def accuracy_parts(
+    answered: AnsweredImages, answers: pd.DataFrame, training: pd.Series, by_share: Mapping[str, SharedAccuracies]
+) -> list[ReportPart]:
+    """Accuracies overall, by the expected share of new pairs if given, by state, object and pair."""
     labels = answered.labels
+    overall = [_overall_table(answered)]
+    if by_share:
+        overall.append(share_table(by_share))
     train: dict[Any, int] = training.value_counts().to_dict()
     return [
-        ReportPart("Overall", [_overall_table(answered)]),
+        ReportPart("Overall", overall),
         ReportPart("By state", [primitive_table("state", answered, labels.state_of, labels.states)]),
         ReportPart("By object", [primitive_table("object", answered, labels.object_of, labels.objects)]),
         ReportPart("By pair", [pair_accuracy_table(answers, "Accuracy of pairs, the lowest first", train=train)]),
@@ -198,6 +205,26 @@ def _overall_table(answered: AnsweredImages) -> Table:
     header = headings("test images of", "images", "pair right, %", "state right, %", "object right, %")
     note = "The answer is the most probable pair. Seen pairs have training images, unseen ones have none."
     return Table("Accuracy of answers as listed", header, rows, note)
+
+
+def share_table(by_share: Mapping[str, SharedAccuracies]) -> Table:
+    """Accuracy at the assumed, the estimated and the true share of new pairs."""
+    origins = {"assumed": "assumed", "estimated": "estimated", "true": "of these images"}
+    rows = []
+    for name, shares in by_share.items():
+        for origin, at in shares.items():
+            share = f"{100 * at['new_share']:.1f}"
+            if "error" in at:
+                share += f" ± {100 * at['error']:.1f}"
+            numbers = [number_cell(at[key]) for key in ("accuracy", "accuracy_seen", "accuracy_unseen")]
+            rows.append(TableRow([text_cell(name), text_cell(f"{share} %, {origins[origin]}"), *numbers]))
+    titles = ("answers of", "share of unseen pairs", "all right, %", "seen pairs right, %", "unseen pairs right, %")
+    header = headings(*titles, texts=2)
+    note = (
+        "Answers depend on the share of images expected to show unseen pairs. Images are weighted to this share, "
+        "except at the share that was estimated from them without labels."
+    )
+    return Table("Accuracy by share of unseen pairs", header, rows, note)
 
 
 def primitive_table(kind: str, answered: AnsweredImages, part: Callable[[Ints], Ints], labels: Sequence[str]) -> Table:

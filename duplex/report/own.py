@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -13,10 +13,17 @@ import pandas as pd
 
 from duplex.data.images import uncropped_path
 from duplex.data.tables import complete_rows
-from duplex.evaluation.probabilities import AnsweredImages
+from duplex.evaluation.answered import AnsweredImages
 from duplex.features.tokens import Examples
 from duplex.labels import SPLITS, LabelSpace
-from duplex.report.answers import accuracy_parts, answers_of, confusion_parts, probability_part, wrong_answers_part
+from duplex.report.answers import (
+    SharedAccuracies,
+    accuracy_parts,
+    answers_of,
+    confusion_parts,
+    probability_part,
+    wrong_answers_part,
+)
 from duplex.report.blocks import Chart, Figure, Mark, Note, Report, ReportPart, ReportSection, Series, draw, render_page
 from duplex.report.costs import recipe_table
 from duplex.report.images import thumbnail_reader
@@ -36,6 +43,7 @@ class OwnData:
     examples: Mapping[str, Examples]  # split -> frozen features, on the CPU
     recipes: Sequence[Mapping[str, Any]] = ()  # compared recipes, from `RecipeChoice.table`
     facts: Sequence[tuple[str, str]] = ()  # further lines of the page's head, such as the encoder
+    by_share: Mapping[str, SharedAccuracies] = field(default_factory=dict)  # what answered -> `GroupAnswers.by_share`
 
     @property
     def readable(self) -> pd.DataFrame:
@@ -59,7 +67,7 @@ def own_report(data: OwnData) -> Report:
     training = pd.Series(labels.names(compositions), train["image"])
     curve = SampleSizeCurve.of(data.examples, labels)
     sections: list[tuple[str, str, Sequence[ReportPart | None]]] = [
-        ("accuracy", "Accuracy", accuracy_parts(answered, answers, training)),
+        ("accuracy", "Accuracy", accuracy_parts(answered, answers, training, data.by_share)),
         ("confusions", "Confusions", confusion_parts(answered, answers, training, thumbnails)),
         ("probabilities", "Probabilities", [probability_part(answered)]),
         ("more-images", "More images", [None if curve is None else curve_part(curve)]),

@@ -6,7 +6,8 @@
         run.write(RunPaths(folder))
 
 After training, `tune_and_score` scores the validation images once per world: bias, feasibility
-threshold, confidence and the validation AUC come from that pass.
+threshold, temperature and the validation AUC come from that pass. A second pass, over the
+candidates of answers, measures what an estimate of the share of new pairs needs.
 """
 
 from __future__ import annotations
@@ -51,7 +52,9 @@ from duplex.training.scoring import (
     checked_auc,
     choose_options,
     count_unseen_pairs,
+    feasible_compositions,
     fit_confidence,
+    measure_unseen_mass,
     metric_name,
 )
 
@@ -299,9 +302,13 @@ def tune_and_score(
         found = [auc / 100 for auc in measured if auc is not None]
         auc_all = found[0] if found else checked_auc(margins_all)
     margins = by_world["closed"][1]
+    confidence = fit_confidence(method, val, labels, *kept)
+    for world in spec.worlds:
+        feasible = feasible_compositions(method, inputs.words, by_world[world][0])
+        confidence = measure_unseen_mass(method, val, labels, confidence, world, feasible)
     return margins, {
         "val_auc": checked_auc(margins),
         "val_auc_all": auc_all,
         "calibration": {world: by_world[world][0] for world in spec.worlds},
-        "confidence": fit_confidence(method, val, labels, *kept),
+        "confidence": confidence,
     }

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Annotated, Any, Literal
 
@@ -24,7 +24,7 @@ from duplex.errors import DuplexError, UsageError
 from duplex.evaluation.accumulate import Floats, ScoreAccumulator
 from duplex.evaluation.curve import AucComponents, Curve, Margins
 from duplex.evaluation.feasibility import BucketNumbers, buckets, choose_threshold, thresholds
-from duplex.evaluation.probabilities import Confidence, fit_probabilities, log_probabilities
+from duplex.evaluation.probabilities import Confidence, UnseenMass, fit_probabilities, log_probabilities
 from duplex.features.tokens import Examples
 from duplex.labels import Bools, CandidateSet, Ints, LabelSpace, World
 from duplex.methods.base import Batch, Inputs, Method, PrimitiveVectors, Scorer
@@ -387,3 +387,31 @@ def fit_confidence(method: Method[Any], val: Examples, labels: LabelSpace, score
         raise DuplexError(f"{problem}; return finite numbers")
     target = np.searchsorted(candidates, chosen.compositions_np)
     return fit_probabilities(log_p, target, labels.is_seen(candidates))
+
+
+@torch.no_grad()
+def measure_unseen_mass(
+    method: Method[Any],
+    val: Examples,
+    labels: LabelSpace,
+    confidence: Confidence,
+    world: World,
+    feasible: Bools | None = None,
+) -> Confidence:
+    """`confidence` with the probability of unseen pairs among a world's answers to validation images.
+
+    feasible: mask [M*N] of the compositions that may be answers; None: all.
+    """
+    task = SplitScorer.of(method, CandidateSet.of(labels, world, "train"))
+    candidates = task.candidates.compositions
+    seen = labels.is_seen(candidates)
+    possible = np.ones_like(seen) if feasible is None else feasible[candidates]
+    unseen = torch.from_numpy(~seen)
+    q = []
+    for _, scores in task.blocks(val.inputs):
+        log_q = confidence.even.log_posteriors(method.probabilities, scores, seen, possible)
+        q.append(log_q.exp().cpu()[:, unseen].sum(1).numpy())
+    compositions = val.compositions.cpu().numpy()
+    mass = UnseenMass.of(np.concatenate(q), compositions, labels.is_seen(compositions))
+    others = {place: each for place, each in confidence.unseen_mass.items() if place != world}
+    return replace(confidence, unseen_mass=others if mass is None else {**others, world: mass})

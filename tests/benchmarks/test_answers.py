@@ -8,6 +8,7 @@ import torch
 from benchmarks.answers import by_share, error_by_chance
 from duplex.evaluation.probabilities import Confidence
 from duplex.labels import LabelSpace
+from duplex.recognition.answers import Candidates
 
 RANDOM = np.random.default_rng(5)
 SHARE = RANDOM.random(400)
@@ -34,10 +35,9 @@ def test_the_prior_alone_can_hide_a_model_that_is_right_on_new_pairs():
     labels = LabelSpace.from_pairs({"train": [("red", "star"), ("blue", "moon")], "test": [("red", "moon")]})
     target = labels.index(["red", "red"], ["star", "moon"])
     compositions = np.arange(labels.size)
-    candidates = SimpleNamespace(
-        state_of=labels.state_of(compositions), object_of=labels.object_of(compositions),
-        seen=labels.is_seen(compositions), feasible=np.ones(labels.size, bool), confidence=Confidence(),
-        probabilities=lambda scores: scores.softmax(1)
+    candidates = Candidates.of(
+        labels, compositions, confidence=Confidence(), world="open",
+        scorer=lambda inputs: inputs["cls"], probabilities=lambda scores: scores.softmax(1)
     )  # fmt: skip
     scores = torch.zeros(2, labels.size)
     scores[torch.arange(2), torch.from_numpy(target)] = 1.0  # less than what the prior takes from new pairs

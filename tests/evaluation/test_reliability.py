@@ -3,7 +3,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from duplex.evaluation.probabilities import BINS, Reliability, image_weights
+from duplex.evaluation.answered import BINS, Reliability
+from duplex.evaluation.probabilities import image_weights
 
 IMAGES = st.lists(st.tuples(st.floats(0, 1), st.booleans(), st.floats(0.01, 5)), min_size=1, max_size=60)
 

@@ -13,7 +13,7 @@ from duplex.methods.layers import unit
 from duplex.methods.linear import STRENGTHS, Linear, LinearOptions
 from duplex.methods.portable import score_terms
 from duplex.methods.score_formula import FLOOR
-from duplex.recognition.answers import with_rows
+from duplex.recognition.added import with_rows
 from duplex.testing import small_batch, small_context, small_labels
 
 CONTEXT, LABELS = small_context(), small_labels()

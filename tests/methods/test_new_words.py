@@ -18,7 +18,7 @@ from duplex.methods.paths import Paths
 from duplex.methods.prompt_method import PromptOptions
 from duplex.methods.registry import find_method
 from duplex.options import TrainingOptions
-from duplex.recognition.answers import are_words_trained, with_rows
+from duplex.recognition.added import are_words_trained, with_rows
 from duplex.training.logs import TrainingHooks
 from duplex.training.loop import make_optimiser
 from duplex.training.run import initialised_method

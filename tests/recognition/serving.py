@@ -21,6 +21,8 @@ class RunningServer:
     def __init__(self, run: Path, folder: Path, *words: str) -> None:
         self.process = start_duplex("serve", run, "--port", 0, *words, cwd=folder)
         line = self.process.stderr.readline()
+        if line.startswith("share of new pairs"):
+            line = self.process.stderr.readline()
         assert line.startswith("http://127.0.0.1:"), line + self.process.stderr.read()
         self.address = line.strip()
         self.port = int(self.address.rsplit(":", 1)[1].strip("/"))

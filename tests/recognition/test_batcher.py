@@ -3,6 +3,7 @@
 import asyncio
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,9 +11,16 @@ import pytest
 pytest.importorskip("fastapi")
 
 from duplex.errors import DuplexError
-from duplex.recognition.serve import Batcher, ImageRequest
+from duplex.evaluation.new_share import NewShare
+from duplex.recognition.serve import Batcher, ImageRequest, RecentShares, Reply
 
 NEVER = 600.0  # seconds; no test lasts as long
+
+
+def stored() -> RecentShares:
+    """A share of new pairs that is not estimated."""
+    candidates: Any = SimpleNamespace(stored_share=NewShare(0.1))
+    return RecentShares(candidates)
 
 
 class FakeWorker:
@@ -21,7 +29,7 @@ class FakeWorker:
     def __init__(self, sizes: list[int], delay: float = 0.0) -> None:
         self.sizes, self.delay, self.thread = sizes, delay, ThreadPoolExecutor(1)
 
-    def submit(self, batch) -> Future:
+    def submit(self, batch, share) -> Future:
         return self.thread.submit(self.replies, batch)
 
     def replies(self, batch):
@@ -30,7 +38,7 @@ class FakeWorker:
         if any(request.data == b"batch fails" for request in batch):
             raise ValueError("batch fails")
         return [
-            "image fails" if request.data == b"image fails" else ({"data": request.data, "top": request.top}, None)
+            "image fails" if request.data == b"image fails" else Reply({"data": request.data, "top": request.top})
             for request in batch
         ]
 
@@ -39,7 +47,7 @@ def batch_sizes(client: Any, workers: int = 1, delay: float = 0.0, **options: An
     async def run() -> list[int]:
         sizes: list[int] = []
         fakes: list[Any] = [FakeWorker(sizes, delay) for _ in range(workers)]
-        batcher = Batcher(fakes, **options)
+        batcher = Batcher(fakes, stored(), **options)
         async with batcher.running():
             await asyncio.wait_for(client(batcher), 60)
         return sizes
@@ -59,7 +67,7 @@ def ask(batcher: Batcher, *images: bytes) -> Any:
 def test_batches_wait_neither_alone_nor_long_and_have_at_most_size_images(groups, options, sizes):
     async def client(batcher):
         for images in groups:
-            assert await ask(batcher, *[b"a"] * images) == [({"data": b"a", "top": 1}, None)] * images
+            assert await ask(batcher, *[b"a"] * images) == [Reply({"data": b"a", "top": 1})] * images
 
     assert sorted(batch_sizes(client, **options)) == sorted(sizes)
 
@@ -107,12 +115,12 @@ def test_an_image_whose_client_has_left_is_not_encoded():
 
 def test_a_worker_that_never_replies_does_not_block_the_end():
     class StuckWorker:
-        def submit(self, batch) -> Future:
+        def submit(self, batch, share) -> Future:
             return Future()
 
     async def run() -> None:
         stuck: Any = StuckWorker()
-        batcher = Batcher([stuck])
+        batcher = Batcher([stuck], stored())
         async with batcher.running():
             with pytest.raises(asyncio.TimeoutError):
                 await asyncio.wait_for(ask(batcher, b"a"), 0.1)

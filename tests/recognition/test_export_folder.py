@@ -91,6 +91,43 @@ def test_numpy_alone_gives_the_same_scores(trained, exported, features, method, 
     np.testing.assert_allclose(np.load(tmp_path / "scores.npy"), scores, **near(method))
 
 
+def best_alone(folder: Path, features: Path, *words: object) -> tuple[list[str], str]:
+    """The compositions that recognize.py prints, and its lines on stderr, without torch and this package."""
+    command = [sys.executable, "-c", ALONE + "import recognize; recognize.main()", str(features), *map(str, words)]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
+    return done.stdout.splitlines(), done.stderr
+
+
+@pytest.mark.parametrize("method", ["duplex", "duplex_open", "dual"])
+def test_numpy_alone_estimates_the_same_share_and_gives_its_answers(exported, features, method, tmp_path):
+    np.save(tmp_path / "features.npy", features)
+    np.save(tmp_path / "few.npy", features[:9])
+    asked: Any = (
+        ("features", features, None),
+        ("features", features, "auto"),
+        ("few", features[:9], "auto"),
+        ("few", features[:9], None),
+        ("features", features, 0.7),
+    )
+    for name, rows, share in asked:
+        answers = Recognizer.load(exported[method], device="cpu", new_share=share)(rows)
+        words = [] if share is None else ["--new-share", share]
+        printed, said = best_alone(exported[method], tmp_path / f"{name}.npy", *words)
+        assert printed == [answer.best.name for answer in answers]
+        assert said == (f"{answers[0].share}\n" if answers[0].share.error else "")
+
+
+def test_recognize_without_means_uses_the_stored_share_and_says_why(exported, features, tmp_path):
+    np.save(tmp_path / "features.npy", features)
+    folder = shutil.copytree(exported["duplex"], tmp_path / "copy")
+    spoil(folder, lambda header, _: header["confidence"].pop("unseen_mass"), right=True)
+    printed, said = best_alone(folder, tmp_path / "features.npy")
+    stored = Recognizer.load(exported["duplex"], device="cpu", new_share=0.1)(features)
+    assert printed == [answer.best.name for answer in stored]
+    assert said.count("\n") == 1 and "no means over validation images" in said
+    assert said.strip() == str(Recognizer.load(folder, device="cpu")(features)[0].share)
+
+
 def test_recognize_reads_the_features_that_the_library_reads(features, tmp_path):
     from duplex.recognition import numpy_example
 
@@ -257,7 +294,13 @@ def test_an_uploaded_export_is_downloaded_and_used(trained, features, tmp_path):
         environment |= {"HF_ENDPOINT": hub.address, "HF_HUB_OFFLINE": "0"}
         sent = new_duplex("export", trained.run(), "--push", "owner/shapes", **environment)
         assert sent.returncode == 0, sent.stderr
-        assert set(hub.files["owner/shapes"]) == {"README.md", "model.safetensors", "recognize.py", "score_formula.py"}
+        assert set(hub.files["owner/shapes"]) == {
+            "README.md",
+            "model.safetensors",
+            "new_share.py",
+            "recognize.py",
+            "score_formula.py",
+        }
         image = trained.images()[0]
         remote = new_duplex("predict", image, "--model", "hf-hub:owner/shapes", "--format", "jsonl", **environment)
         assert remote.returncode == 0, remote.stderr

@@ -59,7 +59,11 @@ def test_the_page_beside_the_model_has_the_measured_numbers_and_every_recipe(fit
     model, printed = fitted
     page = model.with_name("model-page.html").read_text(encoding="utf-8")
     record = read_fit(model)
-    assert f"{record['measured']['accuracy']:.1f} %" in page
+    assumed = record["measured"]["at_shares"]["assumed"]
+    assert f"{assumed['accuracy']:.1f} %" in page
+    for numbers in (record["measured"], record["measured"]["regressions"]):
+        at = numbers["at_shares"]["estimated"]
+        assert f"{100 * at['new_share']:.1f} ± {100 * at['error']:.1f} %, estimated" in page
     assert f"Expected calibration error {record['measured']['calibration_error']:.1f} %" in page
     assert all(row["recipe"] in page for row in record["recipes"])
     for section in ("By state", "Confusions", "More images", "Wrong answers"):
@@ -68,11 +72,18 @@ def test_the_page_beside_the_model_has_the_measured_numbers_and_every_recipe(fit
     assert "two logistic regressions, for comparison: AUC" in printed
 
 
-def test_accuracy_is_also_measured_at_the_test_images_own_share(fitted):
-    measured = read_fit(fitted[0])["measured"]
-    for numbers in (measured, measured["regressions"]):
-        assumed, own = numbers["at_shares"]
+def test_accuracy_is_also_measured_at_the_test_images_own_share_and_at_the_estimated_one(fitted):
+    model, printed = fitted
+    measured = read_fit(model)["measured"]
+    card = (model / "README.md").read_text(encoding="utf-8")
+    mass = Recognizer.load(model, device="cpu").trained.confidence.unseen_mass
+    assert set(mass) >= {"open"}, "the world of the model's answers"
+    for name, numbers in (("this recipe", measured), ("two logistic regressions", measured["regressions"])):
+        assumed, estimated, own = (numbers["at_shares"][origin] for origin in ("assumed", "estimated", "true"))
         assert assumed["new_share"] == 0.1
+        assert abs(estimated["new_share"] - own["new_share"]) < 0.1 + 3 * estimated["error"]
+        assert f"{100 * estimated['new_share']:.0f} ± {100 * estimated['error']:.0f} % estimated from them" in printed
+        assert f"| {name} | {100 * own['new_share']:.1f} % (true) | {own['accuracy_seen']:.1f} |" in card
         assert 0.1 < own["new_share"] < 0.9 and own["accuracy_unseen"] >= assumed["accuracy_unseen"]
         share = own["new_share"]
         mean = (1 - share) * own["accuracy_seen"] + share * own["accuracy_unseen"]

@@ -12,7 +12,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from duplex.artifacts import ArtifactPaths
-from duplex.cli.model import _checked_format
+from duplex.cli.answers import checked_format
 from duplex.errors import UsageError
 from duplex.training.checkpoint import with_checksum
 from tests.recognition.test_recognizer import damaged
@@ -39,12 +39,12 @@ def test_a_folder_a_pattern_and_stdin_name_the_same_files(project):
 
 
 def test_the_suffix_of_the_file_names_the_format(tmp_path):
-    assert [_checked_format(None, path) for path in (None, Path("a.csv"), Path("a.JSONL"), Path("a.txt"))] == [
+    assert [checked_format(None, path) for path in (None, Path("a.csv"), Path("a.JSONL"), Path("a.txt"))] == [
         "table", "csv", "jsonl", "table",
     ]  # fmt: skip
-    assert _checked_format("csv", Path("a.txt")) == "csv"
+    assert checked_format("csv", Path("a.txt")) == "csv"
     with pytest.raises(UsageError, match=r"--format is table, but --out a\.csv ends in \.csv"):
-        _checked_format("table", Path("a.csv"))
+        checked_format("table", Path("a.csv"))
 
 
 @pytest.mark.slow
@@ -187,3 +187,23 @@ def test_an_image_of_something_else_is_marked_and_so_are_pairs_without_training_
     ]
     new = sum(not guess["seen"] for guess in records[0]["top"])
     assert records[0]["in_distribution"] is True and 0 < new == usual.count("(new)")
+
+
+def test_the_estimated_share_is_printed_once_and_stored_with_the_answers(project, command):
+    images = project.images()[:20]
+    model = ("--model", project.run(), "--num-workers", 0)
+    done = command("predict", *images, *model, "--new-share", "auto", "--format", "csv")
+    rows = list(csv.DictReader(done.out.splitlines()))
+    (line,) = [line for line in done.err.splitlines() if "share of new pairs" in line]
+    share, error = float(rows[0]["new_share"]), float(rows[0]["new_share_error"])
+    assert f"{100 * share:.1f} % ± {100 * error:.1f}, estimated from 20 images" in line
+    assert {(row["new_share"], row["new_share_error"]) for row in rows} == {(str(share), str(error))}
+    as_given = command("predict", *images, *model, "--new-share", share, "--format", "csv")
+    answers = [[(row["rank"], row["state"], row["object"]) for row in csv.DictReader(each.out.splitlines())]
+               for each in (done, as_given)]  # fmt: skip
+    assert answers[0] == answers[1]
+    assert "share of new pairs" not in as_given.err + command("predict", *images, *model).err
+    record = json.loads(command("predict", images[0], *model, "--format", "jsonl").out)
+    assert (record["new_share"], record["new_share_error"]) == (0.1, None)
+    assert command("predict", images[0], *model, "--new-share", "half").refused("--new-share is 'half'; expected")
+    assert command("predict", images[0], *model, "--new-share", 1.5).refused("(--new-share) is 1.5; expected")

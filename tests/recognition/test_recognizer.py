@@ -20,7 +20,8 @@ from duplex.encoders.base import load_encoder
 from duplex.errors import UsageError
 from duplex.labels import LabelSpace
 from duplex.methods.base import MethodContext
-from duplex.recognition.answers import UnreadableImage, encode_prompts, split_composition
+from duplex.recognition.added import encode_prompts, split_composition
+from duplex.recognition.answers import UnreadableImage
 from duplex.training.checkpoint import load_checkpoint, read_record
 
 DOCS = Path(__file__).parents[2] / "docs" / "library.md"
@@ -29,7 +30,7 @@ ROUNDING = 5e-4  # of features to 16 bits, which falls otherwise where a batch o
 
 @pytest.fixture(scope="module")
 def recognizer(trained) -> Recognizer:
-    return Recognizer.load(trained.run(), device="cpu", exact=True)
+    return Recognizer.load(trained.run(), device="cpu", exact=True, new_share=0.1)
 
 
 def pipeline_scores(trained, method: str, world: str) -> torch.Tensor:
@@ -301,3 +302,76 @@ def test_modes_of_the_caller_change_no_answer(trained, recognizer):
             assert next(fresh.stream(path, num_workers=0)).to_dict() == expected
     finally:
         torch.set_default_dtype(before)
+
+
+def features_of(trained, count: int | None = None) -> np.ndarray:
+    return read_features(trained.paths.features("own")).cls[:count]
+
+
+def listed(answers) -> list[tuple[list[str], list[float]]]:
+    return [([guess.name for guess in each.top], [guess.probability for guess in each.top]) for each in answers]
+
+
+def test_the_estimated_share_is_that_of_the_probabilities_and_answers_are_those_at_it(trained):
+    model = Recognizer.load(trained.run(), device="cpu", new_share="auto")
+    features = features_of(trained)
+    answers = model(features, top=5)
+    share = answers[0].share
+    even = Recognizer.load(trained.run(), device="cpu", new_share=0.5)(features, top=1000)
+    q = np.array([sum(guess.probability for guess in each.top if not guess.seen) for each in even])
+    mass = model.trained.confidence.unseen_mass["closed"]
+    assert share.value == pytest.approx(np.clip((q.mean() - mass.seen) / (mass.unseen - mass.seen), 0.01, 0.99))
+    assert all(each.share is share for each in answers)
+    assert answers[0].to_dict()["new_share_error"] == pytest.approx(share.error, abs=1e-6)
+    given = Recognizer.load(trained.run(), device="cpu", new_share=share.value)(features, top=5)
+    for (names, shares), (wanted, expected) in zip(listed(answers), listed(given), strict=True):
+        assert names == wanted and shares == pytest.approx(expected, rel=1e-6)
+    unspecified = Recognizer.load(trained.run(), device="cpu")
+    assert listed(unspecified(features, top=5)) == listed(answers)
+    assert unspecified(features[:49])[0].share.error is None
+
+
+def test_the_means_over_validation_images_are_those_of_the_answers(trained):
+    model = Recognizer.load(trained.run(), device="cpu", new_share=0.5)
+    manifest = read_manifest(trained.paths.manifest("own"))
+    rows = np.flatnonzero(manifest["split"] == "val")
+    names = manifest.iloc[rows]
+    is_seen = model.labels.is_seen(model.labels.index(names["state"].tolist(), names["object"].tolist()))
+    answers = model(features_of(trained)[rows], top=1000)
+    q = np.array([sum(guess.probability for guess in each.top if not guess.seen) for each in answers])
+    mass = model.trained.confidence.unseen_mass["closed"]
+    assert (mass.seen, mass.unseen) == pytest.approx((q[is_seen].mean(), q[~is_seen].mean()), abs=1e-4)
+
+
+def test_a_stream_estimates_the_share_of_its_readable_images(trained, tmp_path):
+    model = Recognizer.load(trained.run(), device="cpu", new_share="auto")
+    (tmp_path / "junk.png").write_text("nothing")
+    paths = trained.images()[:12]
+    streamed = list(model.stream([tmp_path / "junk.png", *paths], batch_size=5, num_workers=0))
+    called = model(paths)
+    assert streamed[0] == UnreadableImage("not an image") and "12 images" in str(called[0].share)
+    for one, other in zip(streamed[1:], called, strict=True):
+        assert one.share.value == pytest.approx(other.share.value, abs=ROUNDING)
+        assert [guess.name for guess in one.top] == [guess.name for guess in other.top]
+
+
+def test_one_image_is_answered_at_the_stored_share(trained):
+    path = trained.images()[0]
+    results = []
+    for share in ("auto", None, 0.1):
+        model = Recognizer.load(trained.run(), device="cpu", new_share=share)
+        results.append((model(path)[0], next(model.stream(path, num_workers=0))))
+    for pair in results:
+        for answer, expected in zip(pair, results[-1], strict=True):
+            assert answer.top == expected.top and answer.states == expected.states
+            assert (answer.share.value, answer.share.error) == (0.1, None)
+
+
+def test_a_model_without_means_is_used_at_its_stored_share(trained):
+    model = Recognizer.load(trained.run(), device="cpu", new_share="auto")
+    model.trained.confidence = replace(model.trained.confidence, unseen_mass={})
+    stored = Recognizer.load(trained.run(), device="cpu", new_share=0.1)
+    paths = trained.images()[:3]
+    for answers in (model(paths), list(model.stream(paths, num_workers=0))):
+        assert "no means over validation images" in str(answers[0].share)
+        assert [answer.best.name for answer in answers] == [answer.best.name for answer in stored(paths)]

@@ -236,3 +236,20 @@ def test_a_port_in_use_is_reported(trained, command):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         done = command("serve", trained.run(), "--port", taken.getsockname()[1])
     assert done.code == 1 and ": Address already in use; choose another --port" in done.err
+
+
+def test_a_server_estimates_the_share_of_recent_images_if_asked(trained, server):
+    fixed = json.loads(server.ask("GET", "/health")[1])["new_share"]
+    assert (fixed["value"], fixed["error"]) == (0.1, None)
+    paths = trained.images()[:24]
+    files = [(path.name, path.read_bytes()) for path in paths]
+    expected = Recognizer.load(trained.run(), device="cpu", new_share="auto")(paths)[0].share
+    with RunningServer(trained.run(), trained.folder, "--new-share", "auto", "--workers", "1") as asked:
+        before = asked.predict(files[0])[1]["answers"][0]
+        assert (before["new_share"], before["new_share_error"]) == (0.1, None)
+        asked.predict(*files[1:])
+        found = json.loads(asked.ask("GET", "/health")[1])["new_share"]
+        after = asked.predict(files[0])[1]["answers"][0]
+    assert (found["images"], found["of"]) == (24, 400)
+    assert (found["value"], found["error"]) == pytest.approx((expected.value, expected.error), abs=5e-3)
+    assert after["new_share"] == pytest.approx(found["value"], abs=1e-6)

@@ -18,10 +18,12 @@ from PIL import Image
 pytest.importorskip("fastapi")
 
 from duplex import Recognizer
-from duplex.recognition.serve import Batcher, ImageRequest, recognizer_workers
+from duplex.evaluation.new_share import NewShare
+from duplex.recognition.serve import Batcher, ImageRequest, Reply, recognizer_workers
 from duplex.system.processes import ProcessFailed
 from tests.data.makers import encoded
 from tests.recognition.serving import RunningServer
+from tests.recognition.test_batcher import stored
 from tests.waiting import has_ended, wait_until
 
 OPTIONS: Any = {"world": None, "max_pixels": 10**6, "threads": 1}
@@ -50,8 +52,12 @@ class FragileRecognizer:
             os._exit(9)
         return {"cls": torch.zeros(len(pixels), 2)}
 
-    def answers(self, inputs, top):
-        return [self] * len(inputs["cls"])
+    def blocks(self, inputs, top):
+        self.unseen = [0.5] * len(inputs["cls"])
+        return [self]
+
+    def answers(self, share):
+        return [self] * len(self.unseen)
 
     def to_dict(self, top):
         return {"top": [os.getpid()]}
@@ -63,7 +69,7 @@ def colour(value: int) -> ImageRequest:
 
 def answer(workers: Any, *images: ImageRequest) -> list[Any]:
     async def run() -> list[Any]:
-        batcher = Batcher(workers)
+        batcher = Batcher(workers, stored())
         async with batcher.running():
             return await asyncio.gather(*map(batcher.answer, images))
 
@@ -76,8 +82,8 @@ def test_a_failing_image_is_reported_alone_and_a_dying_worker_is_replaced(tmp_pa
     with recognizer_workers(load, 1, **OPTIONS) as workers:
         (worker,) = workers
         first = worker.pid
-        mixed = worker.submit([colour(1), colour(0), colour(1), colour(0)]).result(60)
-        assert mixed == ["ValueError: a wrong colour", ({"top": [first]}, None)] * 2
+        mixed = worker.submit([colour(1), colour(0), colour(1), colour(0)], NewShare(0.1)).result(60)
+        assert mixed == ["ValueError: a wrong colour", Reply({"top": [first]}, unseen=0.5)] * 2
         assert answer(workers, colour(0))[0][0] == {"top": [first]} and worker.restarts == 0
         assert answer(workers, colour(3))[0][0]["top"] != [first], "another process tried the image once more"
         assert worker.restarts == 1

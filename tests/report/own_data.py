@@ -7,7 +7,7 @@ import pandas as pd
 from PIL import Image
 
 from duplex.data.tables import labels_of
-from duplex.evaluation.probabilities import AnsweredImages
+from duplex.evaluation.answered import AnsweredImages
 from duplex.features.tokens import Examples, join_labels
 from duplex.labels import LabelSpace
 from duplex.report.own import OwnData

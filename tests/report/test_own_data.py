@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from duplex.evaluation.answered import AnsweredImages
 from duplex.evaluation.metrics import MISSING
-from duplex.evaluation.probabilities import AnsweredImages
 from duplex.labels import LabelSpace
 from duplex.report.answers import WRONG, answers_of, most_confused, primitive_table, wrong_answers_part
 
