@@ -203,7 +203,8 @@ class TrainingOptions(Options):
     eps: Positive = 1e-8  # added to the root of the mean squared gradient
     word_dropout: Rate = 0.0  # share of the elements of learned words that a step zeroes
     clip: Positive | None = None  # largest norm of all gradients together; null: no limit
-    schedule: Literal["step", "cosine", "constant"] = "step"  # of the learning rate, by epoch
+    # of the learning rate, by epoch; cosine_steps: a cosine that falls with every step
+    schedule: Literal["step", "cosine", "cosine_steps", "constant"] = "step"
     decay: Annotated[float, Field(gt=0, le=1)] = 0.5  # factor every `decay_every` epochs (step)
     decay_every: Count = 5  # epochs between two decays (schedule: step)
     select: Literal["auc", "hm", "unseen", "loss", "last"] = "auc"  # validation chooses the epoch
@@ -305,10 +306,11 @@ class AutoFinetune(Options):
 
     blocks: Literal["auto"] = "auto"
     adapter: ClassVar[str] = "full"
-    minutes: float = 30.0  # time per run to try both, planned from timed steps
+    minutes: float | None = None  # time per run to try both; null: however long it takes
 
     def rules(self) -> Iterable[tuple[object, str]]:
-        yield refuse(self.minutes <= 0, f"minutes is {self.minutes}; expected more than 0")
+        message = f"minutes is {self.minutes}; expected more than 0"
+        yield refuse(self.minutes is not None and self.minutes <= 0, message)
 
 
 def finetune_options(record: Mapping[str, Any]) -> FinetuneOptions | AutoFinetune | None:

@@ -139,16 +139,20 @@ def fit(
     weights: Weights = None,
     resize: Resize = None,
     out: Annotated[Path | None, Option(help="Folder to write; default: SOURCE-model.")] = None,
-    minutes: Annotated[float, Option(help="Time limit for training; encoding is not counted.")] = 30.0,
+    minutes: Annotated[
+        float | None,
+        Option(help="Time limit for training, used to its end; encoding is not counted; default: no limit."),
+    ] = None,
     log_as: Annotated[str, Option("--log", help="Log to dvclive, tensorboard, wandb or mlflow.")] = "none",
     force: Force = False,
 ) -> None:
     """Fit a model to labelled images and export it; no project is needed.
 
-    Checks and encodes the images, then trains a larger part of the model if this raises validation
-    AUC by more than the standard error. OUT.cache stores unfinished training, so the same command
-    resumes an interrupted fit. Features are kept in a feature cache, so correcting labels does not
-    trigger re-encoding. The printed metrics precede the final fit, which uses all images.
+    Checks and encodes the images, then chooses by validation how much of the model to train. Without
+    --minutes, the choice does not depend on the machine's speed; an estimate of the time is printed
+    first. OUT.cache stores unfinished training, so the same command resumes an interrupted fit.
+    Features are kept in a feature cache, so correcting labels does not trigger re-encoding. The
+    printed metrics precede the final fit, which uses all images.
     """
     from duplex.recognition.fit import fit_folder
 

@@ -44,8 +44,8 @@ from duplex.project.run import DATA_STAGES, RUN_STAGES, ProjectData, ProjectRun
 from duplex.project.sweep import SweepResult, grid, sweep, workers_and_gpus
 from duplex.report.claims import CLIP, backbone_of, benchmark_of, comparisons_of, counts_of, read_package_yaml
 from duplex.training.inputs import Data, InputRequest, require_configured_inputs
+from duplex.training.lineup import BlockCost, block_cost
 from duplex.training.loop import make_optimiser, optimiser_step
-from duplex.training.recipes import BlockCost, block_cost
 from duplex.training.run import MethodSpec, initialised_method, reproducible
 from duplex.training.scoring import Validation
 

@@ -11,42 +11,32 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
-from itertools import compress
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
 from torch import Tensor
 
-from duplex.artifacts import RunPaths, log_folder
 from duplex.config.params import EncoderParams, EvaluationParams
 from duplex.data.download import local_source
 from duplex.data.tables import count_dataset, labels_of
 from duplex.encoders.base import (
     PACKAGED,
     RESIZES,
-    Encoder,
     encoder_identity,
     is_random,
     is_reachable,
-    load_encoder,
     missing_weights,
     resolve_device,
     unknown_words,
 )
 from duplex.errors import DuplexError, UsageError, require
 from duplex.evaluation.answered import GroupAnswers
-from duplex.features.shared import encode_shared, user_cache
-from duplex.features.tokens import Examples
-from duplex.labels import LabelSpace, World, prompt_name
+from duplex.features.shared import user_cache
+from duplex.labels import LabelSpace, prompt_name
 from duplex.methods.base import Method
 from duplex.methods.gaussian import HasStatistics
-from duplex.methods.registry import method_entry_point
 from duplex.recognition.answers import answers_with_labels
 from duplex.recognition.export import (
     RunFacts,
@@ -58,8 +48,8 @@ from duplex.recognition.export import (
     write_fit,
     write_statistics,
 )
+from duplex.recognition.folder_fit import FolderFit, Say
 from duplex.recognition.labelled_folder import (
-    LabelledFolder,
     describe,
     load_pixel_digests,
     read_labelled_folder,
@@ -68,28 +58,14 @@ from duplex.recognition.labelled_folder import (
 from duplex.recognition.trained import TrainedRun
 from duplex.recognition.worlds import evaluate_world
 from duplex.report.own import OwnData, write_page
-from duplex.system.code import code_hash
-from duplex.system.files import expanded_path, json_digest, named_path, refuse_existing, sole_writer, write_json
+from duplex.system.files import expanded_path, named_path, refuse_existing, sole_writer, write_json
 from duplex.training.checkpoint import TrainingRecord
-from duplex.training.inputs import Data, RunInputs, long_prompts
-from duplex.training.logs import TrainingHooks, open_log
+from duplex.training.inputs import RunInputs, long_prompts
 from duplex.training.loop import ResumePoint
-from duplex.training.recipes import (
-    BlockCost,
-    BlockRoom,
-    ImageCounts,
-    Lineup,
-    RecipeChoice,
-    SearchSpace,
-    block_cost,
-    choose_lineup,
-    finetunable_blocks,
-    search_recipes,
-    stored_lineup,
-)
+from duplex.training.recipes import RecipeChoice
 from duplex.training.run import TrainedMethod, reproducible, train_on_all_images
 from duplex.training.scoring import Calibration, measure_unseen_mass
-from duplex.training.trials import Trial, Trials
+from duplex.training.trials import Trial
 
 LONGEST = 1800.0  # seconds that encoding may take on a CPU
 # Encoders, the most accurate first -> published weights, seconds per image on one CPU core
@@ -159,134 +135,6 @@ def prompt_words(labels: LabelSpace) -> Sequence[str]:
 
 
 SOURCE = "source.json"  # in MODEL.cache: where the labelled images are
-LARGEST_RIVAL = 10**9  # training images x features x words; above, regressions take many minutes
-LARGEST_OPEN = 1 << 15  # pairs of states and objects up to which all of them are candidates
-Say = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class EncodedFolder:
-    """Labelled images and their features; a few images may have none."""
-
-    data: Data
-    identity: Mapping[str, str]  # the settings that the features depend on
-    block_inputs: int  # number of the image tower's last blocks whose inputs are cached
-    bad: frozenset[int]  # rows of images without features
-
-
-@dataclass(frozen=True)
-class FolderFit:
-    """A fit's data set and encoder; its features and trained recipes are made when asked for."""
-
-    data: LabelledFolder
-    encoder: EncoderParams
-    cache: Path  # `MODEL.cache`
-    minutes: float
-    say: Say
-    log: str = "none"  # as `training.log`, of each training
-
-    @cached_property
-    def device(self) -> torch.device:
-        return torch.device(resolve_device("auto"))
-
-    @cached_property
-    def tower(self) -> Encoder:
-        entry = self.encoder
-        return load_encoder(entry.name, entry.weights, towers="image", device=str(self.device), resize=entry.resize)
-
-    @cached_property
-    def space(self) -> SearchSpace:
-        """The recipes to try, which depend on the encoder's text tower."""
-        entry = self.encoder
-        text = load_encoder(entry.name, entry.weights, towers="text", device=str(self.device)).text
-        return SearchSpace(0 if text is None else text.width)
-
-    @property
-    def world(self) -> World:
-        """The world of the model's answers: open with up to 32,768 state-object pairs, else closed."""
-        return "open" if self.data.labels.size <= LARGEST_OPEN else "closed"
-
-    @cached_property
-    def room(self) -> BlockRoom:
-        """How many of the encoder's blocks can be fine-tuned."""
-        return finetunable_blocks(self.tower, len(self.data.manifest), user_cache())
-
-    @cached_property
-    def encoded(self) -> EncodedFolder:
-        """The data set with features; images that are not in the user's cache are encoded."""
-        data = self.data
-        depth = self.room.depth
-        images = data.manifest["image"].tolist()
-        features, bad = encode_shared(user_cache(), self.tower, data.root, images, data.digests, block_inputs=depth)
-        if bad:
-            listed = [f"{each.image} ({each.reason})" for each in bad[:3]] + ["..."] * (len(bad) > 3)
-            self.say(f"images that cannot be used are left out ({len(bad):,}): {', '.join(listed)}")
-        device = str(self.device)
-        inputs = Data(data.manifest, data.labels, features, self.encoder, device, skip_frozen_blocks=True)
-        return EncodedFolder(inputs, features.identity, depth, frozenset(each.row for each in bad))
-
-    def with_readable_images(self) -> FolderFit:
-        """Encode all images; returns the fit without unreadable images and pairs that only they show."""
-        if not self.encoded.bad:
-            return self
-        kept = ~np.isin(np.arange(len(self.data.manifest)), list(self.encoded.bad))
-        manifest = self.data.manifest[kept].reset_index(drop=True)
-        digests = list(compress(self.data.digests, kept))
-        data = replace(self.data, manifest=manifest, labels=labels_of(manifest), digests=digests)
-        return replace(self, data=data)
-
-    @cached_property
-    def trials(self) -> Trials:
-        """Store of the trained recipes, in a folder named by labels, features, code and device."""
-        is_gpu = self.device.type == "cuda"
-        modules = [method_entry_point(kind).module for kind in self.space.kinds]
-        key = {
-            "contents": self.data.digests,
-            "rows": self.data.manifest[["state", "object", "split"]].to_numpy().tolist(),
-            "features": self.encoded.identity,
-            "torch": torch.__version__,
-            "code": code_hash("duplex.training.recipes", "duplex.recognition.answers", *modules),
-            "device": torch.cuda.get_device_name(self.device) if is_gpu else torch.get_num_threads(),
-        }
-        folder = self.cache / f"recipes-{json_digest(key)[:16]}"
-        read = self.encoded.data.read
-        settings = EvaluationParams()
-        return Trials(folder, read, self.device, settings, accuracy=self._accuracy, hooks=self._hooks)
-
-    def _hooks(self, trial: Trial) -> TrainingHooks:
-        place = log_folder(self.log, self.cache.stem, trial.slug, trial.seed)
-        return TrainingHooks(log=open_log(self.log, place))
-
-    def _accuracy(self, run: TrainedMethod, val: Examples) -> float | None:
-        confidence = run.record.confidence
-        answers = answers_with_labels(run.method, val, self.data.labels, confidence, self.world)
-        return answers.at(answers.stored).accuracy
-
-    def search(self, began: float) -> RecipeChoice:
-        """Try the recipes, and choose one by validation; `began`: `time.monotonic()` of the start."""
-        frozen = [[self.space.nothing_trained], self.space.prompts]
-        return search_recipes(frozen, self._finetuned(began), self.trials.result, self.say)
-
-    def _finetuned(self, began: float) -> Iterator[list[Trial]]:
-        lineup = stored_lineup(self.trials.folder, self.minutes, lambda: self._lineup(began))
-        self.say(f"fine-tuning: {lineup.reason}")
-        yield from self.space.finetuned(lineup)
-
-    def _lineup(self, began: float) -> Lineup:
-        splits = self.data.manifest["split"].value_counts()
-        counts = ImageCounts(int(splits["train"]), int(splits["val"]), len(self.data.manifest))
-        left = 60 * self.minutes - (time.monotonic() - began)
-        epoch = self.trials.result(self.space.prompts[0]).epoch_seconds
-        return choose_lineup(self.encoded.block_inputs, self._block_cost, counts, left, epoch)
-
-    def _block_cost(self, blocks: int) -> BlockCost:
-        cost = block_cost(self.tower, blocks, blocks)
-        cached = block_cost(self.tower, blocks, self.encoded.block_inputs)
-        return replace(cost, inputs=max(0.0, cached.forward - cost.forward))
-
-    def final_files(self, recipe: Trial) -> RunPaths:
-        """Paths of the final training's files, which repeats `recipe` on all labelled images."""
-        return RunPaths(self.trials.files(recipe).root / "all")
 
 
 def load_recipe(fit: FolderFit, recipe: Trial) -> tuple[TrainingRecord, Method[Any], RunInputs]:
@@ -297,11 +145,13 @@ def load_recipe(fit: FolderFit, recipe: Trial) -> tuple[TrainingRecord, Method[A
     return replace(record, confidence=confidence), method, inputs
 
 
-def fit_on_all_images(fit: FolderFit, recipe: Trial) -> TrainedMethod:
+def fit_on_all_images(fit: FolderFit, choice: RecipeChoice) -> TrainedMethod:
     """Train the chosen recipe on all labelled images, or continue an interrupted training."""
+    recipe = choice.recipe
     record, method, _ = load_recipe(fit, recipe)
     files = fit.final_files(recipe)
-    resume = ResumePoint("all images", files.unfinished_training, fit.trials.files(recipe).root.name)
+    key = fit.trials.files(recipe).root.name
+    resume = ResumePoint("all images", files.unfinished_training, key, fit.final_seconds(choice), fit.clock)
     manifest = fit.data.manifest.assign(split="train")
     data = replace(fit.encoded.data, manifest=manifest, labels=labels_of(manifest))
     inputs = data.read(recipe.spec.request)
@@ -309,9 +159,6 @@ def fit_on_all_images(fit: FolderFit, recipe: Trial) -> TrainedMethod:
     run = train_on_all_images(recipe.spec, record, options, inputs, fit.device, resume)
     run.write(files)
     return run
-
-
-MINUTES = 30.0
 
 
 def fit_folder(
@@ -322,7 +169,7 @@ def fit_folder(
     encoder: str | None = None,
     weights: str | None = None,
     resize: str | None = None,
-    minutes: float = MINUTES,
+    minutes: float | None = None,
     say: Say = print,
     log: str = "none",
     force: bool = False,
@@ -342,15 +189,15 @@ def fit_folder(
     weights: the encoder's weights, a published tag or a file.
     resize: how images become square: "crop", "squash" (distort) or "pad"; None: as the weights' own
         preprocessing.
-    minutes: time limit of training, after the images are encoded; timed steps decide which recipes
-        are tried.
+    minutes: time limit of training, after the images are encoded, which is used to its end; None:
+        what is tried depends on images and encoder alone, however long it takes.
     say: function that is called with each line of text on the data, the recipes tried, and the
         result.
     log: log of each recipe's training, with the values of `training.log` in params.yaml: dvclive,
         tensorboard, wandb, mlflow, a plug-in's log or none.
     force: replace a model at `out` and its page, unless it was updated with further images.
     """
-    if not minutes > 0:
+    if minutes is not None and not minutes > 0:
         raise UsageError(f"--minutes is {minutes:g}; expected a number greater than 0")
     if weights is not None and encoder is None:
         raise UsageError(f"--weights {weights!r} is given without --encoder; add --encoder, or leave --weights out")
@@ -399,17 +246,16 @@ def _fit(fit: FolderFit, out: Path, force: bool) -> Path:
     limit = f"fine-tuning: up to {room.depth} blocks; " if room.depth else "no fine-tuning: "
     say(limit + room.reason)
     fit = fit.with_readable_images()
-    began = time.monotonic()
-    rival, regressions = _rival(fit)  # first, so that the time limit includes it
-    choice = fit.search(began)
+    say(fit.outlook())
+    choice = fit.search()
     say(f"chosen: {choice.recipe.name}")
-    fit.trials.delete_paused()
+    rival, regressions = _rival(fit)
     measured, answers = _measure(fit, choice.recipe)
     measured["regressions"] = regressions
     say(f"on {measured['images']:,} test images, which had no part in training: {_summary(measured)}")
     say(rival)
     say(f"fitting the model to all {len(fit.data.manifest):,} labelled images")
-    run = fit_on_all_images(fit, choice.recipe)
+    run = fit_on_all_images(fit, choice)
     with sole_model_writer(out, "then run the same command again"):
         refuse_lost_updates(out, fit.data.contents)  # an update may have ended during the fit
         _write_model(out, fit, run, choice, measured, force)
@@ -470,13 +316,9 @@ def _summary(measured: Mapping[str, Any]) -> str:
 def _rival(fit: FolderFit) -> tuple[str, dict[str, Any] | None]:
     # a line on how the plain rival does on the same test images, and its numbers
     about = "two logistic regressions, for comparison"
-    labels = fit.data.labels
-    images = int((fit.data.manifest["split"] == "train").sum())
-    if images * fit.tower.dim * (len(labels.states) + len(labels.objects)) > LARGEST_RIVAL:
-        return f"{about}, are left out: these images would take many minutes", None
-    if not all(known.all() for known in labels.trained_words):
-        return f"{about}, are left out: some words have no training images", None
-    fit.trials.result(fit.space.rival)  # trains it
+    if fit.no_regressions is not None:
+        return f"{about}, are left out: {fit.no_regressions}", None
+    fit.trials.result(fit.space.rival)  # trains it, unless the search did
     rival, _ = _measure(fit, fit.space.rival)
     return f"{about}: {_summary(rival)}", rival
 

@@ -72,16 +72,16 @@ def make_schedule(
     return LambdaLR(optimiser, share)
 
 
-def rate_share(epoch: int, settings: TrainingOptions) -> float:
-    """The factor by which the learning rate is multiplied in an epoch, counted from 0."""
+def rate_share(epoch: float, settings: TrainingOptions) -> float:
+    """The factor by which the learning rate is multiplied in an epoch, counted from 0, or within one."""
     if settings.schedule == "step":
-        return settings.decay ** (epoch // settings.decay_every)
-    if settings.schedule == "cosine":
+        return float(settings.decay ** (epoch // settings.decay_every))
+    if settings.schedule in ("cosine", "cosine_steps"):
         return 0.5 * (1 + math.cos(math.pi * min(epoch / settings.epochs, 1.0)))
     return 1.0
 
 
-SAVED = ("key", "threads", "epoch", "best_epoch", "best_value", "chosen_by", "history")
+SAVED = ("key", "threads", "epoch", "progress", "best_epoch", "best_value", "chosen_by", "history")
 
 
 @dataclass
@@ -96,6 +96,7 @@ class TrainingState:
     device: torch.device
     threads: int = 0  # CPU threads of training, once they are chosen
     epoch: int = 0
+    progress: float = 0.0  # share of the training that is done: of its steps or, if larger, of its time
     best_epoch: int = 0
     best_value: float = -math.inf  # of the validation metric that chooses the epoch
     chosen_by: str = "last"  # name of this metric; without validation, the last epoch is kept
@@ -150,6 +151,28 @@ def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 
+@dataclass
+class Pace:
+    """How far a training has come after each step: its share of the steps or of the time."""
+
+    steps: int  # of all epochs
+    seconds: float | None = None  # limit; None: every epoch is trained
+    clock: Callable[[], float] = time.perf_counter
+
+    def __post_init__(self) -> None:
+        self._before = self.clock()
+
+    def step(self) -> float:
+        """The share of the training that the last step was, also by the time since the one before."""
+        by_steps = 1 / self.steps
+        if self.seconds is None:
+            return by_steps
+        now = self.clock()
+        taken = now - self._before
+        self._before = now
+        return max(by_steps, taken / self.seconds)
+
+
 READ_EVERY = 8  # steps between reads of the losses from the device
 STEPS = 2  # steps whose rows are read ahead
 
@@ -160,17 +183,26 @@ def train_epoch(
     settings: TrainingOptions,
     show: Callable[[int, dict[str, float]], None],
     hooks: TrainingHooks = TrainingHooks(),
+    pace: Pace | None = None,
 ) -> dict[str, float]:
-    """Train one epoch; returns each loss term's mean, and calls `show` with those so far after a step."""
+    """Train one epoch, or part of it if the time of `pace` ends; returns each loss term's mean.
+
+    Calls `show` with the means so far after each step.
+    """
     method = state.method
     method.train()
     epoch = state.epoch + 1
     size = settings.batch_size * settings.accumulate
     losses = EpochLosses(epoch, settings)
-    earlier_steps = state.epoch * math.ceil(len(images) / size)
+    per_epoch = math.ceil(len(images) / size)
+    pace = pace or Pace(settings.epochs * per_epoch)
+    earlier_steps = state.epoch * per_epoch
     steps = prefetch(images, shuffled_rows(images, state.order).split(size))
     for step, (batch, rows) in enumerate(steps, start=1):
+        if settings.schedule == "cosine_steps" and hooks.schedule is None:
+            _set_rates(state.optimiser, rate_share(state.progress * settings.epochs, settings))
         terms = optimiser_step(method, batch, rows, settings, state.optimiser)
+        state.progress += pace.step()
         losses.add(step, len(rows), terms)
         if hooks.reads_steps or step % READ_EVERY == 0:
             losses.flush()
@@ -178,8 +210,19 @@ def train_epoch(
             rates = group_learning_rates(state.optimiser)
             hooks.step(StepReport(method, epoch, earlier_steps + step, losses.last, rates))
         show(step, losses.means)
+        if _is_out_of_time(state, pace):
+            break
     losses.flush()
     return losses.means
+
+
+def _set_rates(optimiser: torch.optim.Optimizer, share: float) -> None:
+    for group in optimiser.param_groups:
+        group["lr"] = share * group["initial_lr"]
+
+
+def _is_out_of_time(state: TrainingState, pace: Pace) -> bool:
+    return pace.seconds is not None and state.progress >= 1
 
 
 def shuffled_rows(images: Batch, order: torch.Generator) -> Tensor:
@@ -295,7 +338,8 @@ class ResumePoint:
     label: str = "training"  # for progress and messages
     path: Path | None = None  # written after each epoch; a killed run continues from it bit by bit
     key: str = ""  # hash of everything that the run depends on
-    pause: int | None = None  # epoch after which training ends for now; None: at its last
+    seconds: float | None = None  # after which training ends, within an epoch if need be; None: at its last
+    clock: Callable[[], float] = time.perf_counter
 
 
 @dataclass(frozen=True)
@@ -339,7 +383,7 @@ def train(
         seconds = 0.0
         trained = 0
         steps = math.ceil(len(images) / (settings.batch_size * settings.accumulate))
-        end = min(epochs, resume.pause or epochs)
+        pace = Pace(max(1, epochs * steps), resume.seconds, resume.clock)
         with ProgressBar(f"{resume.label}, steps", epochs * steps) as bar:
 
             def show(step: int, losses: dict[str, float]) -> None:
@@ -347,18 +391,19 @@ def train(
                 bar.show(state.epoch * steps + step, {**losses, "val AUC": aucs[-1]} if aucs else losses)
 
             show(0, {})
-            while state.epoch < end and not _has_lost_patience(state, settings):
-                start = time.perf_counter()
+            while state.epoch < epochs and not _is_at_its_end(state, settings, pace):
+                start = resume.clock()
                 with float32_arithmetic(settings.precision):
-                    losses = train_epoch(state, images, settings, show, hooks)
-                seconds += time.perf_counter() - start
+                    losses = train_epoch(state, images, settings, show, hooks, pace)
+                seconds += resume.clock() - start
                 trained += 1
                 state.schedule.step()
                 state.epoch += 1
                 method.eval().on_features_changed(images)
                 method.after_epoch(state.epoch)
                 validated = None
-                if state.epoch % settings.validate_every == 0 or state.epoch == epochs:
+                is_last = state.epoch == epochs or _is_out_of_time(state, pace)
+                if state.epoch % settings.validate_every == 0 or is_last:
                     _check_finite(state, settings)
                     validated = _validated(state, validate, settings)
                 _end_epoch(state, validated, losses, hooks)
@@ -402,7 +447,9 @@ def _begin(
             return state
         except DuplexError as error:
             print(f"{resume.label}: {error}", file=sys.stderr)
-    _end_epoch(state, _validated(state, validate, settings), {}, hooks)
+    only_the_end = settings.select == "last" and settings.validate_every >= settings.epochs and method.groups()
+    first = None if only_the_end else _validated(state, validate, settings)
+    _end_epoch(state, first, {}, hooks)
     return state
 
 
@@ -465,7 +512,9 @@ def _end_epoch(
     hooks.epoch(EpochReport(state.method, state.epoch, means, rates, metrics, is_best))
 
 
-def _has_lost_patience(state: TrainingState, settings: TrainingOptions) -> bool:
-    # asked after validations alone, so that every epoch before has been compared
+def _is_at_its_end(state: TrainingState, settings: TrainingOptions, pace: Pace) -> bool:
+    if _is_out_of_time(state, pace):
+        return True
+    # patience is asked after validations alone, so that every epoch before has been compared
     is_validated = "val_auc" in state.history[-1]
     return is_validated and state.epoch - state.best_epoch >= (settings.patience or math.inf)

@@ -1,46 +1,47 @@
 """The search over recipes, by which `finetune: auto` and `duplex fit` choose how much to train.
 
-A *recipe* is a trial: nothing trained, prompts, or prompts with fine-tuned blocks. It replaces the
-best one so far if its validation AUC is higher by more than the standard error of the difference
-(DeLong's formula over the same validation images). Recipes with fine-tuned blocks are first
-compared after two epochs of each; only the best is trained to its end, and longer while time is
-left and validation AUC rises. A *lineup* says which of them fit into a time limit.
+A *recipe* is a trial: nothing trained, regressions, prompts, or prompts with fine-tuned blocks. All
+have trainings that end: blocks are tuned along short cosines that fall to 0, which rank numbers of
+blocks as longer ones do. The best of these is trained again along a cosine of twice as many epochs
+as long as validation AUC rises by more than the standard error of the difference (DeLong's formula
+over the same validation images). Of the recipes whose AUC is at most this error below the highest,
+that with the best accuracy on unseen pairs is chosen.
+
+No time enters the choice, unless there is a limit: each training then ends with its share of it.
 """
 
 from __future__ import annotations
 
-import json
-import shutil
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from duplex.config.params import MethodEntry, load_params, shipped_project
-from duplex.encoders.base import Encoder, load_encoder
-from duplex.encoders.image_blocks import block_input_shape, last_blocks
+from duplex.encoders.base import load_encoder
+from duplex.encoders.image_blocks import last_blocks
 from duplex.errors import DuplexError, UsageError
-from duplex.features.encode import WantedOutputs
-from duplex.features.file import row_bytes
 from duplex.methods.registry import parse_options
 from duplex.options import AutoFinetune, FinetuneOptions, TrainingOptions
-from duplex.system.files import write_text
+from duplex.training.lineup import (
+    EPOCHS,
+    ImageCounts,
+    Lineup,
+    SearchCosts,
+    block_cost,
+    duration,
+    epoch_cost,
+    lineup_within,
+    stored_lineup,
+    whole_lineup,
+)
 from duplex.training.run import MethodSpec, TrainedMethod
 from duplex.training.trials import Trial, TrialResult, Trials
 
 FAILURES = 2  # numbers of blocks in a row without a gain, after which the search ends
-
-
-@dataclass(frozen=True)
-class RecipeChoice:
-    """Outcome of a search: the chosen recipe, and a table of all recipes tried."""
-
-    recipe: Trial
-    table: tuple[dict[str, Any], ...]  # one row per attempt, in order: `recipe_row`
+AUC = attrgetter("result.auc")
 
 
 @dataclass(frozen=True)
@@ -51,83 +52,159 @@ class Attempt:
     result: TrialResult
 
 
-TryRecipe = Callable[[Trial, Attempt | None], Attempt]  # also compares it with an earlier attempt
-AUC = attrgetter("result.auc")
+@dataclass(frozen=True)
+class RecipeChoice:
+    """Outcome of a search: the chosen recipe, and a table of all recipes tried."""
+
+    recipe: Trial
+    table: tuple[dict[str, Any], ...]  # one row per attempt, in order: `recipe_row`
+    seconds: float = 0.0  # of all trainings and validations
+
+
+@dataclass(frozen=True)
+class BlockRecipes:
+    """The recipes with fine-tuned blocks: `spec` beside the blocks of a lineup, perhaps in limited time."""
+
+    spec: MethodSpec  # method whose prompts or heads are trained with the blocks
+    lineup: Lineup
+    seed: int = 0
+    limit: float | None = None  # seconds of the search, with that before, and of the final fit
+    costs: SearchCosts | None = None  # known where there is a limit
+
+    def levels(self, spent: float) -> list[list[Trial]]:
+        """Recipes along short cosines, a list per number of blocks; `spent`: seconds before them."""
+        lineup = self.lineup
+        if self.limit is None or self.costs is None:
+            return [[self._recipe(blocks, rate) for rate in lineup.rates] for blocks in lineup.depths]
+        left = self.limit - spent
+        if not lineup.depths or left <= 0:
+            return []
+        costs = self.costs
+        needed = costs.short(lineup.depths, len(lineup.rates)) + costs.final(lineup.depths[-1], EPOCHS[0])
+        levels = []
+        for blocks in lineup.depths:
+            seconds = left / needed * costs.recipe(blocks, EPOCHS[0]) * costs.steps_share(blocks, EPOCHS[0])
+            levels.append([self._recipe(blocks, rate, EPOCHS[0], seconds) for rate in lineup.rates])
+        return levels
+
+    def longer(self, leader: Attempt, spent: float) -> list[Trial]:
+        """Longer trainings of the best recipe, one after another; in limited time one, of what is left."""
+        recipe = leader.recipe
+        rate = recipe.rate
+        assert rate is not None
+        if self.limit is None or self.costs is None:
+            return [self._recipe(recipe.blocks, rate, epochs) for epochs in EPOCHS[1:]]
+        costs = self.costs
+        slower = leader.result.seconds / costs.recipe(recipe.blocks, EPOCHS[0])  # than predicted
+        left = (self.limit - spent) / slower
+        both = costs.recipe(recipe.blocks, 0) + costs.final(recipe.blocks, 0)
+        epoch = costs.recipe(recipe.blocks, 1) + costs.final(recipe.blocks, 1) - both
+        epochs = min(int((left - both) / epoch), EPOCHS[-1])
+        if epochs <= EPOCHS[0]:
+            return []
+        own = costs.recipe(recipe.blocks, epochs)
+        share = own / (own + costs.final(recipe.blocks, epochs)) * costs.steps_share(recipe.blocks, epochs)
+        return [self._recipe(recipe.blocks, rate, epochs, share * (self.limit - spent))]
+
+    def _recipe(self, blocks: int, rate: float, epochs: int = EPOCHS[0], seconds: float | None = None) -> Trial:
+        options = FinetuneOptions(blocks=blocks, adapter="full", learning_rate=rate)
+        name = f"{blocks} block{'s' * (blocks > 1)}, rate {rate:g}, {epochs} epochs"
+        tuned = replace(self.spec, training=whole_cosine(self.spec.training, epochs), finetune=options)
+        return Trial(name, tuned, self.seed, seconds)
+
+
+def whole_cosine(training: TrainingOptions, epochs: int) -> TrainingOptions:
+    """The same options with a learning rate that falls to 0 in `epochs` epochs, the last of which is kept."""
+    return replace(
+        training, epochs=epochs, schedule="cosine_steps", select="last", validate_every=epochs, patience=None
+    )
+
+
+@dataclass
+class RecipeSearch:
+    """A search under way: recipes that were tried, and what is said about them."""
+
+    train: Callable[[Trial], TrialResult]
+    report: Callable[[str], None]
+    attempts: list[Attempt] = field(default_factory=list)
+    table: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def seconds(self) -> float:
+        return sum(each.result.seconds for each in self.attempts)
+
+    def attempt(self, recipe: Trial) -> Attempt:
+        """Train a recipe, and compare it with the best so far."""
+        result = self.train(recipe)
+        best = max(self.attempts, key=AUC, default=None)
+        row = recipe_row(recipe, result, None if best is None else best.result)
+        self.table.append(row)
+        self.report(recipe_line(row, result))
+        self.attempts.append(Attempt(recipe, result))
+        return self.attempts[-1]
+
+    def best_depth(self, levels: Iterable[Sequence[Trial]]) -> Attempt | None:
+        """Try numbers of blocks, with the best rate of the first; returns the best, None without any."""
+        best: Attempt | None = None
+        failures = 0
+        for level in levels:
+            recipes = [recipe for recipe in level if best is None or recipe.rate == best.recipe.rate]
+            top = max(map(self.attempt, recipes), key=AUC)
+            failures += 1
+            if best is None or top.result.auc > best.result.auc:
+                best = top
+                failures = 0
+            if failures == FAILURES:
+                break
+        return best
+
+    def extend(self, best: Attempt, longer: Iterable[Trial], is_limited: bool) -> Attempt:
+        """Train a recipe longer as long as AUC rises by more than the error, in limited time at all."""
+        for recipe in longer:
+            attempt = self.attempt(recipe)
+            if is_limited:
+                gains = attempt.result.auc > best.result.auc
+            else:
+                gains = gain_exceeds_error(attempt.result, best.result)
+            if not gains:
+                break
+            best = attempt
+        return best
+
+    def choice(self, candidates: Sequence[Attempt]) -> RecipeChoice:
+        """The choice among `candidates`, the cheapest first, with the table of all attempts."""
+        chosen = choose(candidates).recipe
+        for row in self.table:
+            row["chosen"] = row["recipe"] == chosen.name
+        return RecipeChoice(chosen, tuple(self.table), self.seconds)
 
 
 def search_recipes(
-    frozen: Iterable[Sequence[Trial]],
-    finetuned: Iterable[Sequence[Trial]],
+    frozen: Iterable[Trial],
+    tuned: BlockRecipes | None,
     train: Callable[[Trial], TrialResult],
     report: Callable[[str], None],
 ) -> RecipeChoice:
-    """Try recipes, the cheapest first, and choose one by validation AUC and the rules above.
+    """Try recipes, the cheapest first, and choose one by validation and the rules above.
 
-    frozen: lists of recipes of equal cost, such as two learning rates, without fine-tuned blocks.
-    finetuned: lists of recipes with a number of fine-tuned blocks; read after `frozen` is tried.
+    frozen: recipes without fine-tuned blocks; tuned: makes those with such blocks.
     """
-    table: list[dict[str, Any]] = []
-
-    def attempt(recipe: Trial, other: Attempt | None) -> Attempt:
-        result = train(recipe)
-        row = recipe_row(recipe, result, None if other is None else other.result)
-        table.append(row)
-        report(recipe_line(row, result))
-        return Attempt(recipe, result)
-
-    best = best_frozen(frozen, attempt)
-    leader = best_depth(finetuned, best, attempt)
-    if leader is not None:
-        best = extend(leader, best, attempt)
-    for row in table:
-        row["chosen"] = row["recipe"] == best.recipe.name
-    return RecipeChoice(best.recipe, tuple(table))
+    search = RecipeSearch(train, report)
+    candidates = [search.attempt(recipe) for recipe in frozen]
+    leader = None if tuned is None else search.best_depth(tuned.levels(search.seconds))
+    if tuned is not None and leader is not None:
+        longer = tuned.longer(leader, search.seconds)
+        candidates.append(search.extend(leader, longer, tuned.limit is not None))
+    return search.choice(candidates)
 
 
-def best_frozen(levels: Iterable[Sequence[Trial]], attempt: TryRecipe) -> Attempt:
-    """Try all recipes; returns the last whose gain over cheaper ones exceeds the gain's error."""
-    best: Attempt | None = None
-    for level in levels:
-        gaining = [attempt(recipe, best) for recipe in level]
-        if best is not None:
-            cheaper = best.result
-            gaining = [each for each in gaining if gain_exceeds_error(each.result, cheaper)]
-        best = max(gaining, key=AUC, default=best)
-    if best is None:
+def choose(candidates: Sequence[Attempt]) -> Attempt:
+    """Of the candidates at most an error below the highest AUC, the best on unseen pairs, or the first."""
+    if not candidates:
         raise DuplexError("there is no recipe to try; give at least one")
-    return best
-
-
-def best_depth(levels: Iterable[Sequence[Trial]], frozen: Attempt, attempt: TryRecipe) -> Attempt | None:
-    """Try recipes with fine-tuned blocks up to their pause; returns the best, None without any."""
-    best: Attempt | None = None
-    failures = 0
-    for level in levels:
-        recipes = [recipe for recipe in level if best is None or recipe.rate == best.recipe.rate]
-        top = max((attempt(recipe, best or frozen) for recipe in recipes), key=AUC)
-        failures += 1
-        if best is None or top.result.auc > best.result.auc:
-            best = top
-            failures = 0
-        if failures == FAILURES:
-            break
-    return best
-
-
-def extend(paused: Attempt, frozen: Attempt, attempt: TryRecipe) -> Attempt:
-    """Train a paused recipe to its end, then longer as long as AUC rises; returns the best."""
-    best = frozen
-    for recipe in paused.recipe.longer:
-        longer = attempt(recipe, best)
-        gains = longer.result.auc > best.result.auc
-        if best is frozen:
-            gains = gain_exceeds_error(longer.result, best.result)
-        if not gains:
-            break
-        best = longer
-        if best.result.epoch < recipe.spec.training.epochs:
-            break
-    return best
+    top = max(candidates, key=AUC)
+    level = [each for each in candidates if each is top or not gain_exceeds_error(top.result, each.result)]
+    return max(level, key=lambda each: each.result.accuracy_unseen or 0.0)
 
 
 def gain_exceeds_error(dearer: TrialResult, cheaper: TrialResult) -> bool:
@@ -143,19 +220,22 @@ def recipe_row(recipe: Trial, result: TrialResult, best: TrialResult | None) -> 
     row: dict[str, Any] = {"recipe": recipe.name, "blocks": recipe.blocks}
     if recipe.blocks:
         row["rate"] = recipe.rate
-        row["epochs"] = recipe.pause or recipe.spec.training.epochs
+        row["epochs"] = recipe.spec.training.epochs
     row |= {"auc": result.auc, "error": _percent(own.standard_error)}
     if best is not None:
         difference = own.minus(best.components)
         row |= {"gain": result.auc - best.auc, "gain_error": _percent(difference.standard_error)}
-    return row | {"accuracy": result.accuracy, "epoch": result.epoch, "chosen": False}
+    row |= {"accuracy": result.accuracy, "accuracy_unseen": result.accuracy_unseen}
+    return row | {"epoch": result.epoch, "chosen": False}
 
 
 def recipe_line(row: Mapping[str, Any], result: TrialResult) -> str:
-    """One line of text about a recipe that was tried: validation AUC, accuracy, gain, seconds."""
+    """One line of text about a recipe that was tried: AUC, accuracies, gain, seconds."""
     parts = [f"{row['recipe']:<31} validation AUC {row['auc']:5.1f}"]
     if row["accuracy"] is not None:
         parts.append(f"accuracy {row['accuracy']:5.1f} %")
+    if row["accuracy_unseen"] is not None:
+        parts.append(f"new pairs {row['accuracy_unseen']:5.1f} %")
     if "gain" in row:
         error = row["gain_error"]
         parts.append(f"{row['gain']:+.1f}" + ("" if error is None else f" ± {error:.1f}"))
@@ -173,6 +253,7 @@ RIVAL = "linear"  # two logistic regressions, measured beside the model
 WITHOUT_TEXT = {NOTHING_TRAINED: "closed_form_visual", TRAINED: "dual_visual"}
 FROZEN_RATES = (1e-3, 1e-4)  # learning rates of prompts or linear heads on frozen features
 FROZEN_EPOCHS = 8  # of these, along half a cosine
+FROZEN_SHARE = 0.05  # of limited time, that each of these may take
 BATCH = 64
 WIDE_TEXT = 512  # width of a text tower from which several threads train prompts faster
 
@@ -196,17 +277,35 @@ class SearchSpace:
     def nothing_trained(self) -> Trial:
         return Trial("nothing trained", self._spec(NOTHING_TRAINED))
 
-    @property
-    def prompts(self) -> list[Trial]:
-        """Recipes that train prompts or heads on frozen features, one per learning rate."""
-        name = "prompts, rate" if self.text_width else "heads, rate"
-        return [Trial(f"{name} {rate:g}", self._spec(TRAINED, rate)) for rate in FROZEN_RATES]
+    def frozen(self, limit: float | None = None, regressions: bool = True) -> list[Trial]:
+        """All recipes without fine-tuned blocks, the cheapest first; `limit`: seconds of a whole fit."""
+        rivals = [self.rival] if regressions else []
+        return [self.nothing_trained, *rivals, *self.prompts(limit)]
 
-    def finetuned(self, lineup: Lineup) -> list[list[Trial]]:
+    @property
+    def trained(self) -> str:
+        """What is trained on frozen features."""
+        return "prompts" if self.text_width else "heads"
+
+    def prompts(self, limit: float | None = None) -> list[Trial]:
+        """Recipes that train prompts or heads on frozen features, one per learning rate.
+
+        limit: seconds of a whole fit, of which each may take `FROZEN_SHARE`.
+        """
+        trials = [Trial(f"{self.trained}, rate {rate:g}", self._spec(TRAINED, rate)) for rate in FROZEN_RATES]
+        if limit is None:
+            return trials
+        limited = []
+        for trial in trials:
+            spec = replace(trial.spec, training=whole_cosine(trial.spec.training, FROZEN_EPOCHS))
+            limited.append(replace(trial, spec=spec, seconds=FROZEN_SHARE * limit))
+        return limited
+
+    def finetuned(self, lineup: Lineup, limit: float | None = None, costs: SearchCosts | None = None) -> BlockRecipes:
         """Recipes with fine-tuned blocks beside prompts, which then train at their higher rate."""
-        spec = self.prompts[0].spec
+        spec = self.prompts()[0].spec
         spec = replace(spec, training=replace(spec.training, threads=torch.get_num_threads()))
-        return finetuned_recipes(spec, lineup.depths, lineup.rates, lineup.epochs)
+        return BlockRecipes(spec, lineup, limit=limit, costs=costs)
 
     def _entry(self, name: str) -> MethodEntry:
         name = name if self.text_width else WITHOUT_TEXT.get(name, name)
@@ -226,189 +325,6 @@ class SearchSpace:
         return MethodSpec(name, entry.kind, options, training, ("closed",), "closed")
 
 
-DEPTHS = (1, 2, 4, 8)  # numbers of fine-tuned blocks, the cheapest first
-RATES = (3e-4, 1e-3)  # learning rates of fine-tuned blocks
-EPOCHS = (6, 12, 24)  # of a recipe with fine-tuned blocks; more than the first only of the best
-PAUSE = 2  # epochs after which recipes with fine-tuned blocks are compared
-DISK_SHARE = 0.5  # of the free space that block inputs may take
-TIMED_IMAGES = 64
-
-
-def finetuned_recipes(
-    spec: MethodSpec,
-    depths: Iterable[int],
-    rates: Iterable[float] = RATES,
-    epochs: Sequence[int] = EPOCHS[:1],
-    seed: int = 0,
-) -> list[list[Trial]]:
-    """Lists of recipes with a number of fine-tuned blocks, paused after two epochs, one per rate.
-
-    epochs: numbers of epochs of a recipe's complete trainings (`Trial.longer`).
-    """
-
-    def recipe(blocks: int, rate: float) -> Trial:
-        options = FinetuneOptions(blocks=blocks, adapter="full", learning_rate=rate)
-        name = f"{blocks} block{'s' * (blocks > 1)}, rate {rate:g}"
-        whole = []
-        for number in epochs:
-            training = replace(spec.training, epochs=number, schedule="cosine", patience=number // 2, validate_every=1)
-            tuned = replace(spec, training=training, finetune=options)
-            whole.append(Trial(f"{name}, {number} epochs", tuned, seed))
-        return Trial(f"{name}, epoch {PAUSE}", whole[0].spec, seed, PAUSE, tuple(whole))
-
-    return [[recipe(blocks, rate) for rate in rates] for blocks in depths]
-
-
-@dataclass(frozen=True)
-class BlockRoom:
-    """How many of an image tower's last blocks can be fine-tuned, and what limits the number."""
-
-    depth: int  # the largest number of blocks of `DEPTHS`; 0: none
-    image_bytes: int  # bytes per image that the inputs of `depth` blocks take in the cache
-    reason: str
-
-
-def finetunable_blocks(encoder: Encoder, images: int, folder: Path) -> BlockRoom:
-    """Find how many last blocks can be fine-tuned at most, so that the disk of `folder` holds inputs."""
-    existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
-    free = shutil.disk_usage(existing).free
-    room = BlockRoom(0, 0, "")
-    for depth in DEPTHS:
-        try:
-            last_blocks(encoder, depth)
-        except UsageError as error:
-            return room if room.depth else BlockRoom(0, 0, str(error).partition(";")[0])
-        shapes = WantedOutputs(block_inputs=depth).row_shapes(encoder)
-        size = sum(row_bytes(name, shape) for name, shape in shapes.items())
-        if images * size > DISK_SHARE * free:
-            blocks = "1 block" if depth == 1 else f"{depth} blocks"
-            taken = f"inputs of {blocks} take {images * size / 1e9:.1f} of {free / 1e9:.1f} GB free"
-            return replace(room, reason=taken)
-        taken = f"their inputs take {images * size / 1e6:,.0f} MB of {free / 1e9:,.1f} GB free"
-        room = BlockRoom(depth, size, taken)
-    return room
-
-
-@dataclass(frozen=True)
-class BlockCost:
-    """Measured seconds per image of an image tower's last blocks."""
-
-    train: float  # forward and backward
-    forward: float
-    inputs: float = 0.0  # to compute their inputs from those of more blocks, before the first epoch
-
-
-def block_cost(encoder: Encoder, blocks: int, cached: int, images: int = TIMED_IMAGES) -> BlockCost:
-    """Measure seconds per image to train the last blocks, and to run them, on random inputs.
-
-    cached: number of last blocks that a pass runs; all before the last `blocks` are frozen.
-    """
-    cut = last_blocks(encoder, cached)
-    x = torch.randn(images, *block_input_shape(encoder, cached), device=encoder.device)
-    parameters = list(torch.nn.ModuleList(cut.blocks[cached - blocks :]).parameters())
-    before = [parameter.requires_grad for parameter in parameters]
-
-    def seconds(train: bool) -> float:
-        start = time.perf_counter()
-        with torch.set_grad_enabled(train):
-            y = cut(x)
-            if train:
-                torch.autograd.grad(y.float().sum(), parameters, allow_unused=True)
-            y.sum().item()  # waits for the device
-        return (time.perf_counter() - start) / images
-
-    for parameter in parameters:
-        parameter.requires_grad_(True)
-    try:
-        train = min(seconds(True) for _ in range(3))
-        return BlockCost(train, min(seconds(False) for _ in range(3)))
-    finally:
-        for parameter, value in zip(parameters, before, strict=True):
-            parameter.requires_grad_(value)
-
-
-@dataclass(frozen=True)
-class Lineup:
-    """Numbers of fine-tuned blocks and learning rates that a search tries, and the time."""
-
-    depths: tuple[int, ...]  # numbers of blocks to fine-tune, one after another
-    rates: tuple[float, ...]  # learning rates to try at the first depth
-    epochs: tuple[int, ...]  # of the best recipe's trainings, one after another
-    seconds: float  # predicted time, if all recipes are tried and the last is chosen
-    reason: str  # for the user
-
-
-@dataclass(frozen=True)
-class ImageCounts:
-    """Numbers of images, from which the time that a search takes is predicted."""
-
-    train: int
-    val: int
-    final: int  # images of the final fit; 0: there is none
-
-
-def choose_lineup(
-    depth: int, cost: Callable[[int], BlockCost], sizes: ImageCounts, budget: float, epoch_seconds: float
-) -> Lineup:
-    """Choose the numbers of fine-tuned blocks and learning rates to try in `budget` seconds.
-
-    The largest of `DEPTHS` that fits is always tried; time left goes to smaller ones, then to more
-    rates.
-    """
-    costs = {blocks: cost(blocks) for blocks in DEPTHS if blocks <= depth}
-
-    def predicted(depths: Sequence[int], tried: int, longest: int = 1) -> float:
-        total = 0.0
-        for place, blocks in enumerate(depths):
-            each = costs[blocks]
-            training = sizes.train * (each.train + each.forward)
-            epoch = epoch_seconds + training + sizes.val * each.forward
-            rates = tried if place == 0 else 1
-            total += PAUSE * epoch * rates + sizes.final * each.inputs
-        total += (sum(EPOCHS[:longest]) - PAUSE) * epoch  # of the largest
-        share = sizes.final / max(1, sizes.train)
-        final_epoch = share * epoch_seconds + sizes.final * (each.train + each.forward)
-        return total + EPOCHS[longest - 1] * final_epoch
-
-    possible = tuple(costs)
-    for end in range(len(possible), 0, -1):
-        for depths, tried in _depth_choices(possible[:end], len(RATES)):
-            times = [predicted(depths, tried, number + 1) for number in range(len(EPOCHS))]
-            fitting = [each for each in times if each <= budget]  # more epochs take longer
-            if fitting:
-                epochs = EPOCHS[: len(fitting)]
-                listed = ", ".join(map(str, depths))
-                reason = f"blocks {listed}, up to {epochs[-1]} epochs: at most {_duration(fitting[-1])}"
-                return Lineup(depths, RATES[:tried], epochs, fitting[-1], reason)
-    if not possible:
-        return Lineup((), (), (), 0.0, "no block of the encoder can be fine-tuned")
-    least = min(predicted((blocks,), 1) for blocks in possible)
-    left = _duration(max(budget, 0.0))
-    return Lineup((), (), (), 0.0, f"fine-tuning takes at least {_duration(least)}, and {left} are left")
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds:.1f} seconds" if seconds < 60 else f"{seconds / 60:.1f} minutes"
-
-
-def _depth_choices(depths: tuple[int, ...], rates: int) -> list[tuple[tuple[int, ...], int]]:
-    ends = (depths[0], depths[-1])
-    choices = [(depths, rates), (depths, 1)]
-    if len(depths) > 2:
-        choices += [(ends, rates), (ends, 1)]
-    return [*choices, (depths[-1:], 1)]
-
-
-def stored_lineup(folder: Path, minutes: float, make: Callable[[], Lineup]) -> Lineup:
-    """Read a search's lineup for the limit `minutes`; without one, store that of `make()`."""
-    path = folder / f"lineup-{minutes:g}.json"
-    if not path.is_file():
-        write_text(path, json.dumps(asdict(make())) + "\n")
-    record = json.loads(path.read_text(encoding="utf-8"))
-    lists = {name: tuple(record[name]) for name in ("depths", "rates", "epochs")}
-    return Lineup(**{**record, **lists})
-
-
 def search_block_counts(
     spec: MethodSpec, options: AutoFinetune, seed: int, trials: Trials, say: Callable[[str], None]
 ) -> TrainedMethod:
@@ -418,10 +334,19 @@ def search_block_counts(
         say(f"{trials.label}: {line}")
 
     first = Trial("0 blocks", spec, seed)
-    lineup = stored_lineup(trials.folder, options.minutes, lambda: _lineup(first, options, trials))
-    report(f"fine-tuning: {lineup.reason}")
-    finetuned = finetuned_recipes(spec, lineup.depths, lineup.rates, lineup.epochs, seed)
-    choice = search_recipes([[first]], finetuned, trials.result, report)
+    depth = _cached_depth(first, trials)
+    lineup = whole_lineup(depth)
+    costs = None
+    limit = None
+    if options.minutes is None:
+        report(f"fine-tuning of {lineup.describe()}")
+    else:
+        seconds = 60 * options.minutes  # of the blocks alone
+        limit = seconds + trials.result(first).seconds
+        path = trials.folder / f"lineup-{options.minutes:g}.json"
+        lineup, costs = stored_lineup(path, lambda: _lineup_within(seconds, first, depth, trials))
+        report(f"fine-tuning of {lineup.describe()}; in {duration(seconds)}")
+    choice = search_recipes([first], BlockRecipes(spec, lineup, seed, limit, costs), trials.result, report)
     report(f"chosen: {choice.recipe.name}")
     run = trials.run(choice.recipe)
     rows = tuple(
@@ -430,19 +355,24 @@ def search_block_counts(
     return replace(run, record=replace(run.record, recipes=rows))
 
 
-def _lineup(first: Trial, options: AutoFinetune, trials: Trials) -> Lineup:
-    inputs = trials.read(first.spec.request)
-    depth = int(inputs.identity.get("block_inputs", 0))
+def _cached_depth(first: Trial, trials: Trials) -> int:
+    depth = int(trials.read(first.spec.request).identity.get("block_inputs", 0))
     if not depth:
         raise UsageError(
             f"{first.spec.name} has `finetune: auto`, but the feature cache holds no block inputs; "
             "set the data set's encoder.block_inputs to the largest number of blocks to fine-tune, "
             "and run `duplex extract`"
         )
+    return depth
+
+
+def _lineup_within(seconds: float, first: Trial, depth: int, trials: Trials) -> tuple[Lineup, SearchCosts]:
+    inputs = trials.read(first.spec.request)
     encoder = inputs.encoder
-    device = str(trials.device)
-    tower = load_encoder(encoder["name"], encoder["tag"] or None, towers="image", device=device)
+    tower = load_encoder(encoder["name"], encoder["tag"] or None, towers="image", device=str(trials.device))
     last_blocks(tower, depth)  # raises for an encoder that cannot be cut
     counts = ImageCounts(len(inputs.examples["train"]), len(inputs.examples["val"]), 0)
-    epoch = trials.result(first).epoch_seconds
-    return choose_lineup(depth, lambda blocks: block_cost(tower, blocks, depth), counts, 60 * options.minutes, epoch)
+    depths = whole_lineup(depth).depths
+    blocks = {each: block_cost(tower, each, depth, clock=trials.clock) for each in depths}
+    costs = SearchCosts(counts, blocks, epoch_cost(first.spec, inputs, trials.device, trials.clock))
+    return lineup_within(seconds, costs), costs

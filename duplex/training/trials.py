@@ -34,8 +34,7 @@ class Trial:
     name: str  # for messages, such as `2 blocks, rate 0.0003`
     spec: MethodSpec
     seed: int = 0
-    pause: int | None = None  # epoch after which training pauses; None: it is trained to its end
-    longer: tuple[Trial, ...] = ()  # of a paused trial: the same to its end, then with more epochs
+    seconds: float | None = None  # that training may take; None: however long its epochs take
 
     @property
     def blocks(self) -> int:
@@ -62,17 +61,13 @@ class TrialResult:
     epoch: int  # the best one
     auc_all: float | None = None  # percent, all pairs are candidates; None: not for the open world
     accuracy: float | None = None  # percent, of the most probable answers
+    accuracy_unseen: float | None = None  # the same of images of unseen pairs, at their share of the images
     seconds: float = 0.0  # of training and validation
     seconds_per_epoch: float = 0.0
 
     @property
     def components(self) -> AucComponents:
         return AucComponents.of(self.margins)
-
-    @property
-    def epoch_seconds(self) -> float:
-        """Seconds per epoch or, if there are no epochs, of the whole fit with its validation."""
-        return self.seconds_per_epoch or self.seconds
 
     @property
     def auc(self) -> float:
@@ -93,57 +88,52 @@ class Trials:
     settings: EvaluationParams
     label: str = ""  # name of what is trained, for the progress
     key: str = ""  # hash of what the trials depend on besides their methods and seeds
-    accuracy: Callable[[TrainedMethod, Examples], float | None] | None = None  # percent, on validation images
+    # `accuracy` and `accuracy_unseen` of a result, on validation images
+    accuracies: Callable[[TrainedMethod, Examples], dict[str, float]] | None = None
     hooks: Callable[[Trial], TrainingHooks] = lambda trial: TrainingHooks()
+    clock: Callable[[], float] = time.perf_counter
 
     def files(self, trial: Trial) -> RunPaths:
-        """Paths of a trial's checkpoint and results, which a paused and a whole training share."""
+        """Paths of a trial's checkpoint and results."""
         spec = trial.spec
         options = spec.options.to_dict()
         finetune = None if spec.finetune is None else spec.finetune.to_dict()
-        key = [self.key, spec.kind, options, spec.training.to_dict(), finetune, trial.seed]
+        key = [self.key, spec.kind, options, spec.training.to_dict(), finetune, trial.seed, trial.seconds]
         return RunPaths(self.folder / json_digest(key)[:12])
 
     def result(self, trial: Trial) -> TrialResult:
         """A trial's result; trains it if files are missing."""
         files = self.files(trial)
-        part = "" if trial.pause is None else f"-epoch{trial.pause}"
-        result = files.root / f"result{part}.json"
-        margins = files.root / f"margins{part}.npz"
+        result = files.root / "result.json"
+        margins = files.root / "margins.npz"
         if not result.is_file():
             self._train(trial, files, result, margins)
         with np.load(margins) as arrays:
             return TrialResult(trial.name, Margins(**arrays), **json.loads(result.read_text("utf-8")))
 
     def _train(self, trial: Trial, files: RunPaths, result: Path, margins: Path) -> None:
-        start = time.monotonic()
+        start = self.clock()
         spec = trial.spec
         inputs = self.read(spec.request)
         label = f"{self.label}, {trial.name}" if self.label else trial.name
-        resume = ResumePoint(label, files.unfinished_training, files.root.name, trial.pause)
+        resume = ResumePoint(label, files.unfinished_training, files.root.name, trial.seconds, self.clock)
         hooks = self.hooks(trial)
         run = train_run(spec, inputs, trial.seed, self.device, self.settings, resume, hooks)
-        accuracy = None if self.accuracy is None else self.accuracy(run, inputs.examples["val"].to(self.device))
-        if trial.pause is None:
-            run.write(files)
-        files.root.mkdir(parents=True, exist_ok=True)
+        accuracies = {}
+        if self.accuracies is not None:
+            accuracies = self.accuracies(run, inputs.examples["val"].to(self.device))
+        run.write(files)
         assert run.margins is not None
         np.savez(margins, **asdict(run.margins))
         record = {
             "epoch": run.record.epoch,
             "auc_all": run.val_auc_all,
-            "accuracy": accuracy,
-            "seconds": time.monotonic() - start,
+            **accuracies,
+            "seconds": self.clock() - start,
             "seconds_per_epoch": run.result.timing["seconds_per_epoch"],
         }
         write_text(result, json.dumps(record) + "\n")
-        if trial.pause is None:
-            files.unfinished_training.unlink(missing_ok=True)
-
-    def delete_paused(self) -> None:
-        """Delete the files from which paused trials could be continued, at the end of a search."""
-        for file in self.folder.glob(f"*/{RunPaths(self.folder).unfinished_training.name}"):
-            file.unlink()
+        files.unfinished_training.unlink(missing_ok=True)
 
     def load(self, trial: Trial) -> tuple[TrainingRecord, Method[Any], RunInputs]:
         """Load a finished trial: its metadata, the trained method and the inputs of its training."""

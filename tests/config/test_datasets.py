@@ -64,7 +64,7 @@ def test_options_of_a_method_are_those_of_the_data_set_alone(params: Path) -> No
     assert changed.training("shapes", "dual_finetuned").epochs == 3
     assert changed.finetune("dual_finetuned", "shapes").blocks == 4, "of the entry in params.yaml"
     write_dataset("mine", {"methods": {"dual": {"finetune": "auto"}}}, run=False)
-    assert load_params().finetune("dual", "mine").to_dict() == {"blocks": "auto", "minutes": 30.0}
+    assert load_params().finetune("dual", "mine").to_dict() == {"blocks": "auto", "minutes": None}
 
 
 def test_settings_are_written_beside_those_of_other_methods_in_params(params: Path) -> None:
@@ -86,7 +86,7 @@ def test_what_a_data_set_leaves_unsaid_is_taken_over_through_extends(params: Pat
     write_dataset("shapes", {"methods": {"mine": {"training": {"patience": 2}, "finetune": "auto"}}}, run=False)
     training = load_params().training("shapes", "mine")
     assert (training.epochs, training.patience) == (3, 2)
-    assert load_params().finetune("mine", "shapes").to_dict() == {"blocks": "auto", "minutes": 30.0}
+    assert load_params().finetune("mine", "shapes").to_dict() == {"blocks": "auto", "minutes": None}
     write_dataset("shapes", {"methods": {"dual_finetuned": {"finetune": {"learning_rate": 0.5}}}}, run=False)
     assert load_params().finetune("dual_finetuned", "shapes") == replace(base, learning_rate=0.5)
     write_dataset("shapes", {"methods": {"dual_finetuned": {"finetune": {}}}}, run=False)

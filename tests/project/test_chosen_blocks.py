@@ -14,7 +14,7 @@ from duplex.project.run import ProjectRun
 from duplex.project.train import train_stage
 from duplex.report.aggregate import DatasetResults, read_run
 from duplex.report.costs import auto_finetune_tables
-from duplex.training import recipes
+from duplex.training import lineup, recipes
 from duplex.training.checkpoint import read_record
 from tests.projects import SHIPPED, edited_params, encoded_project, interrupt
 
@@ -43,8 +43,9 @@ def params(folder: Path) -> Params:
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three epochs of a fine-tuned recipe instead of six or more."""
-    monkeypatch.setattr(recipes, "EPOCHS", (3,))
+    """Two epochs of a fine-tuned recipe, and no longer trainings."""
+    for module in (lineup, recipes):
+        monkeypatch.setattr(module, "EPOCHS", (2, 2))
 
 
 def run_of(params: Params, folder: Path, out: str = "artifacts") -> ArtifactPaths:
@@ -83,7 +84,7 @@ def test_without_prompts_blocks_are_tried_beside_the_closed_form_alone(params, f
     train_stage(ProjectRun("own", "visual", 0, params, paths))
     frozen, *tried = read_record(paths.run("own", "visual", 0).checkpoint).recipes
     logs = {path.parent.name for path in Path("tensorboard/own/visual/0").glob("*/events.*")}
-    assert logs >= {"0-blocks", f"1-block-rate-0.0003-epoch-{recipes.PAUSE}"}
+    assert logs >= {"0-blocks", f"1-block-rate-0.0003-{recipes.EPOCHS[0]}-epochs"}
     assert frozen["blocks"] == 0 and {recipe["blocks"] for recipe in tried} >= {1}
     least = frozen["auc"] - frozen["error"]  # two epochs with so few images may lower it
     assert all(recipe["auc"] >= least for recipe in tried)
@@ -100,23 +101,13 @@ def test_interrupted_training_ends_in_the_same_bytes(params, folder, monkeypatch
     assert run_of(params, folder, "broken").run("own", "auto", 0).checkpoint.read_bytes() == whole
 
 
-def test_a_search_with_other_settings_has_a_lineup_of_its_own(params, folder, monkeypatch):
-    entry = params.methods["auto"].model_copy(update={"training": {"weight_decay": 0.5}})
-    changed = params.model_copy(update={"methods": {**params.methods, "auto": entry}})
-    for settings in (params, changed):
-        with monkeypatch.context() as patch:
-            interrupt(patch, 5)
-            with pytest.raises(KeyboardInterrupt):
-                run_of(settings, folder, "changed")
-    assert len(list((folder / "changed").glob("own/auto/0/recipes.partial/*/lineup-30.json"))) == 2
-
-
-def test_without_time_nothing_is_fine_tuned(params, folder, monkeypatch, capsys):
-    monkeypatch.setattr(recipes, "block_cost", lambda *_: recipes.BlockCost(1e6, 1e6))
-    record = read_record(run_of(params, folder, "hurried").run("own", "auto", 0).checkpoint)
-    assert record.finetune is None
-    assert [recipe["blocks"] for recipe in record.recipes] == [0]
-    assert "fine-tuning takes at least" in capsys.readouterr().err
+def test_in_little_time_one_block_is_tuned_all_the_same(params, folder, monkeypatch, capsys):
+    monkeypatch.setattr(recipes, "block_cost", lambda *_, **__: lineup.BlockCost(1e6, 1e6))
+    entry = params.methods["auto"].model_copy(update={"finetune": {"blocks": "auto", "minutes": 0.05}})
+    hurried = params.model_copy(update={"methods": {**params.methods, "auto": entry}})
+    record = read_record(run_of(hurried, folder, "hurried").run("own", "auto", 0).checkpoint)
+    assert [recipe["blocks"] for recipe in record.recipes] == [0, 1]
+    assert "fine-tuning of 1 block, 2 epochs each, then the best for longer; in 3 seconds" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

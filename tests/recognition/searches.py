@@ -4,6 +4,6 @@ from duplex.recognition import fit
 from duplex.training.recipes import RecipeChoice, search_recipes
 
 
-def only_the_first(self: fit.FolderFit, began: float) -> RecipeChoice:
+def only_the_first(self: fit.FolderFit) -> RecipeChoice:
     """A search that trains nothing."""
-    return search_recipes([[self.space.nothing_trained]], [], self.trials.result, self.say)
+    return search_recipes([self.space.nothing_trained], None, self.trials.result, self.say)

@@ -20,13 +20,12 @@ from duplex.project.suspects import OUTLIERS, open_labelled, rank_suspects, rela
 from duplex.recognition import fit
 from duplex.recognition.export import read_fit
 from duplex.recognition.update import update_model
-from duplex.training import recipes, trials
+from duplex.training import lineup, recipes, trials
 from tests.recognition.drawn_folder import LACKING, OBJECTS, STATES, draw_pair
 from tests.recognition.searches import only_the_first
 from tests.subprocesses import duplex, start_duplex
 
 pytestmark = pytest.mark.slow
-LINEUP = f"lineup-{fit.MINUTES:g}.json"
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +111,7 @@ def test_a_fit_killed_at_each_stage_ends_in_the_bytes_of_an_undisturbed_one(fitt
     model, _ = fitted
     out = tmp_path / "model"
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "features"))
-    for stage in ("*.h5.partial", "result.json", "training.partial", LINEUP):  # in the order in which they appear
+    for stage in ("*.h5.partial", "result.json", "training.partial"):  # in the order in which they appear
         process = start_duplex("fit", drawn, "--encoder", "tiny", "--out", out)
         limit = time.monotonic() + 120
         while not list(tmp_path.rglob(stage)) and process.poll() is None and time.monotonic() < limit:
@@ -124,6 +123,47 @@ def test_a_fit_killed_at_each_stage_ends_in_the_bytes_of_an_undisturbed_one(fitt
     assert done.returncode == 0, done.stderr
     assert {**model_bytes(out), "README.md": b""} == {**model_bytes(model), "README.md": b""}
     assert (out / "README.md").read_text() == (model / "README.md").read_text()
+
+
+class Clock:
+    """A pretended clock that is `step` seconds later each time it is read."""
+
+    def __init__(self, step: float) -> None:
+        self.step, self.now = step, 0.0
+
+    def __call__(self) -> float:
+        self.now += self.step
+        return self.now
+
+
+def test_on_a_busy_machine_the_same_recipes_are_tried_and_the_model_has_the_same_bytes(
+    fitted, drawn, tmp_path, monkeypatch
+):
+    model, printed = fitted
+    lines: list[str] = []
+    monkeypatch.setattr(fit, "FolderFit", partial(fit.FolderFit, clock=Clock(100.0)))
+    busy = fit.fit_folder(drawn, tmp_path / "model", encoder="tiny", say=lines.append)
+    assert read_fit(busy)["recipes"] == read_fit(model)["recipes"]
+    assert (busy / "model.safetensors").read_bytes() == (model / "model.safetensors").read_bytes()
+    (outlook,) = (place for place, line in enumerate(lines) if line.startswith("training: prompts, then fine-tuning"))
+    assert "minutes on this machine" in lines[outlook]
+    assert all("validation AUC" not in line for line in lines[:outlook])  # it is said before anything is trained
+    assert "1, 2 and 4 blocks" in lines[outlook] and "1, 2 and 4 blocks" in printed
+
+
+@pytest.mark.parametrize("step", [0.05, 2.0])
+def test_in_little_time_what_fits_is_tuned_and_a_second_fit_chooses_the_same(drawn, tmp_path, monkeypatch, step):
+    """60 seconds on an idle and on a busy machine, by a pretended clock."""
+    clock = Clock(step)
+    lines: list[str] = []
+    monkeypatch.setattr(fit, "FolderFit", partial(fit.FolderFit, clock=clock))
+    model = fit.fit_folder(drawn, tmp_path / "model", encoder="tiny", minutes=1, say=lines.append)
+    first = read_fit(model)
+    assert any("in 1.0 minutes" in line for line in lines)
+    assert sum(recipe["blocks"] > 0 for recipe in first["recipes"]) >= 1
+    monkeypatch.setattr(trials, "train_run", None)
+    again = read_fit(fit.fit_folder(drawn, model, encoder="tiny", minutes=1, say=lines.append, force=True))
+    assert again == first
 
 
 def test_an_update_that_ends_during_a_fit_is_kept(fitted, drawn, tmp_path, monkeypatch):
@@ -302,17 +342,19 @@ def test_an_encoder_without_a_text_tower_is_fine_tuned(drawn, tmp_path, monkeypa
     torch.manual_seed(0)
     weights = tmp_path / "weights.safetensors"
     save_file(timm.create_model("test_efficientnet", num_classes=0).state_dict(), weights)
-    monkeypatch.setattr(recipes, "DEPTHS", (1,))
-    monkeypatch.setattr(recipes, "EPOCHS", (3,))
+    monkeypatch.setattr(lineup, "DEPTHS", (1,))
+    monkeypatch.setattr(lineup, "EPOCHS", (2, 3))
+    monkeypatch.setattr(recipes, "EPOCHS", (2, 3))
     monkeypatch.setattr(recipes, "gain_exceeds_error", lambda dearer, cheaper: dearer.name.startswith("1 block"))
+    monkeypatch.setattr(recipes, "choose", lambda candidates: candidates[-1])
     lines: list[str] = []
     encoder = "timm:test_efficientnet"
     model = fit.fit_folder(drawn, tmp_path / "model", encoder=encoder, weights=str(weights), say=lines.append)
     record = read_fit(model)
-    assert [recipe["blocks"] for recipe in record["recipes"]] == [0, 0, 0, 1, 1, 1]
-    assert record["chosen"].startswith("1 block") and record["recipes"][1]["recipe"] == "heads, rate 0.001"
+    assert [recipe["blocks"] for recipe in record["recipes"]] == [0, 0, 0, 0, 1, 1, 1]
+    assert record["chosen"].startswith("1 block") and record["recipes"][2]["recipe"] == "heads, rate 0.001"
     assert not any("prompts" in line for line in lines)
-    assert not list(fit.fit_cache_folder(model).rglob("training.partial"))  # of the paused recipe that was not chosen
+    assert not list(fit.fit_cache_folder(model).glob("recipes-*/*/training.partial"))
     recognizer = Recognizer.load(model, device="cpu")
     assert recognizer.trained.finetuned is not None
     assert [answer.best.state for answer in recognizer(sorted(drawn.glob("*/*/0000.png")), top=1)]

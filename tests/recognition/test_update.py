@@ -28,7 +28,8 @@ from duplex.recognition.export import (
 from duplex.recognition.update import update_model
 from duplex.system.files import sha256, sole_writer
 from duplex.training.checkpoint import read_header, read_tensors, write_model
-from duplex.training.recipes import RecipeChoice, finetuned_recipes, search_recipes
+from duplex.training.lineup import Lineup
+from duplex.training.recipes import RecipeChoice, search_recipes
 from tests.recognition.drawn_folder import OBJECTS, STATES, draw_folder, draw_pair
 from tests.recognition.searches import only_the_first
 from tests.subprocesses import duplex
@@ -147,13 +148,13 @@ def test_updates_in_place_add_up(model, further, tmp_path):
 
 
 def test_fine_tuned_blocks_make_the_features_that_are_added(drawn, further, tmp_path, monkeypatch):
-    def with_blocks(self: fit.FolderFit, began: float) -> RecipeChoice:
-        ((recipe,),) = finetuned_recipes(self.space.prompts[0].spec, [2], [1e-3])
-        return search_recipes([[recipe.longer[0]]], [], self.trials.result, self.say)
+    def with_blocks(self: fit.FolderFit) -> RecipeChoice:
+        ((recipe,),) = self.space.finetuned(Lineup((2,), (1e-3,))).levels(0.0)
+        return search_recipes([recipe], None, self.trials.result, self.say)
 
     monkeypatch.setattr(fit.FolderFit, "search", with_blocks)
     tuned = fit.fit_folder(drawn, tmp_path / "tuned", encoder="tiny", say=lambda _: None)
-    assert read_fit(tuned)["chosen"] == "2 blocks, rate 0.001, 6 epochs"
+    assert read_fit(tuned)["chosen"] == "2 blocks, rate 0.001, 3 epochs"
     update_model(tuned, further, tmp_path / "out", say=lambda _: None)
     old, new = (read_statistics(place) for place in (tuned, tmp_path / "out"))
     recognizer = Recognizer.load(tuned, device="cpu", exact=True)

@@ -1,6 +1,7 @@
 """The training loop: repeatable, resumable bit for bit, stopped at divergence."""
 
 import dataclasses
+import math
 import mmap
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from duplex.methods.duplex import DuplexOptions as Options
 from duplex.methods.prompt_method import PromptOptions
 from duplex.options import Options as MethodOptions
 from duplex.options import TrainingOptions
+from duplex.training.logs import TrainingHooks
 from duplex.training.loop import ResumePoint, TrainingState, make_optimiser, optimiser_step, rate_share, train
 from duplex.training.scoring import Validated, Validation
 from tests.methods.world import features, small_context, small_labels, small_method, step_of
@@ -95,6 +97,81 @@ def test_a_killed_run_continues_bit_identically(tmp_path, monkeypatch, after):
     resumed, outcome = run(settings=settings, resume=ResumePoint(path=partial, key="k"))
     assert same(whole, resumed)
     assert (outcome.best_epoch, outcome.history) == (reference.best_epoch, reference.history)
+
+
+class Clock:
+    """A pretended clock: a busy machine's is further ahead each time it is read."""
+
+    def __init__(self, step: float) -> None:
+        self.step, self.now = step, 0.0
+
+    def __call__(self) -> float:
+        self.now += self.step
+        return self.now
+
+
+WHOLE = dataclasses.replace(SETTINGS, epochs=3, schedule="cosine_steps", select="last", validate_every=3)
+
+
+def rates_of(**more):
+    """Train, and return the learning rate of every step as a share of the first, with the outcome."""
+    rates = []
+    hooks = TrainingHooks(on_step=lambda report: rates.append(report.rates[0] / WHOLE.learning_rate))
+    network, outcome = run(settings=WHOLE, hooks=hooks, **more)
+    return rates, network, outcome
+
+
+def cosine(share: float) -> float:
+    return 0.5 * (1 + math.cos(math.pi * min(share, 1.0)))
+
+
+def test_a_cosine_by_steps_falls_with_every_step_to_zero():
+    rates, _, outcome = rates_of()
+    assert rates == pytest.approx([cosine(step / len(rates)) for step in range(len(rates))])
+    assert outcome.best_epoch == WHOLE.epochs
+    assert [epoch for epoch, row in enumerate(outcome.history) if "val_auc" in row] == [WHOLE.epochs]
+
+
+@pytest.mark.parametrize("slow", [0.1, 1.0, 7.0, 1000.0])
+def test_limited_time_ends_training_within_a_step_and_its_cosine_with_it(slow):
+    every = len(rates_of()[0])
+    limit = 10.0
+    rates, _, outcome = rates_of(resume=ResumePoint(seconds=limit, clock=Clock(slow)))
+    step = max(1 / every, slow / limit)  # share of the training; the clock is also read around each epoch
+    assert 1 <= len(rates) <= every
+    assert (len(rates) - 1) * step < 1
+    assert rates[-1] <= cosine((len(rates) - 1) * step) + 1e-6
+    assert len(rates) == every or rates[-1] <= cosine(max(0.0, 1 - 4 * step))
+    last = outcome.history[-1]
+    assert outcome.best_epoch == last["epoch"] and "val_auc" in last
+
+
+def test_training_without_a_limit_is_the_same_on_a_busy_machine():
+    (_, idle, _), (_, busy, _) = (rates_of(resume=ResumePoint(clock=Clock(step))) for step in (1e-3, 1e3))
+    assert same(idle, busy)
+
+
+@pytest.mark.parametrize("after", [1, 2])
+def test_limited_training_that_was_killed_continues_where_its_cosine_was(tmp_path, monkeypatch, after):
+    rates, whole, _ = rates_of()
+    partial, save = tmp_path / "training.partial", TrainingState.save
+    limit = 4.0 * len(rates)  # time for all steps
+
+    def save_then_die(state, path):
+        save(state, path)
+        if state.epoch == after:
+            raise KeyboardInterrupt
+
+    def limited() -> ResumePoint:
+        return ResumePoint(path=partial, key="k", seconds=limit, clock=Clock(1.0))
+
+    monkeypatch.setattr(TrainingState, "save", save_then_die)
+    with pytest.raises(KeyboardInterrupt):
+        rates_of(resume=limited())
+    monkeypatch.setattr(TrainingState, "save", save)
+    rest, resumed, _ = rates_of(resume=limited())
+    assert rest == pytest.approx(rates[-len(rest) :]) and len(rest) == len(rates) * (3 - after) // 3
+    assert same(resumed, whole)
 
 
 def test_the_state_of_another_run_is_ignored(tmp_path, capsys):

@@ -1,6 +1,6 @@
-"""The search adopts costlier recipes that gain enough, and trains only the best of them to its end."""
+"""The search tries whole trainings only, and chooses among them by validation, never by time."""
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
@@ -9,37 +9,33 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from duplex.config.params import EvaluationParams
-from duplex.encoders.base import load_encoder
 from duplex.errors import DuplexError
 from duplex.evaluation.curve import Margins
 from duplex.methods.registry import parse_options
 from duplex.options import TrainingOptions
 from duplex.testing import small_inputs
+from duplex.training import trials
+from duplex.training.lineup import EPOCHS, RATES, BlockCost, ImageCounts, SearchCosts, lineup_within, whole_lineup
 from duplex.training.recipes import (
-    DEPTHS,
-    EPOCHS,
-    PAUSE,
-    RATES,
     Attempt,
-    BlockCost,
-    ImageCounts,
-    Lineup,
+    BlockRecipes,
+    RecipeChoice,
     SearchSpace,
-    best_depth,
-    best_frozen,
-    choose_lineup,
-    extend,
-    finetunable_blocks,
-    finetuned_recipes,
+    choose,
     search_recipes,
-    stored_lineup,
+    whole_cosine,
 )
-from duplex.training.run import MethodSpec, reproducible
+from duplex.training.run import MethodSpec, reproducible, train_run
 from duplex.training.trials import Trial, TrialResult, Trials
 
-CPU = torch.device("cpu")
-TRAINING = TrainingOptions(learning_rate=1e-3, batch_size=64, epochs=3)
+TRAINING = TrainingOptions(learning_rate=1e-3, batch_size=64, epochs=3, patience=2)
 SPEC = MethodSpec("m", "prompts", parse_options("prompts", {}), TRAINING, ("closed",), "closed")
+NOTHING = Trial("nothing", SPEC)
+COSTS = SearchCosts(
+    ImageCounts(train=400, val=100, final=600),
+    {blocks: BlockCost(0.01 * blocks, 0.002 * blocks, 0.01 / blocks) for blocks in (1, 2, 4)},
+    epoch=1.0,
+)
 
 
 def margins(auc: float, images: int = 200) -> Margins:
@@ -49,248 +45,211 @@ def margins(auc: float, images: int = 200) -> Margins:
     return Margins(seen, unseen, np.repeat([True, False], images))
 
 
-def attempts(aucs: dict[str, float]):
-    tried = []
-
-    def attempt(recipe: Trial) -> TrialResult:
-        tried.append(recipe.name)
-        at_its_end = recipe.name.removesuffix(f", {EPOCHS[0]} epochs")  # as good as when it was paused
-        auc = aucs.get(recipe.name, aucs.get(at_its_end, aucs.get(f"{at_its_end}, epoch {PAUSE}")))
-        assert auc is not None
-        return TrialResult(recipe.name, margins(auc), epoch=recipe.spec.training.epochs)
-
-    return attempt, tried
-
-
 def mixed(result: TrialResult, random: np.random.Generator) -> TrialResult:
     """Let a recipe be right on other images, so that a gain of one point is smaller than its error."""
     parts = [random.permutation(each) for each in (result.margins.seen, result.margins.unseen)]
     return replace(result, margins=Margins(*parts, result.margins.is_seen))
 
 
-NOTHING = [[Trial("nothing", SPEC)]]
+def name(blocks: int, rate: float = RATES[0], epochs: int = EPOCHS[0]) -> str:
+    return f"{blocks} block{'s' * (blocks > 1)}, rate {rate:g}, {epochs} epochs"
 
 
-def names(level: int) -> list[str]:
-    return [f"{level} block{'s' * (level > 1)}, rate {rate:g}, epoch {PAUSE}" for rate in RATES]
+@dataclass
+class Trainings:
+    """Pretended trainings of known AUC on a machine that is `slow` times slower than predicted."""
 
+    aucs: dict[str, float]
+    slow: float = 1.0
+    random: np.random.Generator | None = None  # recipes are right on other images
+    unseen: dict[str, float] = field(default_factory=dict)
+    tried: list[str] = field(default_factory=list)
+    seconds: float = 0.0
 
-def whole(name: str, epochs: int = EPOCHS[0]) -> str:
-    return name.replace(f"epoch {PAUSE}", f"{epochs} epochs")
-
-
-def test_the_search_goes_to_the_most_blocks_that_gain_with_the_better_rate():
-    aucs = {"nothing": 0.5, names(1)[0]: 0.6, names(1)[1]: 0.65, names(2)[1]: 0.75, names(4)[1]: 0.85}
-    attempt, tried = attempts(aucs)
-    choice = search_recipes(NOTHING, finetuned_recipes(SPEC, (1, 2, 4)), attempt, print)
-    assert tried == ["nothing", *names(1), names(2)[1], names(4)[1], whole(names(4)[1])]
-    assert choice.recipe.name == whole(names(4)[1])
-    assert [row["recipe"] for row in choice.table if row["chosen"]] == [choice.recipe.name]
-    assert choice.table[-2]["gain"] == pytest.approx(choice.table[-2]["auc"] - choice.table[3]["auc"])
-    assert choice.table[-1]["gain"] == pytest.approx(choice.table[-1]["auc"] - choice.table[0]["auc"])
-
-
-def test_the_best_of_equally_expensive_recipes_is_taken_for_any_gain():
-    slow, fast = (Trial(name, SPEC) for name in ("slow", "fast"))
-    aucs = {"slow": 0.5, "fast": 0.51, names(1)[0]: 0.65, names(1)[1]: 0.66, names(2)[1]: 0.75}
-    attempt, tried = attempts(aucs)
-    random = np.random.default_rng(0)
-    blocks = finetuned_recipes(SPEC, (1, 2))
-    choice = search_recipes([[slow, fast]], blocks, lambda recipe: mixed(attempt(recipe), random), print)
-    assert tried == ["slow", "fast", *names(1), names(2)[1], whole(names(2)[1])]
-    assert choice.recipe.name == whole(names(2)[1])
-    assert choice.table[2]["gain"] == pytest.approx(choice.table[2]["auc"] - choice.table[1]["auc"])  # over `fast`
-
-
-def test_a_rate_whose_gain_exceeds_its_error_is_kept_even_if_that_of_the_first_does_not():
-    nothing, slow, fast = (Trial(name, SPEC) for name in ("nothing", "slow", "fast"))
-    attempt, _ = attempts({"nothing": 0.5, "slow": 0.505, "fast": 0.51})
-    random = np.random.default_rng(0)
-    results = {each.name: attempt(each) for each in (nothing, slow, fast)}
-    results["slow"] = mixed(results["slow"], random)
-    for rates in ([slow, fast], [fast, slow]):
-        choice = search_recipes([[nothing], rates], [], lambda recipe: results[recipe.name], print)
-        assert choice.recipe.name == "fast"
-        slow_row = next(row for row in choice.table if row["recipe"] == "slow")
-        assert 0 < slow_row["gain"] < slow_row["gain_error"]
-
-
-def test_more_blocks_are_taken_for_any_gain_but_the_first_only_beyond_the_error():
-    """Each recipe is right on other images."""
-    random = np.random.default_rng(0)
-    one, two = names(1)[0], names(2)[0]
-    blocks = finetuned_recipes(SPEC, (1, 2), RATES[:1])
-    chosen = [
-        search_recipes(
-            NOTHING, blocks, lambda recipe, attempt=attempts(aucs)[0]: mixed(attempt(recipe), random), print
-        ).recipe.name
-        for aucs in (
-            {"nothing": 0.60, one: 0.61, two: 0.60},
-            {"nothing": 0.50, one: 0.70, two: 0.71},
-            {"nothing": 0.50, one: 0.71, two: 0.70},
+    def __call__(self, recipe: Trial) -> TrialResult:
+        self.tried.append(recipe.name)
+        epochs = recipe.spec.training.epochs
+        seconds = 1.0
+        if recipe.blocks:
+            whole = COSTS.recipe(recipe.blocks, epochs)
+            steps = COSTS.steps_share(recipe.blocks, epochs) * whole
+            limited = self.slow * steps if recipe.seconds is None else min(recipe.seconds, self.slow * steps)
+            seconds = limited + self.slow * (whole - steps)
+        self.seconds += seconds
+        result = TrialResult(
+            recipe.name, margins(self.aucs[recipe.name]), epochs, accuracy_unseen=self.unseen.get(recipe.name)
         )
-    ]
-    assert chosen == ["nothing", whole(two), whole(one)]
+        result = replace(result, seconds=seconds)
+        return result if self.random is None else mixed(result, self.random)
 
 
-def test_a_recipe_that_is_exactly_as_good_as_a_cheaper_one_is_not_chosen():
-    """Neither blocks nor epochs are added for nothing; images on which both agree give a gain and an error of 0."""
-    one, two = names(1)[0], names(2)[0]
-    of_one_rate = list(finetuned_recipes(SPEC, (1, 2), RATES[:1]))
-    for aucs, expected in (
-        ({"nothing": 0.6, one: 0.6, two: 0.6}, "nothing"),
-        ({"nothing": 0.6, one: 0.7, two: 0.7}, whole(one)),
-    ):
-        assert search_recipes(NOTHING, of_one_rate, attempts(aucs)[0], print).recipe.name == expected
-    longer = finetuned_recipes(SPEC, (1,), RATES[:1], EPOCHS)
-    attempt, _ = attempts({"nothing": 0.6, one: 0.7, **{whole(one, epochs): 0.7 for epochs in EPOCHS}})
-    assert search_recipes(NOTHING, longer, attempt, print).recipe.name == whole(one)
+def search(trainings: Trainings, depth: int, frozen: tuple[Trial, ...] = (NOTHING,)) -> RecipeChoice:
+    return search_recipes(frozen, BlockRecipes(SPEC, whole_lineup(depth)), trainings, print)
+
+
+def test_every_depth_has_a_whole_short_cosine_with_the_better_rate_of_the_first():
+    slow, fast = RATES
+    trainings = Trainings(
+        {
+            "nothing": 0.5,
+            name(1, slow): 0.6,
+            name(1, fast): 0.65,
+            name(2, fast): 0.75,
+            name(4, fast): 0.85,
+            name(4, fast, EPOCHS[1]): 0.85,
+        }
+    )
+    choice = search(trainings, 4)
+    assert trainings.tried == list(trainings.aucs)
+    assert choice.recipe.name == name(4, fast)
+    assert [row["recipe"] for row in choice.table if row["chosen"]] == [choice.recipe.name]
+    assert choice.table[-1]["gain"] == pytest.approx(choice.table[-1]["auc"] - choice.table[-2]["auc"])
+    training = choice.recipe.spec.training
+    assert (training.schedule, training.epochs, training.select) == ("cosine_steps", EPOCHS[0], "last")
+    assert (training.patience, training.validate_every) == (None, EPOCHS[0])
 
 
 def test_the_search_ends_after_two_numbers_of_blocks_without_a_gain():
-    aucs = {"nothing": 0.8, names(1)[0]: 0.6, names(1)[1]: 0.5, names(2)[0]: 0.5, names(4)[0]: 0.6}
-    attempt, tried = attempts(aucs)
-    choice = search_recipes(NOTHING, finetuned_recipes(SPEC, (1, 2, 4, 8)), attempt, print)
-    assert tried == ["nothing", *names(1), names(2)[0], names(4)[0], whole(names(1)[0])]
-    assert choice.recipe.name == "nothing"
+    aucs = {name(1): 0.6, name(1, RATES[1]): 0.5, name(2): 0.5, name(4): 0.6, name(1, epochs=6): 0.6}
+    trainings = Trainings({"nothing": 0.8, **aucs})
+    assert search(trainings, 8).recipe == NOTHING
+    assert trainings.tried == ["nothing", *aucs]
 
 
 def test_one_depth_without_gain_does_not_end_the_climb():
-    aucs = {"nothing": 0.5, names(1)[0]: 0.5, names(1)[1]: 0.4, names(2)[0]: 0.7, names(4)[0]: 0.5}
-    attempt, _ = attempts(aucs)
-    assert search_recipes(NOTHING, finetuned_recipes(SPEC, (1, 2, 4)), attempt, print).recipe.name == whole(names(2)[0])
+    one = {name(1): 0.5, name(1, RATES[1]): 0.4}
+    trainings = Trainings({"nothing": 0.4, **one, name(2): 0.5, name(4): 0.7, name(4, epochs=6): 0.5})
+    assert search(trainings, 4).recipe.name == name(4)
 
 
-def test_the_best_recipe_trains_longer_while_its_last_epoch_is_its_best_and_auc_rises():
-    one = names(1)[0]
-    aucs = {"nothing": 0.5, one: 0.6, whole(one): 0.7, whole(one, 12): 0.75, whole(one, 24): 0.74}
-    attempt, tried = attempts(aucs)
-    blocks = finetuned_recipes(SPEC, (1,), RATES[:1], EPOCHS)
-    assert search_recipes(NOTHING, blocks, attempt, print).recipe.name == whole(one, 12)
-    assert tried == ["nothing", one, *(whole(one, number) for number in EPOCHS)]
-    tried.clear()
-    ended = search_recipes(NOTHING, blocks, lambda recipe: replace(attempt(recipe), epoch=3), print)
-    assert (ended.recipe.name, tried[-1]) == (whole(one), whole(one))
+def test_the_best_depth_is_trained_twice_as_long_while_auc_rises_by_more_than_its_error():
+    one = {name(1): 0.6, name(1, RATES[1]): 0.5}
+    aucs = {"nothing": 0.5, **one, name(1, epochs=6): 0.7, name(1, epochs=12): 0.8, name(1, epochs=24): 0.8}
+    trainings = Trainings(aucs)
+    assert search(trainings, 1).recipe.name == name(1, epochs=12)
+    assert trainings.tried == list(aucs)
+    random = np.random.default_rng(0)
+    trainings = Trainings({**aucs, name(1, epochs=6): 0.61}, random=random)
+    assert search(trainings, 1).recipe.name == name(1)
+    assert trainings.tried[-1] == name(1, epochs=6)
 
 
-def test_a_paused_training_goes_on_to_the_bits_of_one_without_a_pause(tmp_path):
-    spec = replace(SPEC, training=replace(TRAINING, batch_size=8, threads=1))
-    paused, at_once = (Trials(tmp_path / name, lambda _: small_inputs(), CPU, EvaluationParams()) for name in "ab")
-    with reproducible(1):
-        part = paused.result(Trial("m", spec, pause=1))
-        assert part.epoch <= 1 and not paused.files(Trial("m", spec)).checkpoint.exists()
-        ends = [trials.result(Trial("m", spec)) for trials in (paused, at_once)]
-        assert paused.result(Trial("m", spec, pause=1)).auc == part.auc
-    assert ends[0].auc == ends[1].auc
-    files = [trials.files(Trial("m", spec)) for trials in (paused, at_once)]
-    assert files[0].checkpoint.read_bytes() == files[1].checkpoint.read_bytes()
-    assert files[0].history.read_text() == files[1].history.read_text()
+def test_within_an_error_of_the_highest_auc_the_better_on_unseen_pairs_is_chosen():
+    random = np.random.default_rng(0)
+    recipes = [Trial(each, SPEC) for each in ("a", "b", "c")]
+
+    def chosen(unseen: dict[str, float], aucs: dict[str, float]) -> str:
+        trainings = Trainings(aucs, random=random, unseen=unseen)
+        return choose([Attempt(recipe, trainings(recipe)) for recipe in recipes]).recipe.name
+
+    level = {"a": 0.50, "b": 0.70, "c": 0.71}
+    assert chosen({"a": 90.0, "b": 60.0, "c": 50.0}, level) == "b"
+    assert chosen({"a": 90.0, "b": 50.0, "c": 60.0}, level) == "c"
+    assert chosen({}, level) == "b"  # the cheapest, where this accuracy is not measured
+    assert chosen({}, {"a": 0.7, "b": 0.7, "c": 0.7}) == "a"
+    with pytest.raises(DuplexError, match="there is no recipe to try"):
+        choose([])
 
 
-COST = {blocks: BlockCost(0.01 * blocks, 0.002 * blocks, 0.01 / blocks) for blocks in DEPTHS}
-SIZES = ImageCounts(train=400, val=100, final=600)
-
-
-def seconds(depths: tuple[int, ...], rates: int, epochs: tuple[int, ...], epoch: float = 1.0) -> float:
-    """The naive prediction: every epoch of every recipe, then those of the final fit, one at a time."""
-    total = 0.0
-    for place, blocks in enumerate(depths):
-        total += 600 * COST[blocks].inputs
-        trained = PAUSE * (rates if place == 0 else 1) + (sum(epochs) - PAUSE if blocks == depths[-1] else 0)
-        for _ in range(trained):
-            total += epoch + 400 * (COST[blocks].train + COST[blocks].forward) + 100 * COST[blocks].forward
-    for _ in range(epochs[-1]):
-        total += 1.5 * epoch + 600 * (COST[depths[-1]].train + COST[depths[-1]].forward)
-    return total
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), slow=st.floats(1, 100))
+def test_without_a_limit_a_busy_machine_tries_and_chooses_what_an_idle_one_does(seed: int, slow: float):
+    random = np.random.default_rng(seed)
+    aucs = {name(b, rate, epochs): random.uniform(0.3, 0.9) for b in (1, 2, 4) for rate in RATES for epochs in EPOCHS}
+    idle, busy = (Trainings({"nothing": 0.5, **aucs}, slow=factor) for factor in (1.0, slow))
+    choices = [search(each, 4) for each in (idle, busy)]
+    assert idle.tried == busy.tried
+    assert choices[0].recipe == choices[1].recipe
 
 
 @settings(max_examples=100, deadline=None)
-@given(depth=st.sampled_from((0, 1, 2, 4, 8)), budget=st.floats(0, 1000))
-def test_a_lineup_fits_into_its_time_and_no_deeper_one_does(depth: int, budget: float):
-    made = choose_lineup(depth, COST.__getitem__, SIZES, budget, 1.0)
-    if made.depths:
-        assert seconds(made.depths, len(made.rates), made.epochs) == pytest.approx(made.seconds)
-        assert made.seconds <= budget
-        more = EPOCHS[: len(made.epochs) + 1]
-        assert made.epochs == EPOCHS or seconds(made.depths, len(made.rates), more) > budget
-    deepest = max(made.depths, default=0)
-    assert deepest <= depth
-    for blocks in DEPTHS:
-        if deepest < blocks <= depth:
-            assert seconds((blocks,), 1, EPOCHS[:1]) > budget
+@given(limit=st.floats(2, 2000), slow=st.floats(0.5, 4), seed=st.integers(0, 2**32 - 1), before=st.floats(0, 1))
+def test_limited_time_is_shared_so_that_search_and_final_fit_end_with_it(limit, slow, seed, before):
+    """However slow the machine becomes: only what follows the last step of a training may be late."""
+    random = np.random.default_rng(seed)
+    aucs = {
+        name(b, rate, epochs): random.uniform(0.3, 0.9) for b in (1, 2, 4) for rate in RATES for epochs in range(3, 25)
+    }
+    trainings = Trainings({"nothing": 0.3, **aucs}, slow=slow)
+    lineup = lineup_within(before * limit, COSTS)
+    tuned = BlockRecipes(SPEC, lineup, limit=limit, costs=COSTS)
+    choice = search_recipes([NOTHING], tuned, trainings, print)
+    assert len(trainings.tried) > 1  # whatever the estimates, something is tuned
+    assert choice.seconds == pytest.approx(trainings.seconds)
+    late = 0.0
+    for row in choice.table[1:]:
+        late += (
+            slow * (1 - COSTS.steps_share(row["blocks"], row["epochs"])) * COSTS.recipe(row["blocks"], row["epochs"])
+        )
+    assert choice.seconds <= limit + late
+    needed = COSTS.short(lineup.depths, len(lineup.rates)) + COSTS.final(lineup.depths[-1], EPOCHS[0])
+    if slow <= 1 and needed + 1 <= limit and choice.recipe.blocks:
+        final = slow * COSTS.final(choice.recipe.blocks, choice.recipe.spec.training.epochs)
+        assert choice.seconds + final <= limit * (1 + 1e-9)
 
 
-def test_a_lineup_without_time_names_what_it_would_take():
-    made = choose_lineup(2, COST.__getitem__, SIZES, 1.0, 1.0)
-    assert made.depths == ()
-    assert "fine-tuning takes at least" in made.reason
-
-
-def test_block_inputs_must_fit_the_disk_and_the_tower_must_have_the_blocks(tmp_path, monkeypatch):
-    encoder = load_encoder("tiny", towers="image")
-    room = finetunable_blocks(encoder, 100, tmp_path / "absent" / "cache")
-    assert room.depth == 4  # the packaged tower has four blocks
-    free = 100 * room.image_bytes
-    monkeypatch.setattr("duplex.training.recipes.shutil.disk_usage", lambda _: type("", (), {"free": free})())
-    smaller = finetunable_blocks(encoder, 100, tmp_path)
-    assert smaller.depth < 4
-    assert "GB" in smaller.reason
-
-
-class Tries:
-    """Tries recipes whose AUC is known, and notes which recipe each is compared with."""
-
-    def __init__(self, aucs: dict[str, float], epoch: int = EPOCHS[-1]) -> None:
-        self.aucs, self.epoch = aucs, epoch
-        self.compared: list[tuple[str, str | None]] = []
-
-    def __call__(self, recipe: Trial, other: Attempt | None) -> Attempt:
-        self.compared.append((recipe.name, None if other is None else other.recipe.name))
-        return Attempt(recipe, TrialResult(recipe.name, margins(self.aucs[recipe.name]), self.epoch))
-
-
-def test_recipes_of_equal_cost_are_compared_with_the_best_cheaper_one():
-    tries = Tries({"a": 0.5, "b": 0.7, "c": 0.8, "d": 0.6})
-    a, b, c, d = (Trial(name, SPEC) for name in "abcd")
-    assert best_frozen([[a], [b, c], [d]], tries).recipe == c
-    assert tries.compared == [("a", None), ("b", "a"), ("c", "a"), ("d", "c")]
-    with pytest.raises(DuplexError, match="there is no recipe to try"):
-        best_frozen([], tries)
-
-
-def test_depths_are_compared_with_the_best_depth_and_the_first_with_the_frozen_recipe():
-    one, two = names(1), names(2)
-    tries = Tries({"nothing": 0.9, one[0]: 0.6, one[1]: 0.5, two[0]: 0.7})
-    frozen = tries(NOTHING[0][0], None)
-    assert best_depth(finetuned_recipes(SPEC, (1, 2)), frozen, tries).recipe.name == two[0]
-    assert tries.compared[1:] == [(one[0], "nothing"), (one[1], "nothing"), (two[0], one[0])]
-    assert best_depth([], frozen, tries) is None
-
-
-def test_a_paused_recipe_that_gains_nothing_at_its_end_leaves_the_frozen_one():
-    (one,) = names(1)[:1]
-    ((paused,),) = finetuned_recipes(SPEC, (1,), RATES[:1], EPOCHS)
-    tries = Tries({"nothing": 0.6, one: 0.8, whole(one): 0.5, whole(one, 12): 0.9})
-    frozen = tries(NOTHING[0][0], None)
-    assert extend(tries(paused, frozen), frozen, tries) is frozen
-    assert tries.compared[2:] == [(whole(one), "nothing")]
+def test_time_that_is_left_makes_one_longer_cosine_that_ends_before_the_final_fit():
+    lineup = whole_lineup(2)
+    tuned = BlockRecipes(SPEC, lineup, limit=3 * COSTS.recipe(2, 24), costs=COSTS)
+    leader = Attempt(tuned.levels(0.0)[1][0], TrialResult("", margins(0.6), 3, seconds=COSTS.recipe(2, 3)))
+    (longer,) = tuned.longer(leader, COSTS.recipe(2, 24))
+    epochs = longer.spec.training.epochs
+    assert EPOCHS[0] < epochs < EPOCHS[-1]
+    assert longer.seconds == pytest.approx(COSTS.recipe(2, epochs) * COSTS.steps_share(2, epochs), rel=0.1)
+    assert COSTS.recipe(2, epochs) + COSTS.final(2, epochs) <= 2 * COSTS.recipe(2, 24)
+    assert COSTS.recipe(2, epochs + 1) + COSTS.final(2, epochs + 1) > 2 * COSTS.recipe(2, 24)
+    slower = replace(leader, result=replace(leader.result, seconds=2 * leader.result.seconds))
+    (shorter,) = tuned.longer(slower, COSTS.recipe(2, 24))
+    assert shorter.spec.training.epochs < epochs
+    assert tuned.longer(leader, tuned.limit - 1.0) == []
+    assert tuned.levels(tuned.limit) == []
 
 
 @pytest.mark.parametrize(("text_width", "trained"), [(64, "prompts"), (0, "heads")])
 def test_the_search_space_has_prompts_or_heads_alone_and_beside_blocks(text_width: int, trained: str):
     space = SearchSpace(text_width)
-    assert [recipe.name for recipe in space.prompts] == [f"{trained}, rate 0.001", f"{trained}, rate 0.0001"]
-    assert space.kinds == [recipe.spec.kind for recipe in (space.nothing_trained, space.prompts[0], space.rival)]
-    levels = space.finetuned(Lineup((1, 2), RATES, EPOCHS[:2], 1.0, ""))
-    assert [recipe.name for level in levels for recipe in level] == [*names(1), *names(2)]
-    beside = levels[0][0].spec
-    assert (beside.kind, beside.options) == (space.prompts[0].spec.kind, space.prompts[0].spec.options)
-    assert [longer.spec.training.epochs for longer in levels[0][0].longer] == [*EPOCHS[:2]]
+    names = [f"{trained}, rate 0.001", f"{trained}, rate 0.0001"]
+    assert [recipe.name for recipe in space.frozen()] == ["nothing trained", "two logistic regressions", *names]
+    assert [recipe.name for recipe in space.frozen(regressions=False)] == ["nothing trained", *names]
+    assert set(space.kinds) == {recipe.spec.kind for recipe in space.frozen()}
+    first, *_ = space.finetuned(whole_lineup(2)).levels(0.0)
+    assert [recipe.name for recipe in first] == [name(1, rate) for rate in RATES]
+    beside = first[0].spec
+    assert (beside.kind, beside.options) == (space.prompts()[0].spec.kind, space.prompts()[0].spec.options)
 
 
-def test_a_search_that_continues_has_the_lineup_of_its_start(tmp_path):
-    first = Lineup((1, 2), RATES, EPOCHS[:1], 3.5, "blocks 1, 2")
-    other = replace(first, depths=(1,))
-    assert stored_lineup(tmp_path, 30, lambda: first) == first
-    assert stored_lineup(tmp_path, 30, lambda: other) == first
-    assert stored_lineup(tmp_path, 5, lambda: other) == other
+def test_in_limited_time_prompts_have_a_share_of_it_along_a_whole_cosine():
+    for limited, usual in zip(SearchSpace(64).prompts(200.0), SearchSpace(64).prompts(), strict=True):
+        assert (limited.seconds, usual.seconds) == (10.0, None)
+        assert limited.spec.training.schedule == "cosine_steps"
+        assert limited.spec.training.learning_rate == usual.spec.training.learning_rate
+
+
+@pytest.mark.parametrize("kill", [0, 1, 2])
+def test_a_search_killed_in_any_trial_keeps_the_finished_ones_and_chooses_as_an_undisturbed_one(
+    tmp_path, monkeypatch, kill
+):
+    training = replace(TRAINING, batch_size=8, threads=1)
+    specs = [replace(SPEC, training=whole_cosine(training, epochs)) for epochs in (1, 2, 3)]
+    recipes = [Trial(f"{spec.training.epochs} epochs", spec) for spec in specs]
+    begun: list[int] = []
+
+    def counted(spec, *arguments):
+        begun.append(spec.training.epochs)
+        if len(begun) - 1 == kill:
+            raise KeyboardInterrupt
+        return train_run(spec, *arguments)
+
+    def choice(folder: str) -> tuple[RecipeChoice, bytes]:
+        store = Trials(tmp_path / folder, lambda _: small_inputs(), torch.device("cpu"), EvaluationParams())
+        with reproducible(1):
+            chosen = search_recipes(recipes, None, store.result, print)
+        return chosen, store.files(chosen.recipe).checkpoint.read_bytes()
+
+    whole, checkpoint = choice("whole")
+    monkeypatch.setattr(trials, "train_run", counted)
+    with pytest.raises(KeyboardInterrupt):
+        choice("broken")
+    resumed, same_checkpoint = choice("broken")
+    assert (resumed.table, same_checkpoint) == (whole.table, checkpoint)
+    assert begun == [*range(1, kill + 2), *range(kill + 1, 4)]
