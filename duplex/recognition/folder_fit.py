@@ -168,10 +168,9 @@ class FolderFit:
         confidence = run.record.confidence
         labels = self.data.labels
         found = answers_with_labels(run.method, val, labels, confidence, self.world)
-        own_share = float((~found.is_seen).mean())
         return {
             "accuracy": found.at(found.stored).accuracy,
-            "accuracy_unseen": found.at(own_share).unseen_accuracy,
+            "accuracy_unseen": found.at(found.true_share).unseen_accuracy,
         }
 
     @property

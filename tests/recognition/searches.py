@@ -1,9 +1,9 @@
 """Searches of training recipes that end early."""
 
-from duplex.recognition import fit
+from duplex.recognition.folder_fit import FolderFit
 from duplex.training.recipes import RecipeChoice, search_recipes
 
 
-def only_the_first(self: fit.FolderFit) -> RecipeChoice:
+def only_the_first(self: FolderFit) -> RecipeChoice:
     """A search that trains nothing."""
     return search_recipes([self.space.nothing_trained], None, self.trials.result, self.say)

@@ -25,6 +25,7 @@ from duplex.recognition.export import (
     write_fit,
     write_statistics,
 )
+from duplex.recognition.folder_fit import FolderFit
 from duplex.recognition.update import update_model
 from duplex.system.files import sha256, sole_writer
 from duplex.training.checkpoint import read_header, read_tensors, write_model
@@ -148,11 +149,11 @@ def test_updates_in_place_add_up(model, further, tmp_path):
 
 
 def test_fine_tuned_blocks_make_the_features_that_are_added(drawn, further, tmp_path, monkeypatch):
-    def with_blocks(self: fit.FolderFit) -> RecipeChoice:
+    def with_blocks(self: FolderFit) -> RecipeChoice:
         ((recipe,),) = self.space.finetuned(Lineup((2,), (1e-3,))).levels(0.0)
         return search_recipes([recipe], None, self.trials.result, self.say)
 
-    monkeypatch.setattr(fit.FolderFit, "search", with_blocks)
+    monkeypatch.setattr(FolderFit, "search", with_blocks)
     tuned = fit.fit_folder(drawn, tmp_path / "tuned", encoder="tiny", say=lambda _: None)
     assert read_fit(tuned)["chosen"] == "2 blocks, rate 0.001, 3 epochs"
     update_model(tuned, further, tmp_path / "out", say=lambda _: None)
@@ -199,7 +200,7 @@ def test_an_image_that_was_saved_again_is_not_counted_twice(model, drawn, furthe
 
 
 def test_a_copy_that_the_fit_left_out_is_in_the_model(drawn, tmp_path, monkeypatch):
-    monkeypatch.setattr(fit.FolderFit, "search", only_the_first)
+    monkeypatch.setattr(FolderFit, "search", only_the_first)
     shop = shutil.copytree(drawn, tmp_path / "shop")
     copies = saved_again(shop / "red", tmp_path / "copies" / "red")
     shutil.copytree(copies, shop / "red", dirs_exist_ok=True)

@@ -202,7 +202,7 @@ def test_time_that_is_left_makes_one_longer_cosine_that_ends_before_the_final_fi
     (shorter,) = tuned.longer(slower, COSTS.recipe(2, 24))
     assert shorter.spec.training.epochs < epochs
     assert tuned.longer(leader, tuned.limit - 1.0) == []
-    assert tuned.levels(tuned.limit) == []
+    assert tuned.limit is not None and tuned.levels(tuned.limit) == []
 
 
 @pytest.mark.parametrize(("text_width", "trained"), [(64, "prompts"), (0, "heads")])
