@@ -122,6 +122,7 @@ class LifeCycle:
             columns,
             feasible=live,
             confidence=Confidence(),
+            world=world,
             scorer=scorer,
             terms=terms,
             probabilities=method.probabilities,

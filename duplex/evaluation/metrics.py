@@ -80,8 +80,8 @@ class Metrics:
     state_accuracy: float | None = None  # of the prediction at bias 0
     object_accuracy: float | None = None
     tied: float | None = None  # share of images wrong only because the label ties in its group
-    unbiased_accuracy: float | None = None  # of the prediction at bias 0, on all images
-    false_seen: float | None = None  # share of images of unseen pairs whose prediction at bias 0 is seen
+    unbiased_accuracy: float | None = None  # at bias 0, on all images, of the best pair; a tie is wrong
+    false_seen: float | None = None  # share of images of unseen pairs for which a seen pair is best at bias 0
 
     def to_dict(self) -> dict[str, Any]:
         """The metrics for JSON, with accuracies in percent."""
@@ -121,9 +121,10 @@ def measure(
     curve = Curve.of(margins)
     parts = AucComponents.of(margins)
     draws = bootstrap_metrics([margins], rounds, seed)[0]  # [rounds, 3]
-    predicted = competitors.best_columns()
     new = ~competitors.is_seen
-    is_false = (predicted == competitors.seen_column) & (predicted >= 0)
+    best_unseen = np.maximum(competitors.label, competitors.unseen[:, 0])
+    is_false = (competitors.seen[:, 0] >= best_unseen) & (competitors.seen[:, 0] > -np.inf)
+    right = (margins if k == 1 else Margins.of(competitors)).right()
     own_group = np.where(competitors.is_seen[:, None], competitors.seen, competitors.unseen)
     tied = own_group[:, k - 1] == competitors.label
     best = int(curve.harmonic.argmax()) if margins.seen.size and margins.unseen.size else None
@@ -142,7 +143,7 @@ def measure(
         bias=None if best is None else curve.bias(best),
         state_accuracy=state_accuracy,
         object_accuracy=object_accuracy,
-        unbiased_accuracy=float((predicted == competitors.target).mean()) if len(predicted) else None,
+        unbiased_accuracy=float(right.mean()) if len(right) else None,
         false_seen=float(is_false[new].mean()) if new.any() else None,
         tied=float((tied & (competitors.label > -np.inf)).mean()),
     )

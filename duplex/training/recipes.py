@@ -285,7 +285,7 @@ class SearchSpace:
     @property
     def trained(self) -> str:
         """What is trained on frozen features."""
-        return "prompts" if self.text_width else "heads"
+        return "text prompts" if self.text_width else "heads"
 
     def prompts(self, limit: float | None = None) -> list[Trial]:
         """Recipes that train prompts or heads on frozen features, one per learning rate.

@@ -29,9 +29,8 @@ def test_pixels_are_open_clips(width: int, height: int, mode: str) -> None:
     picture = noise_image(width, height)
     try:
         wanted = open_clip.transform.image_transform_v2(config, is_train=False)(picture)
-    except ValueError:  # 1 x 64, whose longest side is to be 32: a side of no pixels
-        with pytest.raises(ValueError, match="0"):
-            ResizeAndCrop(vars(config))(picture)
+    except ValueError:  # 1 x 64, whose longest side is to be 32: a side of no pixels, here of one
+        assert ResizeAndCrop(vars(config))(picture).shape == (3, 32, 32)
         return
     ours = ResizeAndCrop(vars(config))(picture).float() / 255
     mean, std = torch.tensor(config.mean).view(3, 1, 1), torch.tensor(config.std).view(3, 1, 1)

@@ -21,7 +21,7 @@ from duplex.encoders.text import ClipTextTower
 from duplex.errors import DuplexError
 from duplex.labels import LabelSpace
 from duplex.methods.prompts import Prompts, following_tokens, name_tokens
-from duplex.recognition.answers import encode_prompts
+from duplex.recognition.added import encode_prompts
 from duplex.training.inputs import long_prompts
 from tests.encoders.small import write_gemma_tokenizer
 from tests.encoders.towers import small_model

@@ -8,7 +8,7 @@ from duplex.encoders.base import encoder_identity, load_encoder
 from duplex.encoders.image_blocks import last_blocks, patch_tokens
 from duplex.encoders.libraries import timm
 from duplex.errors import DuplexError, UsageError
-from duplex.training.recipes import finetunable_blocks
+from duplex.training.lineup import finetunable_blocks
 from tests.encoders.small import noise_image
 
 NAME = "timm:test_resnet"

@@ -58,10 +58,10 @@ def test_answers_without_a_bias_by_loops(seed: int) -> None:
     p = problem(np.random.default_rng(seed), levels=3, feasible=0.8)
     right, new, false = 0, 0, 0
     for row, label in zip(np.where(p.feasible, p.scores, -np.inf), p.target, strict=True):
-        answer = int(row.argmax()) if p.feasible.any() else -1
-        right += answer == label
+        best = np.flatnonzero(row == row.max()) if p.feasible.any() else np.array([], dtype=int)
+        right += best.tolist() == [label]
         new += not p.seen[label]
-        false += not p.seen[label] and answer >= 0 and bool(p.seen[answer])
+        false += not p.seen[label] and bool(p.seen[best].any())
     found = measure(ScoreAccumulator(p.target, p.seen, feasible_mask=p.feasible).add(p.scores).competitors(), rounds=0)
     assert found.unbiased_accuracy == pytest.approx(right / len(p.target))
     assert found.false_seen == (pytest.approx(false / new) if new else None)

@@ -62,6 +62,9 @@ class FakeRecognizer:
 
     def candidates(self, _world: object) -> None: ...
 
+    def estimates_share(self, _images: int) -> bool:
+        return False
+
     def stream(self, files: list[Path], *_: object) -> Iterator[UnreadableImage]:
         return (UnreadableImage("not an image") for _ in files)
 

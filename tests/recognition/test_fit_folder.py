@@ -145,7 +145,9 @@ def test_on_a_busy_machine_the_same_recipes_are_tried_and_the_model_has_the_same
     busy = fit.fit_folder(drawn, tmp_path / "model", encoder="tiny", say=lines.append)
     assert read_fit(busy)["recipes"] == read_fit(model)["recipes"]
     assert (busy / "model.safetensors").read_bytes() == (model / "model.safetensors").read_bytes()
-    (outlook,) = (place for place, line in enumerate(lines) if line.startswith("training: prompts, then fine-tuning"))
+    (outlook,) = (
+        place for place, line in enumerate(lines) if line.startswith("training: text prompts, then fine-tuning")
+    )
     assert "minutes on this machine" in lines[outlook]
     assert all("validation AUC" not in line for line in lines[:outlook])  # it is said before anything is trained
     assert "1, 2 and 4 blocks" in lines[outlook] and "1, 2 and 4 blocks" in printed

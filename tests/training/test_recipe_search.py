@@ -205,7 +205,7 @@ def test_time_that_is_left_makes_one_longer_cosine_that_ends_before_the_final_fi
     assert tuned.limit is not None and tuned.levels(tuned.limit) == []
 
 
-@pytest.mark.parametrize(("text_width", "trained"), [(64, "prompts"), (0, "heads")])
+@pytest.mark.parametrize(("text_width", "trained"), [(64, "text prompts"), (0, "heads")])
 def test_the_search_space_has_prompts_or_heads_alone_and_beside_blocks(text_width: int, trained: str):
     space = SearchSpace(text_width)
     names = [f"{trained}, rate 0.001", f"{trained}, rate 0.0001"]
