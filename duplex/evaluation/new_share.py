@@ -60,4 +60,4 @@ def estimate_share(q: Any, mass: Mapping[str, float] | None, stored: float) -> N
     w = min(1.0, (n - 1) / (ENOUGH - 1))
     value = min(max(w * s + (1 - w) * stored, LEAST), 1 - LEAST)
     more = "" if w == 1 else f" and from the model's {100 * stored:g} %"
-    return NewShare(value, w * error, f"estimated from {n:,} images{more}")
+    return NewShare(round(value, 4), round(w * error, 4), f"estimated from {n:,} images{more}")

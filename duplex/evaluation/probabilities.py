@@ -60,7 +60,8 @@ class UnseenMass:
             return None
         m_s, e_s = _mean_and_error(q[is_seen], compositions[is_seen])
         m_u, e_u = _mean_and_error(q[~is_seen], compositions[~is_seen])
-        return cls(m_s, m_u, e_s, e_u)
+        # the last bits depend on where arrays lie in memory, and equal models have equal files
+        return cls(*(round(value, 6) for value in (m_s, m_u, e_s, e_u)))
 
 
 def _mean_and_error(q: Floats, compositions: Ints) -> tuple[float, float]:

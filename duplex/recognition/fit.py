@@ -290,7 +290,7 @@ def _measure(fit: FolderFit, recipe: Trial) -> tuple[dict[str, Any], GroupAnswer
     numbers = {
         "images": len(test),
         "at_shares": answers.by_share(),
-        "calibration_error": 100 * answers.at(answers.stored).reliability.calibration_error,
+        "calibration_error": round(100 * answers.at(answers.stored).reliability.calibration_error, 6),
         "metrics": metrics,
     }
     return numbers, answers

@@ -1,5 +1,6 @@
 """`duplex fit`: from a folder to a model, killed and continued, and with corrected labels."""
 
+import hashlib
 import shutil
 import time
 from functools import partial
@@ -36,8 +37,9 @@ def fitted(drawn: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path,
     return out, done.stderr
 
 
-def model_bytes(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+def model_bytes(folder: Path) -> dict[str, str]:
+    """Digests of a model's files."""
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())}
 
 
 def test_the_model_answers_with_every_labelled_pair_and_with_new_ones(fitted, drawn):
@@ -121,7 +123,7 @@ def test_a_fit_killed_at_each_stage_ends_in_the_bytes_of_an_undisturbed_one(fitt
         assert list(tmp_path.rglob(stage)) and not out.exists()
     done = duplex("fit", drawn, "--encoder", "tiny", "--out", out)
     assert done.returncode == 0, done.stderr
-    assert {**model_bytes(out), "README.md": b""} == {**model_bytes(model), "README.md": b""}
+    assert {**model_bytes(out), "README.md": ""} == {**model_bytes(model), "README.md": ""}
     assert (out / "README.md").read_text() == (model / "README.md").read_text()
 
 
