@@ -79,8 +79,10 @@ class Plan:
 def published_params(dataset: str, methods: Sequence[str], seeds: Sequence[int]) -> Params:
     """params.yaml with published options of `methods`; pixels are cached if one fine-tunes."""
     record = read_yaml(PARAMS_FILE)
-    run = {"datasets": [dataset], "methods": list(methods), "seeds": list(seeds)}
-    record |= {"run": {**run, "recipes": "published"}, "report": {}}
+    run = {"datasets": [dataset], "methods": list(methods), "seeds": list(seeds), "recipes": "published"}
+    if isinstance(record.get("run"), dict) and "published_only" in record["run"]:
+        run["published_only"] = record["run"]["published_only"]
+    record |= {"run": run, "report": {}}
     params = parse_params(record, dataset_files(PARAMS_FILE), PARAMS_FILE)
     entry = params.dataset(dataset)
     specs = [MethodSpec.of(params, dataset, name) for name in methods]
@@ -153,6 +155,9 @@ def plan_reproduction(project: ProjectData, seeds: Sequence[int] | None, jobs: i
         "hours": _hours(plan, data, jobs, extracts) if extracts or left else "none",
         "rows": f"{len(rows)} × seeds {', '.join(map(str, plan.seeds))}: {', '.join(rows)}",
     }
+    if beyond := params.not_run_by_authors(dataset):
+        ran = "; ".join(f"{name} ({', '.join(datasets)})" for name, datasets in beyond.items())
+        topics["authors"] = f"did not run {dataset}: {ran}; settings by data set are those of {dataset} in params.yaml"
     if absent:
         topics["not run"] = f"{', '.join(absent)}: no entry in {PROJECT / 'params.yaml'}"
     problem = ""

@@ -14,9 +14,10 @@ from tests.projects import SHIPPED, edited_params
 EVERY = [(name, dataset) for name, recipe in published_recipes().items() for dataset in recipe["per_dataset"]]
 
 
-def published(name: str, dataset: str, **files: Any) -> Params:
+def published(name: str, dataset: str, only: bool = False, **files: Any) -> Params:
     record = read_yaml(SHIPPED)
     record["run"] = {"datasets": [dataset], "methods": [name], "seeds": [0], "recipes": "published"}
+    record["run"]["published_only"] = only
     return parse_params(record, files, SHIPPED)
 
 
@@ -46,13 +47,24 @@ def test_what_was_not_decided_can_be_decided_beside_the_data_set():
     assert (training.learning_rate, training.batch_size, training.word_dropout) == (5e-4, 64, 0.3)
 
 
-def test_methods_and_data_sets_without_a_recipe_are_refused():
-    with pytest.raises(UsageError, match="ivr has no published settings for cgqa; choose from ut-zappos"):
-        published("ivr", "cgqa")
+def test_a_data_set_that_the_authors_did_not_run_has_the_common_settings_and_its_own_rate():
+    params = published("ivr", "cgqa")
+    training = params.training("cgqa", "ivr")
+    assert (training.batch_size, training.epochs, training.select) == (512, 101, "hm"), "the recipe's"
+    assert params.not_run_by_authors("cgqa") == {"ivr": ["ut-zappos"]}
+    assert published("ivr", "ut-zappos").not_run_by_authors("ut-zappos") == {}
+    elsewhere = published("troika", "shapes")
+    assert elsewhere.training("shapes", "troika").learning_rate == 1e-3, "the data set's"
+    assert elsewhere.training("shapes", "troika").weight_decay == 1e-5, "the recipe's"
+
+
+def test_methods_without_a_recipe_are_refused_and_data_sets_without_one_on_request():
     with pytest.raises(UsageError, match="unknown published recipe 'duplex'"):
         published("duplex", "cgqa")
-    with pytest.raises(UsageError, match="for shapes; choose from mit-states, ut-zappos, cgqa"):
-        published("troika", "shapes")
+    refused = r"^ivr has no published settings for cgqa; choose from ut-zappos, or leave out run.published_only$"
+    with pytest.raises(UsageError, match=refused):
+        published("ivr", "cgqa", only=True)
+    assert published("ivr", "ut-zappos", only=True).run.published_only
 
 
 @pytest.mark.parametrize("dataset", ["mit-states", "ut-zappos", "cgqa"])
