@@ -41,6 +41,13 @@ def test_every_recipe_fits_its_benchmark_and_its_kind(name, dataset):
         assert {"learning_rate", "weight_decay", "batch_size", "epochs", "schedule", "select"} <= stated.keys()
 
 
+def test_models_for_the_open_world_keep_the_epoch_that_is_best_there():
+    worlds = {name: recipe.get("world", "both") for name, recipe in published_recipes().items()}
+    chosen = {name: published(name, "ut-zappos").training("ut-zappos", name).select_world for name in worlds
+              if worlds[name] != "both"}  # fmt: skip
+    assert chosen == {name: worlds[name] for name in chosen} and "open" in chosen.values()
+
+
 def test_what_was_not_decided_can_be_decided_beside_the_data_set():
     files = {"ut-zappos": {"methods": {"cds": {"training": {"learning_rate": 5e-4, "batch_size": 64}}}}}
     training = published("cds", "ut-zappos", **files).training("ut-zappos", "cds")
