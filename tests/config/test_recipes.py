@@ -14,11 +14,11 @@ from tests.projects import SHIPPED, edited_params
 EVERY = [(name, dataset) for name, recipe in published_recipes().items() for dataset in recipe["per_dataset"]]
 
 
-def published(name: str, dataset: str, only: bool = False, **files: Any) -> Params:
+def published(name: str, dataset: str, files: dict[str, Any] | None = None, only: bool = False) -> Params:
     record = read_yaml(SHIPPED)
     record["run"] = {"datasets": [dataset], "methods": [name], "seeds": [0], "recipes": "published"}
     record["run"]["published_only"] = only
-    return parse_params(record, files, SHIPPED)
+    return parse_params(record, files or {}, SHIPPED)
 
 
 @pytest.mark.parametrize(("name", "dataset"), EVERY)
@@ -50,7 +50,7 @@ def test_models_for_the_open_world_keep_the_epoch_that_is_best_there():
 
 def test_what_was_not_decided_can_be_decided_beside_the_data_set():
     files = {"ut-zappos": {"methods": {"cds": {"training": {"learning_rate": 5e-4, "batch_size": 64}}}}}
-    training = published("cds", "ut-zappos", **files).training("ut-zappos", "cds")
+    training = published("cds", "ut-zappos", files).training("ut-zappos", "cds")
     assert (training.learning_rate, training.batch_size, training.word_dropout) == (5e-4, 64, 0.3)
 
 
