@@ -155,9 +155,8 @@ def plan_reproduction(project: ProjectData, seeds: Sequence[int] | None, jobs: i
         "hours": _hours(plan, data, jobs, extracts) if extracts or left else "none",
         "rows": f"{len(rows)} × seeds {', '.join(map(str, plan.seeds))}: {', '.join(rows)}",
     }
-    if beyond := params.not_run_by_authors(dataset):
-        ran = "; ".join(f"{name} ({', '.join(datasets)})" for name, datasets in beyond.items())
-        topics["authors"] = f"did not run {dataset}: {ran}; settings by data set are those of {dataset} in params.yaml"
+    if authors := params.authors_note(dataset):
+        topics["authors"] = authors
     if absent:
         topics["not run"] = f"{', '.join(absent)}: no entry in {PROJECT / 'params.yaml'}"
     problem = ""
