@@ -73,16 +73,14 @@ def measure(name: str, few: int, **smaller: Any) -> dict[str, Any]:
     context = MethodContext(labels, shapes, tower, words, recipe.trained_for)
     method = make_method(recipe.kind, parsed, context)
     method.eval().start(batch)
-    seconds = 0.0
-    if method.groups():
-        method.train()
-        optimiser = make_optimiser(method, training)
-        for _ in range(2):
-            start = time.process_time()
-            optimiser_step(method, batch, torch.arange(images), training, optimiser)
-            seconds = time.process_time() - start
-            if seconds > LONG:
-                break
+    method.train()
+    optimiser = make_optimiser(method, training)
+    for _ in range(2):
+        start = time.process_time()
+        optimiser_step(method, batch, torch.arange(images), training, optimiser)
+        seconds = time.process_time() - start
+        if seconds > LONG:
+            break
     trained = sum(p.numel() for group in method.groups() for p in group["params"])
     row = {"recipe": name, "settings of": dataset, "batch": training.batch_size, "images": images}
     row |= {"s a step": seconds, "GiB": (memory("VmHWM") - before) / 2**30, "trained, M": trained / 1e6}
@@ -106,13 +104,13 @@ def main() -> None:
         name, few = wanted.part.split(":")
         emit(measure(name, int(few)))
         return
-    names = wanted.methods.split(",") if wanted.methods else list(published_recipes())
+    trained = [name for name, recipe in published_recipes().items() if "training" in recipe]
+    names = wanted.methods.split(",") if wanted.methods else trained
     rows = [apart("benchmarks.steps", f"{name}:{wanted.few}") for name in names]
-    rows = [row for row in rows if row["trained, M"]]
     if wanted.json:
         emit(rows)
         return
-    forms = {"s a step": ".2f", "GiB": ".2f", "trained, M": ".2f"}
+    forms = {"s a step": ".2f", "GiB": ".2f", "trained, M": ".3g"}
     table = [{key: format(value, forms.get(key, "")) for key, value in row.items()} for row in rows]
     print(markdown_table(list(table[0]), table))
     if wanted.csv:
