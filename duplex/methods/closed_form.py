@@ -119,6 +119,8 @@ class LinearHeads(nn.Module):
 class ClosedFormMethod(Method[ClosedFormOptions]):
     """Scores by closed-form visual prototypes, together with trained prompts or linear heads."""
 
+    trains_on_buffers = False  # the statistics enter scores alone
+
     counts: Tensor  # number of training images per seen composition [K]
     sums: Tensor  # sums of their features [K, d]
     moment: Tensor  # sum of z z^T over all training features z [d, d]

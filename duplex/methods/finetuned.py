@@ -53,6 +53,7 @@ class WithFinetuning(Method[Options]):
         super().__init__(method.context, method.options)
         self.method = method
         self.blocks = blocks
+        self.trains_on_buffers = method.trains_on_buffers
         if blocks.options.tokens and "patch" not in type(method).needs(method.options):
             raise UsageError(
                 f"the method ({method.class_name}) reads no patch tokens, so finetune.tokens changes nothing; remove it"

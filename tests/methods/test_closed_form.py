@@ -146,6 +146,18 @@ def test_a_second_fit_equals_a_first(images, again):
     assert all(torch.equal(value, fresh.state_dict()[name]) for name, value in method.state_dict().items())
 
 
+@pytest.mark.parametrize("row", [{"width": 5, "adapter_dropout": 0.0}, HEADS])
+def test_no_loss_reads_the_statistics(row):
+    """So they may wait for the next validation."""
+    assert not ClosedFormMethod.trains_on_buffers
+    z, compositions = features(4, 3), torch.as_tensor(LABELS.pairs["train"][:4])
+    method = begun(**row)
+    before = step_of(method, z, compositions).losses
+    method.on_features_changed(CHANGED)
+    after = step_of(method, z, compositions).losses
+    assert before and all(torch.equal(loss, after[name]) for name, loss in before.items())
+
+
 @pytest.mark.parametrize("best", [2.0, 8.0, 0.02, 0.7])
 def test_weights_maximise_the_validation_auc(best):
     z, columns = features(6, 0), LABELS.candidates("closed", "val")
