@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pandas as pd
@@ -35,13 +36,25 @@ from duplex.training.checkpoint import read_record
 VALIDATION_OF = {"closed": "val_auc", "open": "val_auc_all"}  # world -> validation AUC of a run for it
 
 
-def report_stage(params: Params, paths: ArtifactPaths = ArtifactPaths(), *, write_metrics: bool = True) -> Path:
-    """Write report and mean metrics of all runs under `run:`; returns the HTML page's path."""
+def report_stage(
+    params: Params,
+    paths: ArtifactPaths = ArtifactPaths(),
+    *,
+    write_metrics: bool = True,
+    copies: Mapping[str, str] = MappingProxyType({}),
+) -> Path:
+    """Write report and mean metrics of all runs under `run:`; returns the HTML page's path.
+
+    copies: method -> another one with the same settings, whose results are shown as its own, too.
+    """
     runs, not_evaluated = read_all_metrics(params, paths)
     warn_of_outdated(params, paths)
     if not runs:
         print(f"duplex: {aggregate.NO_RUN}", file=sys.stderr)
     summary = average_runs(params, runs, paths)
+    for by_method, (name, other) in product(summary.values(), copies.items()):
+        if other in by_method:
+            by_method[name] = by_method[other]
     write_json(paths.summary, summary)
     if write_metrics:
         write_json(paths.metrics, aggregate.headline_numbers(summary))
