@@ -92,20 +92,22 @@ def read_all_metrics(
 
 
 def average_runs(params: Params, runs: Mapping[tuple[str, str], Sequence[Tree]], paths: ArtifactPaths) -> Tree:
-    """Average metrics over seeds; adds `settings`: kind, options, encoder, counts of the data set.
+    """Average metrics over seeds; adds `settings`: kind, options, encoder, counts of the data set, word vectors.
 
     A method with `shown_as: NAME` is entered under NAME; with `world: open`, its settings are
     named `settings_open`.
     """
     summary: Tree = aggregate.aggregate(runs)
     changed = configured_options(params)
-    for dataset, method in runs:
+    for (dataset, method), records in runs.items():
         source = params.dataset(dataset)
         encoder = " ".join(filter(None, (source.encoder.name, source.encoder.weights)))
         if source.features is not None:
             encoder = f"features of {source.features}"
         counts = counts_of(aggregate.stored_numbers(paths.statistics(dataset)))
         data = {"encoder": encoder, "counts": counts}
+        if words := records[0].get("word_vectors"):
+            data["word_vectors"] = words
         for name in params.run.methods:
             entry = params.entry(name)
             if (entry.shown_as or name) == method:

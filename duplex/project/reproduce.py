@@ -23,6 +23,7 @@ from duplex.data.sources import is_on_disk, load_source
 from duplex.data.tables import LabelledImages
 from duplex.encoders.base import missing_weights
 from duplex.errors import DuplexError, UsageError
+from duplex.evaluation.vectors import read_word_vectors, unlike_published
 from duplex.features.file import PIXELS, size_text
 from duplex.features.imported import equal_feature_keys
 from duplex.project.doctor import cache_row_bytes, free_bytes
@@ -150,6 +151,7 @@ def _with_costs(plan: Plan, data: LabelledImages, jobs: int | None, stale: dict[
         "data": f"{len(data.manifest):,} images in {entry.source.root}{note}",
         "weights": f"{encoder}: {weights}",
         "disk": f"{_disk_text(sizes, features)}, {size_text(free)} free",
+        "words": _words_text(params, data),
         "stages": ", ".join(stages),
         "hours": _hours(plan, costs, len(data.manifest) if extracts else 0, workers, stale or plan.left),
         "rows": f"{len(plan.rows.run)} × seeds {', '.join(map(str, plan.seeds))}: {', '.join(plan.rows.run)}",
@@ -167,6 +169,16 @@ def _with_costs(plan: Plan, data: LabelledImages, jobs: int | None, stale: dict[
         problem = f"{dataset} needs {needed}, but only {size_text(free)} are free"
         problem += "; make room, or move the project to a larger disk"
     return replace(plan, topics=topics, table=_table(plan.rows, costs), problem=problem)
+
+
+def _words_text(params: Params, data: LabelledImages) -> str:
+    """The word vectors of the open world, and whether its numbers can be compared."""
+    file = params.evaluation.word_vectors
+    record = None
+    if file is not None:
+        record = read_word_vectors(file, [*data.labels.states, *data.labels.objects]).to_dict()
+    unlike = unlike_published(record)
+    return f"open world not comparable: {unlike}" if unlike else f"{file}, as in CSP's code"
 
 
 def _features(params: Params, dataset: str, images: int) -> dict[str, int] | None:

@@ -20,6 +20,7 @@ from ruamel.yaml import YAML
 
 from duplex.data.tables import read_benchmarks
 from duplex.evaluation.metrics import METRICS, MISSING
+from duplex.evaluation.vectors import unlike_published
 from duplex.labels import SPLITS, WORLDS
 from duplex.report.aggregate import TERMS, DatasetResults, Results, RunRecord, Tree, standard_error
 from duplex.report.blocks import json_pointer, package_text
@@ -208,15 +209,15 @@ def backbone_of(encoder: str) -> str | None:
     return next((name for name, start in known.items() if f"{encoder} ".startswith(start)), None)
 
 
-def obstacle(settings: Tree | None, backbone: str) -> str:
-    """Why a run cannot be compared with the paper's numbers for `backbone`; empty if it can."""
+def obstacle(settings: Tree | None, backbone: str, table: str = "closed") -> str:
+    """Why a run cannot be compared with the paper's numbers for `backbone` in a `table`; empty if it can."""
     if settings is None:
         return "its encoder and data are not recorded"
     if backbone_of(settings["encoder"]) != backbone:
         return f"encoder {settings['encoder']}, not {backbone}"
     if benchmark_of(settings["counts"]) is None:
         return "no published data set has its numbers of states, objects, pairs and images"
-    return ""
+    return unlike_published(settings.get("word_vectors")) if table == "open" else ""
 
 
 def paper_value(row: Tree, table: str, benchmark: str, metric: str) -> MeanWithError | None:
@@ -480,7 +481,7 @@ def number_verdict(each: Measured, row: Tree, table: str, metric: str) -> tuple[
     """Compare a run's number with the paper's; returns verdict, difference and reason."""
     settings = each.settings(table)
     value = each.value(table, metric, sampled=True)
-    found = obstacle(settings, row.get("backbone", CLIP))
+    found = obstacle(settings, row.get("backbone", CLIP), table)
     if found:
         return NOT_COMPARABLE, None, f"{each.name}: {found}"
     benchmark = benchmark_of(settings["counts"]) if settings else None

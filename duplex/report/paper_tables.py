@@ -168,7 +168,10 @@ def _published_note(world: str, benchmark: str | None) -> str:
             f"encoder are the paper's. {NUMBER_NOTE}"
         )
     if world == "open":
-        note += " All have a feasibility threshold by words, chosen on validation images: the published protocol."
+        note += (
+            " All have a feasibility threshold by words, chosen on validation images. It is that of the published "
+            "protocol if the words are GloVe vectors of 300 numbers; otherwise, numbers are not comparable."
+        )
     return note
 
 
@@ -262,7 +265,7 @@ class AblationLine:
         settings = self.run.settings()
         if settings is None:
             return MISSING
-        left_out = ("world", "encoder", "counts")
+        left_out = ("world", "encoder", "counts", "word_vectors")
         shown = {key: value for key, value in settings.items() if key not in left_out}
         return json.dumps(shown)[1:-1].replace('"', "")
 

@@ -62,6 +62,7 @@ def test_the_plan_has_the_rows_of_the_tables_the_sizes_and_the_hours(benchmark: 
     assert "infer_ch in duplex_five" in lines["once"], "the same losses, fewer terms"
     assert not {"loss_ch", "fixed_visual", "troika", "all_pairs"} & set(rows), "of other data sets, or of no table"
     assert f"{2 * len(rows)} of {2 * len(rows)} runs" in lines["stages"]
+    assert "not comparable: feasibility is by the encoder's text features" in lines["words"]
     assert "not" not in lines, "every row of the tables has an entry"
     assert not (benchmark / "ablations/artifacts").exists()
 
@@ -83,6 +84,27 @@ def test_the_main_rows_are_those_of_the_tables_of_comparison_as_published(benchm
     assert drop[0].startswith("cso ("), "no sentence of the paper compares it by itself"
     sizes = dict(re.findall(r"^ +(\w+) +\S+ +([\d.]+) MB", plan.out, re.M))
     assert float(sizes["clip"]) == 0 < float(sizes["cso"]) <= float(sizes["duplex_five"])
+
+
+def test_the_plan_says_whether_open_numbers_can_be_compared(
+    benchmark: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+):
+    def plan(text: str) -> Any:
+        (benchmark / "words.txt").write_text(text)
+        with edited_params(benchmark / "ablations/params.yaml") as record:
+            record["evaluation"]["word_vectors"] = "../words.txt"
+            record["methods"] = {name: entry for name, entry in shipped()["methods"].items() if name == "clip"}
+            record["run"]["methods"] = ["clip"]
+        monkeypatch.chdir(benchmark)
+        return command("reproduce", "mit-states", "--rows", "main", "--dry-run", "--seeds", "0")
+
+    words = [*STATES, *OBJECTS]
+    known = "".join(f"{word} {'0.1 ' * 300}\n" for word in words)
+    assert "as in CSP's code" in lines_of(plan(known))["words"]
+    narrow = "".join(f"{word} {'0.1 ' * 50}\n" for word in words)
+    assert "not comparable: word vectors have 50 numbers, not 300" in lines_of(plan(narrow))["words"]
+    useless = plan("other 0.1 0.2\n")
+    assert useless.code == 1 and "no vector for any word of 'green', 'hollow'" in useless.err
 
 
 def test_rows_of_other_groups_are_refused(benchmark: Path, command: Command):
