@@ -303,6 +303,10 @@ class Method(nn.Module, Generic[OptionsT]):
         """Numbers for the report by name, such as the number of trained parameters."""
         return {"parameters": sum(p.numel() for group in self.groups() for p in group["params"])}
 
+    def stored_values(self) -> int:
+        """The largest number of values that a checkpoint of the method may hold after training."""
+        return sum(value.numel() for value in self.state_dict().values())
+
 
 @dataclass(frozen=True)
 class AdapterInputs:

@@ -143,3 +143,7 @@ class WithFinetuning(Method[Options]):
 
     def summary(self) -> dict[str, int]:
         return {**self.method.summary(), **super().summary(), "finetuned_blocks": self.blocks.count}
+
+    def stored_values(self) -> int:
+        added = super().stored_values() - Method.stored_values(self.method)  # by blocks and adapters
+        return self.method.stored_values() + added

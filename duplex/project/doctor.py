@@ -85,15 +85,15 @@ def weights_for_timing(entry: EncoderParams) -> EncoderParams:
     return entry.model_copy(update={"weights": "random"})
 
 
-def cache_row_bytes(params: Params, dataset: str) -> int:
-    """Bytes per image in a data set's feature cache; if tokens are stored, of a blank image."""
+def cache_row_bytes(params: Params, dataset: str) -> dict[str, int]:
+    """Bytes per image in a data set's feature cache, by what is stored; tokens are those of a blank image."""
     entry = weights_for_timing(params.dataset(dataset).encoder)
     outputs = outputs_to_cache(params, dataset)
     stored: dict[str, tuple[int, ...]] = {}
     if outputs.patches or outputs.block_inputs or outputs.pixels:
         stored = outputs.row_shapes(load_encoder(entry.name, entry.weights, towers="image"))
     shapes = cache_shapes(encoder_identity(entry.name, entry.weights).dim, stored)
-    return sum(row_bytes(name, shape) for name, shape in shapes.items())
+    return {name: row_bytes(name, shape) for name, shape in shapes.items()}
 
 
 def _extraction_size(params: Params, name: str) -> Iterator[DoctorFinding]:
@@ -101,7 +101,7 @@ def _extraction_size(params: Params, name: str) -> Iterator[DoctorFinding]:
     source = params.dataset(name).source
     try:
         images = len(read_manifest(path) if path.exists() else load_source(source).manifest)
-        needed = images * cache_row_bytes(params, name)
+        needed = images * sum(cache_row_bytes(params, name).values())
     except DuplexError:  # reported by other checks
         return
     free = free_bytes(ArtifactPaths.root)

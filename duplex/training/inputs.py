@@ -44,6 +44,7 @@ from duplex.system.threads import float32_arithmetic
 from duplex.training.checkpoint import RESIZE, WORD_VECTORS, TrainingRecord
 
 if TYPE_CHECKING:
+    from duplex.evaluation.vectors import WordVectors
     from duplex.features.shared import SharedFeatures  # which loads all that encodes images
 
 ADVANCED = 256  # images whose block inputs are computed at once
@@ -99,12 +100,19 @@ class RunInputs:
         )
 
     @cached_property
+    def glove_vectors(self) -> WordVectors | None:
+        """Vectors of states, then of objects, from the GloVe file; None without one."""
+        if self.glove is None:
+            return None
+        from duplex.evaluation.vectors import read_word_vectors
+
+        return read_word_vectors(self.glove, [*self.labels.states, *self.labels.objects])
+
+    @cached_property
     def words(self) -> PrimitiveVectors | None:
         """Word vectors of labels, from the GloVe file, else the text tower, else None."""
-        if self.glove is not None:
-            from duplex.evaluation.vectors import read_word_vectors
-
-            table = read_word_vectors(self.glove, [*self.labels.states, *self.labels.objects])
+        table = self.glove_vectors
+        if table is not None:
             if table.missing:
                 lack = f"{self.glove} has no vector for {', '.join(map(repr, table.missing))}"
                 print(f"{lack}; add vectors, or labels use only their other words", file=sys.stderr)

@@ -50,17 +50,66 @@ def benchmark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_plan_has_the_rows_of_the_tables_the_sizes_and_the_hours(benchmark: Path, command: Command):
     lines = lines_of(command("reproduce", "mit-states", "--dry-run", "--seeds", "0-1"))
     assert "64 images in ../data/mit-states" in lines["data"]
-    assert re.search(r"0\.\d MB of features to write, [\d.]+ GB free", lines["disk"])
+    parts = r"([\d.]+) MB of features \(([\d.]+) MB of them pixels\), ([\d.]+) MB of checkpoints, .* GB free"
+    features, pixels, checkpoints = map(float, re.search(parts, lines["disk"]).groups())
+    assert 0 < pixels <= features and checkpoints > 1
     assert "prepare (missing), extract (missing)" in lines["stages"]
     total, extraction, training = map(float, re.findall(r"[\d.e-]+(?=:| to)", lines["hours"]))
     assert extraction + training == pytest.approx(total, rel=0.5) and total < 24
-    assert "of duplex_five on this device, its weights" in lines["hours"]
+    assert "of duplex_five, duplex_five_open, module_sp, " in lines["hours"] and "its weights" in lines["hours"]
     rows = lines["rows"].split(": ")[1].split(", ")
-    assert {"duplex_five", "duplex_five_open", "module_vp", "update_batch", "infer_ch", "lambda_99", "cge"} <= set(rows)
+    assert {"duplex_five", "duplex_five_open", "module_vp", "update_batch", "lambda_99", "cge"} <= set(rows)
+    assert "infer_ch in duplex_five" in lines["once"], "the same losses, fewer terms"
     assert not {"loss_ch", "fixed_visual", "troika", "all_pairs"} & set(rows), "of other data sets, or of no table"
     assert f"{2 * len(rows)} of {2 * len(rows)} runs" in lines["stages"]
+    assert "not comparable: feasibility is by the encoder's text features" in lines["words"]
     assert "not" not in lines, "every row of the tables has an entry"
     assert not (benchmark / "ablations/artifacts").exists()
+
+
+def test_the_main_rows_are_those_of_the_tables_of_comparison_as_published(benchmark: Path, command: Command):
+    with edited_params(benchmark / "ablations/params.yaml") as record:
+        for name in ("troika", "plid", "caila", "cluspro", "vp_cmjl", "dfsp_t2i"):  # with heads that do not fit
+            del record["methods"][name]
+    plan = command("reproduce", "mit-states", "--rows", "main", "--dry-run", "--seeds", "0")
+    lines = lines_of(plan)
+    assert lines["rows"].endswith(": clip, coop, csp, gipcol, cso, duplex_five, duplex_five_open")
+    for reason in (
+        "dfsp_i2t (no published settings for mit-states)",
+        "dfsp_bif (no published settings)",
+        "cds (no published learning_rate or batch_size)",
+    ):
+        assert reason in lines["not"]
+    drop = lines["drop"].partition("then ")[2].split(", ")
+    assert drop[0].startswith("cso ("), "no sentence of the paper compares it by itself"
+    sizes = dict(re.findall(r"^ +(\w+) +\S+ +([\d.]+) MB", plan.out, re.M))
+    assert float(sizes["clip"]) == 0 < float(sizes["cso"]) <= float(sizes["duplex_five"])
+
+
+def test_the_plan_says_whether_open_numbers_can_be_compared(
+    benchmark: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+):
+    def plan(text: str) -> Any:
+        (benchmark / "words.txt").write_text(text)
+        with edited_params(benchmark / "ablations/params.yaml") as record:
+            record["evaluation"]["word_vectors"] = "../words.txt"
+            record["methods"] = {name: entry for name, entry in shipped()["methods"].items() if name == "clip"}
+            record["run"]["methods"] = ["clip"]
+        monkeypatch.chdir(benchmark)
+        return command("reproduce", "mit-states", "--rows", "main", "--dry-run", "--seeds", "0")
+
+    words = [*STATES, *OBJECTS]
+    known = "".join(f"{word} {'0.1 ' * 300}\n" for word in words)
+    assert "as in CSP's code" in lines_of(plan(known))["words"]
+    narrow = "".join(f"{word} {'0.1 ' * 50}\n" for word in words)
+    assert "not comparable: word vectors have 50 numbers, not 300" in lines_of(plan(narrow))["words"]
+    useless = plan("other 0.1 0.2\n")
+    assert useless.code == 1 and "no vector for any word of 'green', 'hollow'" in useless.err
+
+
+def test_rows_of_other_groups_are_refused(benchmark: Path, command: Command):
+    assert command("reproduce", "mit-states", "--rows", "some").refused("group of rows 'some'")
+    assert command("reproduce", "mit-states", "--rows", "main", "--methods", "csp").refused("leave --rows out")
 
 
 @pytest.mark.slow
@@ -76,7 +125,7 @@ def test_encoders_of_the_paper_have_their_own_rows(benchmark: Path, command: Com
     monkeypatch.chdir(benchmark)
     lines = lines_of(command("reproduce", "mit-states-resnet18", "--dry-run", "--seeds", "0"))
     assert lines["rows"].endswith("2 × seeds 0: cge, cge_visual") and "of cge on this device" in lines["hours"]
-    assert "9.7 MB of features to write" in lines["disk"], "64 times 3 x 224 x 224 pixels"
+    assert "9.7 MB of features" in lines["disk"], "64 times 3 x 224 x 224 pixels"
     monkeypatch.chdir(benchmark)
     lines = lines_of(command("reproduce", "mit-states-blip", "--dry-run", "--seeds", "0"))
     assert lines["rows"].endswith("2 × seeds 0: duplex_five, module_sp")
@@ -157,7 +206,7 @@ def test_the_plan_of_published_recipes(zappos: Path, command: Command):
     plan = command("reproduce", "ut-zappos", "--methods", "csp,troika,cluspro", "--dry-run")
     lines = lines_of(plan)
     assert "counts are not the published ones of ut-zappos: no number will be compared" in lines["data"]
-    assert re.search(r"0\.\d MB of features to write, [\d.]+ GB free", lines["disk"])
+    assert re.search(r"0\.\d MB of features .* MB of checkpoints, .* to write, [\d.]+ GB free", lines["disk"])
     assert "prepare (missing), extract (missing), 15 of 15 runs" in lines["stages"]
     assert "learning_rate 0.0005, batch_size 64, epochs 20, weight_decay 1e-05, word_dropout 0.2" in lines["csp"]
     assert "epochs 2," in lines["troika"] and "finetune.blocks all, finetune.adapter parallel" in lines["troika"]
