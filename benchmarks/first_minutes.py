@@ -2,9 +2,9 @@
 
 Runs `duplex fit` with its defaults on the folder of drawn images and on three re-splits of it, as tables. Each row has
 the test AUC in the closed world, and accuracy on seen and on new pairs at the true share of new pairs among the
-test images and at the share estimated from them, beside two logistic regressions. Then the folder's model answers new images of pairs without training
-images, chosen before looking: four striped hearts, and two images of each of the first ten other pairs in alphabetical
-order (`--new-share 0.9`).
+test images and at the share estimated from them, beside two logistic regressions. Then the folder's model answers new
+images of pairs without training images, chosen before looking: four striped hearts, and two images of each of the first
+ten other pairs in alphabetical order (`--new-share 0.9`).
 """
 
 from __future__ import annotations

@@ -45,6 +45,7 @@ from duplex.data.tables import split_name
 from duplex.errors import DuplexError
 from duplex.evaluation.curve import Margins
 from duplex.evaluation.intervals import Difference, compare_seeds, compare_splits
+from duplex.evaluation.metrics import OWN_ANSWERS, PART_METRICS
 from duplex.labels import WORLDS
 from duplex.methods.registry import method_entry_point
 from duplex.options import FinetuneOptions
@@ -275,7 +276,7 @@ def measured(runs: Runs, world: str) -> dict[str, Any]:
 
     by_split = [fmean([part["auc"] for part in split]) for split in parts]
     several = len(parts) > 1
-    keys = [*ENDS.values(), "auc_all", "auc_by_words"]
+    keys = [*ENDS.values(), "auc_all", "auc_by_words", *OWN_ANSWERS]
     if not several:
         keys += ["auc_low", "auc_high"]
     error = stdev(by_split) if several else standard_error([part["auc"] for part in parts[0]])
@@ -345,6 +346,8 @@ def table(records: Sequence[dict[str, Any]], of: Sequence[str]) -> list[dict[str
             add(f"{other} minus it high", gain.get("high"), "+.1f")
         add("AUC all pairs", record.get("auc_all"))
         add("AUC by words", record.get("auc_by_words"))
+        for key in OWN_ANSWERS:
+            add(PART_METRICS[key], record.get(key))
         aucs = record.get("validation", {})
         add("validation AUC", aucs.get("mean"))
         add("validation AUC ±", aucs.get("error"))

@@ -208,6 +208,7 @@ class TrainingOptions(Options):
     decay: Annotated[float, Field(gt=0, le=1)] = 0.5  # factor every `decay_every` epochs (step)
     decay_every: Count = 5  # epochs between two decays (schedule: step)
     select: Literal["auc", "hm", "unseen", "loss", "last"] = "auc"  # validation chooses the epoch
+    select_world: Literal["closed", "open"] = "closed"  # open: with every pair as a candidate, which takes longer
     validate_every: Count = 1  # epochs between two validations; the last epoch is always validated
     patience: Count | None = None  # stop after epochs without a better validation; null: never
     accumulate: Count = 1  # batches per optimiser step; prompts are encoded once per step
@@ -217,6 +218,10 @@ class TrainingOptions(Options):
     memory: Annotated[float, Field(ge=2**-8)] = 2.0  # GiB of inputs; larger ones stay on disk
     checkpointing: bool = False  # recompute the text tower's activations: slower, less memory
     log: str = "none"  # of losses: dvclive, tensorboard, wandb, mlflow, a plug-in's, or none
+
+    def rules(self) -> Iterable[tuple[object, str]]:
+        unused = self.select == "last" and self.select_world == "open"
+        yield refuse(unused, "select: last keeps the last epoch in any world; leave out select_world")
 
     def result_settings(self) -> dict[str, Any]:
         """The options that training results depend on: all except `log`."""

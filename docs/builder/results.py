@@ -1,5 +1,7 @@
 """Files in pages: a line `[Table: x.csv](results/x.csv)` becomes the table, `[File: x.py](../examples/x.py)` the text.
 
+A line `[Quoted: mit-states](../duplex/report/quoted.yaml)` becomes the table of published numbers on a benchmark.
+
 Where the page is read without the site, the line is a link to the file.
 
 A file has one plain number per cell. Columns that belong together are shown in one cell: `AUC`, `AUC ±`, `AUC low` and
@@ -12,8 +14,11 @@ import csv
 import re
 from pathlib import Path
 
+from docs.builder.quoted import quoted_records
+
 DIRECTIVE = re.compile(r"^\[Table: \S+\]\((\S+\.csv)\)$", re.M)
 INCLUDED = re.compile(r"^\[File: \S+\]\((\S+\.(\w+))\)$", re.M)
+QUOTED = re.compile(r"^\[Quoted: (\S+)\]\((\S+\.yaml)\)$", re.M)
 PARTS = (" ±", " low", " high")  # endings of columns that are shown in the cell of another column
 
 
@@ -27,6 +32,7 @@ def with_tables(markdown: str, folder: Path) -> str:
     shown = INCLUDED.sub(
         lambda match: f"```{match[2]}\n{(folder / match[1]).read_text('utf-8').rstrip()}\n```", markdown
     )
+    shown = QUOTED.sub(lambda match: markdown_table(*quoted_records(match[1])), shown)
     return DIRECTIVE.sub(lambda match: f"{result_table(folder / match[1])}\n\n[CSV]({match[1]})", shown)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -18,7 +19,7 @@ from duplex.errors import DuplexError, UsageError, require
 from duplex.evaluation.accumulate import ScoreAccumulator, TopCompetitors
 from duplex.evaluation.curve import Margins
 from duplex.evaluation.intervals import compare_seeds, compare_splits, in_percentage_points
-from duplex.evaluation.metrics import METRICS, aligned, estimate_line, measure, number
+from duplex.evaluation.metrics import METRICS, OWN_ANSWERS, PART_METRICS, aligned, estimate_line, measure, number
 from duplex.labels import WORLDS, prompt_name
 
 if TYPE_CHECKING:
@@ -42,9 +43,11 @@ def compare(
     """Print how far the second method's S, U, HM and AUC exceed the first's, in percentage points.
 
     Each difference has a 95 % interval and a p-value, which cover variance over test images, seeds
-    and re-splits (other random choices of unseen pairs). METHOD+stream is a method that adapts to
-    the test images, in the first order of `duplex evaluate --stream`. Margins, the biases at which
-    images become right or wrong, are read with nine digits; equal margins count as ties.
+    and re-splits (other random choices of unseen pairs). Below are both methods' accuracy without a
+    bias, and the share of images of unseen pairs that they answer by a seen pair. METHOD+stream is a
+    method that adapts to the test images, in the first order of `duplex evaluate --stream`. Margins,
+    the biases at which images become right or wrong, are read with nine digits; equal margins count
+    as ties.
     """
     from duplex.data.tables import split_name
 
@@ -68,6 +71,7 @@ def compare(
         report["difference"] = in_percentage_points(compare_seeds(pair.first, pair.second))
     else:
         report |= _splits_report(runs)
+    report["own_answers"] = _own_answers(list(runs.values()))
     if as_json:
         print_json(report)
     else:
@@ -76,11 +80,23 @@ def compare(
 
 @dataclass(frozen=True)
 class ComparedRuns:
-    """Margins of two methods' runs with the same seeds on one data set."""
+    """Margins of two methods' runs with the same seeds on one data set, and their `metrics.json` for a world."""
 
     seeds: list[int]
     first: list[Margins]
     second: list[Margins]
+    metrics: tuple[list[dict[str, Any]], list[dict[str, Any]]]  # of the first, of the second
+
+
+def _own_answers(runs: Sequence[ComparedRuns]) -> dict[str, dict[str, float]]:
+    """Each method's `OWN_ANSWERS`, means over splits of means over seeds, if all runs have them."""
+    found: dict[str, dict[str, float]] = {}
+    for place, side in enumerate(("first", "second")):
+        for name in OWN_ANSWERS:
+            by_split: list[list[Any]] = [[each.get(name) for each in run.metrics[place]] for run in runs]
+            if not any(None in values for values in by_split):
+                found.setdefault(name, {})[side] = fmean(fmean(values) for values in by_split)
+    return {name: sides for name, sides in found.items() if len(sides) == 2}
 
 
 def _splits_report(runs: Mapping[str, ComparedRuns]) -> dict[str, Any]:
@@ -99,7 +115,7 @@ def _splits_report(runs: Mapping[str, ComparedRuns]) -> dict[str, Any]:
 
 def _read_runs(params: Params, dataset: str, methods: tuple[str, str], seed: int | None, world: str) -> ComparedRuns:
     from duplex.project.run import RUN_STAGES, ProjectData
-    from duplex.report.aggregate import STREAM
+    from duplex.report.aggregate import STREAM, stored_numbers
 
     data = ProjectData(params, dataset)
     data.require()
@@ -110,8 +126,9 @@ def _read_runs(params: Params, dataset: str, methods: tuple[str, str], seed: int
         raise UsageError(f"{same} in the {world} world; give two methods")
     seeds = [seed] if seed is not None else _common_seeds(params, dataset, methods, entries)
     margins: list[list[Margins]] = [[], []]
+    metrics: tuple[list[dict[str, Any]], list[dict[str, Any]]] = ([], [])
     first: tuple[Path, str, pd.DataFrame] | None = None
-    for name, entry, margins_by_seed in zip(methods, entries, margins, strict=True):
+    for name, entry, margins_by_seed, metrics_by_seed in zip(methods, entries, margins, metrics, strict=True):
         for run_seed in seeds:
             files = ArtifactPaths().run(dataset, entry, run_seed)
             path = files.predictions
@@ -126,13 +143,16 @@ def _read_runs(params: Params, dataset: str, methods: tuple[str, str], seed: int
             is_seen = table["seen"].to_numpy(dtype=bool)
             margin = table["margin"].to_numpy(dtype=float)
             margins_by_seed.append(Margins(margin[is_seen], margin[~is_seen], is_seen))
+            # a stream's metrics are means over orders, of which this is the first
+            stored = {} if name.endswith(STREAM) else stored_numbers(files.metrics) or {}
+            metrics_by_seed.append(stored.get(world, {}))
             if not files.checkpoint.is_file():
                 continue
             found = data.run(entry, run_seed).difference(*RUN_STAGES)
             if found:
                 wanted = f"{entry} with seed {run_seed} in params.yaml"
                 log(f"duplex: {files.root} does not match {wanted}: {found}; `dvc repro` makes it again")
-    return ComparedRuns(seeds, margins[0], margins[1])
+    return ComparedRuns(seeds, margins[0], margins[1], metrics)
 
 
 def _common_seeds(params: Params, dataset: str, methods: Sequence[str], entries: list[str]) -> list[int]:
@@ -181,6 +201,9 @@ def _text(report: dict[str, Any]) -> str:
     lines = [f"{what}, {report['world']} world, {runs}"]
     for name, gain in report["difference"].items():
         lines.append(estimate_line(f"{METRICS[name]:<5}", gain))
+    for name, sides in report["own_answers"].items():
+        both = ", ".join(f"{report[side]} {value:.1f}" for side, value in sides.items())
+        lines.append(f"{PART_METRICS[name]}: {both}")
     if not splits:
         images = f"{report['images_seen']} seen and {report['images_unseen']} unseen images"
         return "\n".join([*lines, images])
@@ -340,6 +363,9 @@ def _table(metrics: dict[str, Any]) -> str:
         lines.append(estimate_line(f"{name:<10}", estimate))
     if metrics["state_accuracy"] is not None or metrics["object_accuracy"] is not None:
         lines += [f"{name:<10}{number(metrics[f'{name}_accuracy']):>6}" for name in ("state", "object")]
+    for name in OWN_ANSWERS:
+        if metrics.get(name) is not None:
+            lines.append(f"{PART_METRICS[name]:<10}{number(metrics[name]):>6}")
     images = f"{metrics['images_seen']} seen and {metrics['images_unseen']} unseen images"
     tied = f", {metrics['tied']:.1f} % with a tied label" if metrics["tied"] else ""
     return "\n".join([*lines, images + tied])

@@ -40,6 +40,7 @@ PART_METRICS = {
     "state_accuracy": "state",
     "object_accuracy": "object",
 }
+OWN_ANSWERS = ("unbiased_accuracy", "false_seen")  # what a method answers without a tuned bias
 TIPS = {
     "S": "accuracy on images of seen pairs when unseen pairs are excluded",
     "U": "accuracy on images of unseen pairs when seen pairs are excluded",

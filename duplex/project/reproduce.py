@@ -72,8 +72,10 @@ class Plan:
 def published_params(dataset: str, methods: Sequence[str], seeds: Sequence[int]) -> Params:
     """params.yaml with published options of `methods`; pixels are cached if one fine-tunes."""
     record = read_yaml(PARAMS_FILE)
-    run = {"datasets": [dataset], "methods": list(methods), "seeds": list(seeds)}
-    record |= {"run": {**run, "recipes": "published"}, "report": {}}
+    run = {"datasets": [dataset], "methods": list(methods), "seeds": list(seeds), "recipes": "published"}
+    if isinstance(record.get("run"), dict) and "published_only" in record["run"]:
+        run["published_only"] = record["run"]["published_only"]
+    record |= {"run": run, "report": {}}
     params = parse_params(record, dataset_files(PARAMS_FILE), PARAMS_FILE)
     entry = params.dataset(dataset)
     specs = [MethodSpec.of(params, dataset, name) for name in methods]
@@ -159,6 +161,9 @@ def _with_costs(plan: Plan, data: LabelledImages, jobs: int | None, stale: dict[
     if plan.rows.measured_in:
         shared = ", ".join(f"{name} in {host}" for name, host in plan.rows.measured_in.items())
         topics["once"] = f"measured in the run of another row: {shared}"
+    if beyond := params.not_run_by_authors(dataset):
+        ran = "; ".join(f"{name} ({', '.join(datasets)})" for name, datasets in beyond.items())
+        topics["authors"] = f"did not run {dataset}: {ran}; settings by data set are those of {dataset} in params.yaml"
     if plan.rows.absent:
         topics["not run"] = ", ".join(f"{name} ({why})" for name, why in plan.rows.absent.items())
     if costs and plan.left and not published:

@@ -19,7 +19,7 @@ from duplex.artifacts import RunPaths
 from duplex.errors import DuplexError
 from duplex.evaluation.accumulate import Floats
 from duplex.evaluation.curve import Curve, Margins
-from duplex.evaluation.metrics import METRICS
+from duplex.evaluation.metrics import METRICS, OWN_ANSWERS
 from duplex.labels import GROUPS, WORLDS
 
 Tree = dict[str, Any]
@@ -32,8 +32,6 @@ NO_RUN = "no run of params.yaml has been evaluated; `dvc repro` trains and evalu
 ALSO_AVERAGED = (
     "state_accuracy",
     "object_accuracy",
-    "unbiased_accuracy",
-    "false_seen",
     "seen_at_val_bias",
     "unseen_at_val_bias",
     "hm_at_val_bias",
@@ -114,7 +112,7 @@ def _summary(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         **_means(by_words, ("auc_low", "auc_high"), "_by_words", errors=False),
         **_means([record.get("sampled", {}) for record in records], METRICS, "_sampled"),
         **_means([table.get("sampled", {}) for table in by_words], METRICS, "_sampled_by_words"),
-        **_means(records, ("auc_all",)),
+        **_means(records, ("auc_all", *OWN_ANSWERS)),
         **_means(records, ALSO_AVERAGED),
         "seeds": len(records),
     }

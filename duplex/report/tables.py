@@ -15,7 +15,16 @@ from typing import Any
 
 import pandas as pd
 
-from duplex.evaluation.metrics import METRICS, MISSING, OPEN_METRICS, PART_METRICS, TIPS, interval_of, interval_text
+from duplex.evaluation.metrics import (
+    METRICS,
+    MISSING,
+    OPEN_METRICS,
+    OWN_ANSWERS,
+    PART_METRICS,
+    TIPS,
+    interval_of,
+    interval_text,
+)
 from duplex.labels import GROUPS, WORLDS
 from duplex.report.aggregate import TERMS, Aggregate, DatasetResults, Results, RunRecord, Tree, at_threshold
 from duplex.report.blocks import (
@@ -83,6 +92,7 @@ METRICS_COLUMNS: list[tuple[str, Callable[[MetricsLine], str]]] = [
     ("method", lambda line: line.method),
     *((title, partial(MetricsLine.number, name=name)) for name, title in METRICS.items()),
     ("AUC 95 %", lambda line: interval_text(line.summary)),
+    *((PART_METRICS[name], partial(MetricsLine.number, name=name)) for name in OWN_ANSWERS),
     ("all pairs", lambda line: line.number("auc_all")),  # open world, all pairs feasible
     ("by words", lambda line: line.number("auc_by_words")),  # at the threshold by word vectors
 ]

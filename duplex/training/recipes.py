@@ -116,7 +116,13 @@ class BlockRecipes:
 def whole_cosine(training: TrainingOptions, epochs: int) -> TrainingOptions:
     """The same options with a learning rate that falls to 0 in `epochs` epochs, the last of which is kept."""
     return replace(
-        training, epochs=epochs, schedule="cosine_steps", select="last", validate_every=epochs, patience=None
+        training,
+        epochs=epochs,
+        schedule="cosine_steps",
+        select="last",
+        select_world="closed",
+        validate_every=epochs,
+        patience=None,
     )
 
 

@@ -183,7 +183,7 @@ def train_run(
     context = inputs.context(spec.trained_for)
     method = initialised_method(spec.kind, spec.options, context, on_device, seed, device)
     selecting = spec.training.select if choose_by is None else metric_name(choose_by)
-    validate = Validation(val, inputs.labels, selecting, choose_by)
+    validate = Validation(val, inputs.labels, selecting, choose_by, spec.training.select_world)
     result = train(method, images, spec.training, seed, validate, resume, hooks)
     margins, chosen = tune_and_score(spec, method, inputs, val, settings)
     record = TrainingRecord(

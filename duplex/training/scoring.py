@@ -199,6 +199,9 @@ def checked_auc(margins: Margins) -> float:
     return auc
 
 
+ALL_PAIRS = "_all"  # ending of metrics with every composition as a candidate
+
+
 @dataclass(frozen=True)
 class Validated:
     """Validation metrics after an epoch, as fractions, and the one that chooses the best epoch."""
@@ -209,7 +212,8 @@ class Validated:
     @property
     def value(self) -> float:
         """The metric that chooses the epoch; a loss is negated, so that higher is better."""
-        return (-1 if self.chosen_by == "loss" else 1) * self.metrics[self.chosen_by]
+        is_loss = self.chosen_by in ("loss", f"loss{ALL_PAIRS}")
+        return (-1 if is_loss else 1) * self.metrics[self.chosen_by]
 
 
 # From seen, unseen, hm and auc, as fractions, to a number to maximise
@@ -218,35 +222,46 @@ ChooseBy = Callable[[Mapping[str, float]], float]
 
 @dataclass(frozen=True)
 class Validation:
-    """Computes a method's closed-world `auc` and `name`, which chooses the epoch.
+    """Computes a method's closed-world `auc` and `name`, which chooses the epoch, in `world`.
 
     choose_by: the caller's function that computes `name` from seen and unseen accuracy, HM, AUC.
+    world: open: the metrics that choose have every composition as a candidate, and names that end in `_all`.
     """
 
     examples: Examples
     labels: LabelSpace
     name: str = "auc"
     choose_by: ChooseBy | None = None
+    world: World = "closed"
 
     def __call__(self, method: Method[Any]) -> Validated:
-        candidates = self.labels.candidates("closed", "val")
+        chosen_by = "auc" if self.name == "last" else self.name
+        metrics = self._measured(method, chosen_by)
+        if self.world == "closed":
+            return Validated(metrics, chosen_by)
+        closed = replace(self, world="closed")._measured(method, "auc")
+        return Validated(
+            {**closed, **{f"{name}{ALL_PAIRS}": value for name, value in metrics.items()}}, f"{chosen_by}{ALL_PAIRS}"
+        )
+
+    def _measured(self, method: Method[Any], name: str) -> dict[str, float]:
+        candidates = CandidateSet.of(self.labels, self.world, "val")
         task = SplitScorer.of(method, candidates)
-        compositions = self.examples.compositions.cpu().numpy()
-        columns = torch.from_numpy(np.searchsorted(candidates, compositions))
+        columns = torch.from_numpy(candidates.positions(self.examples.compositions.cpu().numpy()))
         losses: list[Tensor] = []
 
         def add_loss(scores: Tensor, rows: slice) -> None:
             log_p = log_probabilities(method.probabilities, scores).cpu()
             losses.append(-log_p.gather(1, columns[rows, None]))
 
-        reader = add_loss if self.name == "loss" else None
+        reader = add_loss if name == "loss" else None
         result = score_split(task, self.examples, self.labels, reader=reader)
         margins = Margins.of(result.accumulator.competitors())
         auc = checked_auc(margins)
-        if self.name in ("auc", "last"):
-            return Validated({"auc": auc})
-        if self.name == "loss":
-            return Validated({"auc": auc, "loss": float(torch.cat(losses).mean())}, "loss")
+        if name == "auc":
+            return {"auc": auc}
+        if name == "loss":
+            return {"auc": auc, "loss": float(torch.cat(losses).mean())}
         curve = Curve.of(margins)
         metrics = {
             "seen": float(curve.seen_accuracies[0]),  # S, at a bias of -inf
@@ -254,10 +269,10 @@ class Validation:
             "hm": float(curve.harmonic.max()),
             "auc": auc,
         }
-        value: Any = metrics[self.name] if self.choose_by is None else self.choose_by(metrics)
+        value: Any = metrics[name] if self.choose_by is None else self.choose_by(metrics)
         if not isinstance(value, numbers.Real) or not math.isfinite(value):
-            raise DuplexError(f"select: {self.name} returned {value!r} for {metrics}; expected a finite number")
-        return Validated({"auc": auc, self.name: float(value)}, self.name)
+            raise DuplexError(f"select: {name} returned {value!r} for {metrics}; expected a finite number")
+        return {"auc": auc, name: float(value)}
 
 
 def metric_name(choose_by: ChooseBy) -> str:

@@ -15,6 +15,7 @@ from duplex.errors import DuplexError, UsageError
 from duplex.evaluation.curve import Margins
 from duplex.evaluation.intervals import Difference, compare, compare_splits
 from duplex.project.evaluate import write_table
+from duplex.system.files import write_json
 
 IMAGES = 120
 SPLITS = ("shapes-split1", "shapes-split2")
@@ -75,6 +76,23 @@ def test_a_report_equals_the_comparison_of_the_margins(margins):
     check_differences(report, expected)
     assert report["difference"]["auc"]["value"] > 0 and report["difference"]["seen"]["value"] < 0
     assert (report["first"], report["second"], report["images_seen"]) == ("duplex_static", "duplex", IMAGES // 2)
+
+
+def test_both_methods_own_answers_are_printed_as_means_over_seeds(margins):
+    for seed in (0, 1):
+        for number, method in enumerate(("duplex_static", "duplex")):
+            save(method, predictions(margins[method]), seed=seed)
+            own = {"unbiased_accuracy": 50.0 + 10 * number + seed, "false_seen": 30.0 - number}
+            write_json(ArtifactPaths().run("shapes", method, seed).metrics, {"closed": own})
+    report = json.loads(run("--json"))["own_answers"]
+    assert report == {
+        "unbiased_accuracy": {"first": 50.5, "second": 60.5},
+        "false_seen": {"first": 30.0, "second": 29.0},
+    }
+    text = run()
+    assert "no bias: duplex_static 50.5, duplex 60.5" in text and "false seen: duplex_static 30.0, duplex 29.0" in text
+    ArtifactPaths().run("shapes", "duplex", 1).metrics.unlink()
+    assert json.loads(run("--json"))["own_answers"] == {}, "a mean over some seeds only would mislead"
 
 
 @pytest.mark.parametrize("words", [(), ("--seed", "0"), ("--world", "open")])

@@ -14,10 +14,11 @@ from tests.projects import SHIPPED, edited_params
 EVERY = [(name, dataset) for name, recipe in published_recipes().items() for dataset in recipe["per_dataset"]]
 
 
-def published(name: str, dataset: str, **files: Any) -> Params:
+def published(name: str, dataset: str, files: dict[str, Any] | None = None, only: bool = False) -> Params:
     record = read_yaml(SHIPPED)
     record["run"] = {"datasets": [dataset], "methods": [name], "seeds": [0], "recipes": "published"}
-    return parse_params(record, files, SHIPPED)
+    record["run"]["published_only"] = only
+    return parse_params(record, files or {}, SHIPPED)
 
 
 @pytest.mark.parametrize(("name", "dataset"), EVERY)
@@ -40,19 +41,37 @@ def test_every_recipe_fits_its_benchmark_and_its_kind(name, dataset):
         assert {"learning_rate", "weight_decay", "batch_size", "epochs", "schedule", "select"} <= stated.keys()
 
 
+def test_models_for_the_open_world_keep_the_epoch_that_is_best_there():
+    worlds = {name: recipe.get("world", "both") for name, recipe in published_recipes().items()}
+    chosen = {name: published(name, "ut-zappos").training("ut-zappos", name).select_world for name in worlds
+              if worlds[name] != "both"}  # fmt: skip
+    assert chosen == {name: worlds[name] for name in chosen} and "open" in chosen.values()
+
+
 def test_what_was_not_decided_can_be_decided_beside_the_data_set():
     files = {"ut-zappos": {"methods": {"cds": {"training": {"learning_rate": 5e-4, "batch_size": 64}}}}}
-    training = published("cds", "ut-zappos", **files).training("ut-zappos", "cds")
+    training = published("cds", "ut-zappos", files).training("ut-zappos", "cds")
     assert (training.learning_rate, training.batch_size, training.word_dropout) == (5e-4, 64, 0.3)
 
 
-def test_methods_and_data_sets_without_a_recipe_are_refused():
-    with pytest.raises(UsageError, match="ivr has no published settings for cgqa; choose from ut-zappos"):
-        published("ivr", "cgqa")
+def test_a_data_set_that_the_authors_did_not_run_has_the_common_settings_and_its_own_rate():
+    params = published("ivr", "cgqa")
+    training = params.training("cgqa", "ivr")
+    assert (training.batch_size, training.epochs, training.select) == (512, 101, "hm"), "the recipe's"
+    assert params.not_run_by_authors("cgqa") == {"ivr": ["ut-zappos"]}
+    assert published("ivr", "ut-zappos").not_run_by_authors("ut-zappos") == {}
+    elsewhere = published("troika", "shapes")
+    assert elsewhere.training("shapes", "troika").learning_rate == 1e-3, "the data set's"
+    assert elsewhere.training("shapes", "troika").weight_decay == 1e-5, "the recipe's"
+
+
+def test_methods_without_a_recipe_are_refused_and_data_sets_without_one_on_request():
     with pytest.raises(UsageError, match="unknown published recipe 'duplex'"):
         published("duplex", "cgqa")
-    with pytest.raises(UsageError, match="for shapes; choose from mit-states, ut-zappos, cgqa"):
-        published("troika", "shapes")
+    refused = r"^ivr has no published settings for cgqa; choose from ut-zappos, or leave out run.published_only$"
+    with pytest.raises(UsageError, match=refused):
+        published("ivr", "cgqa", only=True)
+    assert published("ivr", "ut-zappos", only=True).run.published_only
 
 
 @pytest.mark.parametrize("dataset", ["mit-states", "ut-zappos", "cgqa"])

@@ -7,8 +7,9 @@ import pytest
 
 pytest.importorskip("mkdocs_jupyter", reason="needs the extra docs (`make docs` installs it)")
 
-from docs.builder.results import DIRECTIVE, INCLUDED, result_table, with_tables
+from docs.builder.results import DIRECTIVE, INCLUDED, QUOTED, result_table, with_tables
 from docs.readme_table import TABLE, readme_table
+from duplex.report.claims import published_rows
 
 ROOT = Path(__file__).parents[2]
 CSV = """method,AUC,AUC ±,AUC low,AUC high,over cso,over cso low,over cso high,trained
@@ -33,11 +34,28 @@ def test_a_directive_is_replaced_by_its_table_and_a_link(tmp_path: Path) -> None
     assert page == "Before\n\n| a |\n| --- |\n| −1 |\n\n[CSV](x.csv)\n\nafter"
 
 
+@pytest.mark.parametrize("benchmark", ["mit-states", "ut-zappos", "cgqa"])
+def test_quoted_numbers_are_listed_by_world_the_newest_last(benchmark: str) -> None:
+    page = with_tables(f"Before\n\n[Quoted: {benchmark}](../duplex/report/quoted.yaml)\n", ROOT / "docs")
+    lines = [line.strip("| ").split(" | ") for line in page.splitlines()[2:]]
+    assert lines[0] == ["world", "method", "year", "backbone", "S", "U", "HM", "AUC", "quoted from"]
+    assert [line[0] for line in lines[2:]] == sorted(line[0] for line in lines[2:])
+    for world in ("closed", "open"):
+        years = [int(line[2]) for line in lines[2:] if line[0] == world]
+        rows = [row for row in published_rows(world) if benchmark in row]
+        assert len(years) == len(rows) > 20 and years == sorted(years)
+        duplex = next(line for line in lines[2:] if line[:2] == [world, "Duplex"])
+        numbers, errors = next((row[benchmark], row["errors"][benchmark]) for row in rows if row["method"] == "Duplex")
+        cells = [f"{number:.1f}\xa0±\xa0{error:.1f}" for number, error in zip(numbers, errors, strict=True)]
+        assert duplex[3:8] == ["CLIP ViT-L/14", *cells]
+
+
 @pytest.mark.parametrize("page", sorted((ROOT / "docs").rglob("*.md")), ids=lambda page: page.name)
 def test_every_directive_names_a_file(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     names = [*DIRECTIVE.findall(text), *(name for name, _ in INCLUDED.findall(text))]
-    assert len(re.findall(r"\[(?:Table|File): |\{\{", text)) == len(names), (
+    names += [name for _, name in QUOTED.findall(text)]
+    assert len(re.findall(r"\[(?:Table|File|Quoted): |\{\{", text)) == len(names), (
         "write [Table: x.csv](results/x.csv) on a line"
     )
     assert all((page.parent / name).is_file() for name in names)

@@ -215,7 +215,19 @@ def test_the_plan_of_published_recipes(zappos: Path, command: Command):
     untrained = lines_of(command("reproduce", "ut-zappos", "--methods", "clip", "--seeds", "0", "--dry-run"))
     assert "of clip on this device" in untrained["hours"]
     assert command("reproduce", "ut-zappos", "--methods", "cds", "--dry-run").refused("cds has no published")
-    assert command("reproduce", "shapes", "--methods", "troika").refused("no published settings for shapes")
+
+
+def test_the_plan_says_which_authors_did_not_run_the_data_set(
+    zappos: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+):
+    request = ("reproduce", "ut-zappos", "--methods", "csp,dfsp_t2i", "--seeds", "0", "--dry-run")
+    stated = lines_of(command(*request))["authors"]
+    assert "did not run ut-zappos: dfsp_t2i (mit-states, cgqa)" in stated and "csp" not in stated
+    with edited_params(zappos / "params.yaml") as record:
+        record["run"]["published_only"] = True
+    monkeypatch.chdir(zappos)
+    refused = command(*request)
+    assert refused.refused("dfsp_t2i has no published settings for ut-zappos")
 
 
 @pytest.mark.slow

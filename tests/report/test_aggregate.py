@@ -80,7 +80,7 @@ def test_undefined_numbers_are_left_out(records):
 @pytest.mark.parametrize("is_used", [True, False])
 def test_auc_over_all_pairs_and_at_the_threshold_by_words_are_averaged(is_used):
     by_words = {"auc": 2.0, "hm": 3.0, "threshold": 0.5}
-    own = {**record(1.0)["closed"], **(by_words if is_used else {"words": by_words})}
+    own = {**record(1.0)["closed"], "false_seen": 4.0, **(by_words if is_used else {"words": by_words})}
     runs = [{"open": {**own, "auc_all": value}} for value in (6.0, 8.0)]
     table = aggregate({("a", "m"): runs})
     found = table["a"]["m"]["open"]
@@ -90,6 +90,7 @@ def test_auc_over_all_pairs_and_at_the_threshold_by_words_are_averaged(is_used):
     header, row = metrics_as_text(table)
     assert dict(zip(header, row, strict=True))["all pairs"] == "7.0 ± 1.0"
     assert dict(zip(header, row, strict=True))["by words"] == "2.0 ± 0.0"
+    assert dict(zip(header, row, strict=True))["false seen"] == "4.0 ± 0.0"
 
 
 def test_metrics_for_dvc_begin_with_validation_and_have_at_most_fourteen_numbers_per_method():

@@ -59,6 +59,10 @@ def test_the_metric_that_selected_is_named(tmp_path):
     assert {"val_auc", "val_hm"} <= set(run.history)
     header = (run.save(tmp_path) / "history.csv").read_text().splitlines()[0]
     assert header.startswith("epoch,val_auc,val_hm")
+    everywhere = duplex.fit(small(), "kg_sp", epochs=2, select_world="open")
+    assert everywhere.selected_by == "auc_all" and {"val_auc", "val_auc_all"} <= set(everywhere.history)
+    with pytest.raises(UsageError, match="leave out select_world"):
+        duplex.fit(small(), "kg_sp", epochs=2, select="last", select_world="open")
     plain = duplex.fit(small(), "kg_sp", epochs=2)
     assert plain.selected_by == "auc" and "val_hm" not in plain.history and " by " not in repr(plain)
 

@@ -13,6 +13,8 @@ import torch
 from torch import nn
 
 from duplex.errors import DuplexError, UsageError
+from duplex.evaluation.accumulate import ScoreAccumulator
+from duplex.evaluation.curve import AucComponents, Margins
 from duplex.features.tokens import Examples
 from duplex.methods.base import Batch, Method
 from duplex.methods.duplex import DuplexOptions as Options
@@ -382,6 +384,22 @@ def test_the_epoch_by_loss_unseen_accuracy_harmonic_mean_or_the_last():
         assert kept[name].best_epoch == values.index(better(values)) and kept[name].selected_by == name
     assert kept["hm"].best_auc == kept["hm"].history[kept["hm"].best_epoch]["val_auc"]
     assert kept["last"].best_epoch == 4 and kept["last"].selected_by == "last"
+
+
+@pytest.mark.parametrize("name", ["auc", "hm", "loss"])
+def test_the_epoch_by_the_open_world_has_every_pair_as_a_candidate(name):
+    val = examples("val", 24, 7)
+    validate = Validation(val, LABELS, name, world="open")
+    kept = train(small_method(DUPLEX), examples(), dataclasses.replace(SETTINGS, select=name), 0, validate)
+    better = min if name == "loss" else max
+    values = [row[f"val_{name}_all"] for row in kept.history]
+    assert kept.best_epoch == values.index(better(values)) and kept.selected_by == f"{name}_all"
+    network = small_method(DUPLEX).eval()
+    scores = network.scorer(np.arange(LABELS.size))(val.inputs)
+    margins = Margins.of(ScoreAccumulator(val.compositions.numpy(), LABELS.seen).add(scores).competitors())
+    found = validate(network).metrics
+    assert found["auc_all"] == pytest.approx(AucComponents.of(margins).auc)
+    assert found["auc"] == Validation(val, LABELS)(network).metrics["auc"] > found["auc_all"]
 
 
 @pytest.mark.parametrize("select", ["auc", "last"])
