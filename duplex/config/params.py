@@ -350,6 +350,13 @@ class Params(ParamsSection):
         ran = {name: list(published_recipes()[name]["per_dataset"]) for name in self.run.methods}
         return {name: datasets for name, datasets in ran.items() if dataset not in datasets}
 
+    def authors_note(self, dataset: str) -> str:
+        """What a plan says of recipes whose authors did not run `dataset`; empty if there is none."""
+        ran = [f"{name} ({', '.join(datasets)})" for name, datasets in self.not_run_by_authors(dataset).items()]
+        if not ran:
+            return ""
+        return f"did not run {dataset}: {'; '.join(ran)}; settings by data set are those of {dataset} in params.yaml"
+
     def _check_recipes(self) -> None:
         for name in self.run.methods:
             require(name, published_recipes(), "published recipe")

@@ -53,6 +53,8 @@ def write_plan(params: Params, paths: ArtifactPaths = ArtifactPaths()) -> None:
             for method in params.run.methods:
                 records[f"{dataset}/{method}/{stage}"] = data.run(method, params.run.seeds[0]).settings(stage)
     for dataset in params.run.datasets:
+        if authors := params.authors_note(dataset):
+            print(f"recipes: their authors {authors}", file=sys.stderr)
         for method in params.run.methods:
             try:
                 require_configured_inputs(params, dataset, method)  # which also checks the options

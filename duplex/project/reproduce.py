@@ -161,9 +161,8 @@ def _with_costs(plan: Plan, data: LabelledImages, jobs: int | None, stale: dict[
     if plan.rows.measured_in:
         shared = ", ".join(f"{name} in {host}" for name, host in plan.rows.measured_in.items())
         topics["once"] = f"measured in the run of another row: {shared}"
-    if beyond := params.not_run_by_authors(dataset):
-        ran = "; ".join(f"{name} ({', '.join(datasets)})" for name, datasets in beyond.items())
-        topics["authors"] = f"did not run {dataset}: {ran}; settings by data set are those of {dataset} in params.yaml"
+    if authors := params.authors_note(dataset):
+        topics["authors"] = authors
     if plan.rows.absent:
         topics["not run"] = ", ".join(f"{name} ({why})" for name, why in plan.rows.absent.items())
     if costs and plan.left and not published:

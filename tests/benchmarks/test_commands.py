@@ -15,6 +15,7 @@ LABELS = "m.STATES, m.OBJECTS, m.SEEN, m.LISTED, m.DIM, m.TRAIN, m.VAL = 8, 7, 2
 AT_CGQA = f"import benchmarks.closed_form as c; {LABELS.replace('m.', 'c.')}"
 IN_PROCESS = "m.apart = lambda module, part: {**m.PARTS[part](), 'peak_gib': 1.0}"
 MEMORY = "m.SIZES = {'small': (4, 2, 1)}; m.apart = lambda module, part: m.peak_memory(30)"
+SMALL_STEPS = "m.apart = lambda module, part: m.measure(part.split(':')[0], 1, layers=1, width=64)"
 SMALLER = "from functools import partial; m.{0} = partial(m.{0}, layers=1, width=64)"
 COMMANDS = {  # name -> (arguments, changes of the module m before its main function runs)
     "answers": ("--run artifacts/own/duplex/0 --json", "m.IMAGES = 20"),
@@ -30,6 +31,7 @@ COMMANDS = {  # name -> (arguments, changes of the module m before its main func
     "paper": ("--json", "m.ENCODER, m.PAPER = 'ViT-S-32', dict(list(m.PAPER.items())[:1])"),
     "pays": ("--datasets own --images 2 --shares 0.2 --json", ""),
     "serving": ("--model artifacts/own/duplex/0 --json", "m.REQUESTS, m.ROUNDS = 20, 1"),
+    "steps": ("--methods compcos,csp --json", SMALL_STEPS),
     "stream": ("--datasets own --methods duplex --seeds 0 --orders 1 --json", f"{AT_CGQA}; m.at_cgqa()"),
     "study": ("--dataset own --methods clip,linear --of clip --seeds 0 --folder runs --json", ""),
     "suspects": ("--json", "m.SEEDS = 1"),

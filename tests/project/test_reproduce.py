@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from duplex.config.params import published_recipes
+from duplex.config.params import parse_params, published_recipes, read_yaml
+from duplex.project.plan import write_plan
 from tests.commands import Command, command
 from tests.data.makers import OBJECTS, STATES, make_standard
 from tests.encoders import small
@@ -218,8 +219,13 @@ def test_the_plan_of_published_recipes(zappos: Path, command: Command):
 
 
 def test_the_plan_says_which_authors_did_not_run_the_data_set(
-    zappos: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+    zappos: Path, command: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
+    record = read_yaml(zappos / "params.yaml")
+    record |= {"run": {"datasets": ["ut-zappos"], "methods": ["csp", "dfsp_t2i"], "seeds": [0], "recipes": "published"}}
+    record["report"], record["extraction"]["tokens"] = {}, "patch"
+    write_plan(parse_params(record, {}, zappos / "params.yaml"))
+    assert "recipes: their authors did not run ut-zappos: dfsp_t2i (mit-states, cgqa)" in capsys.readouterr().err
     request = ("reproduce", "ut-zappos", "--methods", "csp,dfsp_t2i", "--seeds", "0", "--dry-run")
     stated = lines_of(command(*request))["authors"]
     assert "did not run ut-zappos: dfsp_t2i (mit-states, cgqa)" in stated and "csp" not in stated
