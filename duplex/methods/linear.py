@@ -15,6 +15,7 @@ stronger regularisation.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -31,6 +32,7 @@ from duplex.methods.layers import unit
 from duplex.options import Options, Positive
 
 STRENGTHS = (1e-2, 1e-3, 1e-4, 1e-5)
+KEPT = 4  # latest fits in memory: another recipe of the same search may need the same regressions
 TOLERANCE = 1e-8
 MOST_STEPS = 3000
 
@@ -68,7 +70,7 @@ class Linear(Method[LinearOptions]):
         self._tried = {l2: {} for l2 in strengths}
         for name, size in self._sizes.items():
             known = groups[name] >= 0
-            path = fit_logistic(unit(train.cls).double()[known], groups[name][known], size, strengths, name)
+            path = kept_fits(unit(train.cls).double()[known], groups[name][known], size, strengths, name)
             for l2, classifier in zip(strengths, path, strict=True):
                 self._tried[l2][name] = classifier
         self._use(strengths[-1])
@@ -113,6 +115,23 @@ class Linear(Method[LinearOptions]):
         columns[-1] = -1e30  # exports must be finite
         columns[:, torch.as_tensor(seen)] = pairs[:, self.labels.pairs["train"].searchsorted(candidates[seen])]
         return columns
+
+
+_kept: dict[str, list[Tensor]] = {}  # digest of the arguments -> result of `fit_logistic`
+
+
+def kept_fits(z: Tensor, classes: Tensor, size: int, strengths: Sequence[float], name: str) -> list[Tensor]:
+    """The result of `fit_logistic`, kept in memory for a second call with the same arguments."""
+    sha256 = hashlib.sha256(f"{z.device} {tuple(z.shape)} {size} {strengths}".encode())
+    for values in (z, classes):
+        sha256.update(values.cpu().contiguous().numpy().tobytes())
+    key = sha256.hexdigest()
+    if key not in _kept:
+        fits = list(fit_logistic(z, classes, size, strengths, name))
+        while len(_kept) >= KEPT:
+            del _kept[next(iter(_kept))]
+        _kept[key] = fits
+    return _kept[key]
 
 
 @torch.enable_grad()

@@ -164,13 +164,15 @@ class FolderFit:
         return TrainingHooks(log=open_log(self.log, place))
 
     def _accuracies(self, run: TrainedMethod, val: Examples) -> dict[str, float]:
-        # of all images at the assumed share of unseen pairs, and of unseen pairs at the images' own share
+        # of all images at the assumed share of unseen pairs, and by group at the images' own share
         confidence = run.record.confidence
         labels = self.data.labels
         found = answers_with_labels(run.method, val, labels, confidence, self.world)
+        own = found.at(found.true_share)
         return {
             "accuracy": found.at(found.stored).accuracy,
-            "accuracy_unseen": found.at(found.true_share).unseen_accuracy,
+            "accuracy_seen": own.seen_accuracy,
+            "accuracy_unseen": own.unseen_accuracy,
         }
 
     @property
