@@ -129,6 +129,7 @@ class LinearHeads(nn.Module):
 class ClosedFormMethod(Method[ClosedFormOptions]):
     """Scores by closed-form visual prototypes, together with trained prompts or linear heads."""
 
+    reads_joined = True
     counts: Tensor  # number of training images per seen composition [K]
     sums: Tensor  # sums of their features [K, d]
     moment: Tensor  # sum of z z^T over all training features z [d, d]
@@ -193,8 +194,9 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
     def _factor_posteriors(self) -> tuple[LinearDiscriminant, LinearDiscriminant] | None:
         if "gaussian_factors" not in self.options.inference:
             return None
-        states = LinearDiscriminant.fit(self._statistics().by_state())
-        objects = LinearDiscriminant.fit(self._statistics().by_object())
+        parts = self.context.parts
+        states = LinearDiscriminant.fit(self._statistics().by_state(), parts)
+        objects = LinearDiscriminant.fit(self._statistics().by_object(), parts)
         return states.to(torch.float32, self.counts.device), objects.to(torch.float32, self.counts.device)
 
     @property
@@ -212,7 +214,7 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
     def _settings(self, chosen: Sequence[float] | None = None) -> FitSettings:
         options = self.options
         shrinkage, interactions = chosen or (options.shrinkage, options.interactions)
-        return FitSettings(options.ridge, shrinkage, interactions, options.prior)
+        return FitSettings(options.ridge, shrinkage, interactions, options.prior, self.context.parts)
 
     def _fit(self, settings: FitSettings) -> ClosedForm:
         words = self.context.words

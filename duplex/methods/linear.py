@@ -5,7 +5,8 @@
 
     p(g|x) = softmax_g(w_g . z + b_g),    (w, b) = argmin  mean_i -log p(g_i|x_i) + l2 / 2 sum_g |w_g|^2
 
-* z: unit image features;  g: states, objects or seen pairs
+* z: unit image features; those of joined encoders are scaled, each by its own deviation
+* g: states, objects or seen pairs
 * l2: strength of regularisation, the best of `STRENGTHS` by validation AUC. A classifier of pairs
   is never right on an unseen pair, so its AUC is 0; for it, accuracy on seen pairs decides.
 
@@ -28,7 +29,7 @@ from duplex.errors import UsageError
 from duplex.labels import Ints
 from duplex.methods import portable
 from duplex.methods.base import Batch, Inputs, Method, MethodContext, ScoreTerms
-from duplex.methods.layers import unit
+from duplex.methods.layers import part_scales, unit
 from duplex.options import Options, Positive
 
 STRENGTHS = (1e-2, 1e-3, 1e-4, 1e-5)
@@ -46,6 +47,7 @@ class LinearOptions(Options):
 class Linear(Method[LinearOptions]):
     """Logistic regression of states and objects, or of seen pairs; buffers [d + 1, G]."""
 
+    reads_joined = True
     l2: Tensor
 
     def __init__(self, context: MethodContext, options: LinearOptions) -> None:
@@ -68,11 +70,13 @@ class Linear(Method[LinearOptions]):
         states, objects = self.known_primitives(train.compositions)
         groups = {"states": states, "objects": objects, "pairs": torch.searchsorted(seen, train.compositions)}
         self._tried = {l2: {} for l2 in strengths}
+        z = unit(train.cls).double()
+        scales = part_scales(z.var(0, correction=0), self.context.parts)
         for name, size in self._sizes.items():
             known = groups[name] >= 0
-            path = kept_fits(unit(train.cls).double()[known], groups[name][known], size, strengths, name)
+            path = kept_fits((scales * z)[known], groups[name][known], size, strengths, name)
             for l2, classifier in zip(strengths, path, strict=True):
-                self._tried[l2][name] = classifier
+                self._tried[l2][name] = torch.cat([scales[:, None] * classifier[:-1], classifier[-1:]])
         self._use(strengths[-1])
 
     def _use(self, l2: float) -> None:
