@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from duplex.data.images import BadImageFile, MachineFault, decode_image, machine_fault, read_image_bytes
-from duplex.encoders.base import family_module
+from duplex.encoders.base import family_modules
 from duplex.encoders.image_blocks import capture_block_input
 from duplex.errors import DuplexError
 from duplex.features import file as cache_file
@@ -40,7 +40,7 @@ MEMORY_MESSAGES = ("out of memory", "can't allocate memory", "not enough memory"
 
 def encoding_code(encoder: str) -> str:
     """Hash of the code that reads, prepares and encodes images for an encoder."""
-    return code_hash(__name__, family_module(encoder))
+    return code_hash(__name__, *family_modules(encoder))
 
 
 @dataclass(frozen=True)

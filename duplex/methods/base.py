@@ -88,6 +88,7 @@ class MethodContext:
     finetuned_blocks: Callable[[], FinetunedBlocks] | None = None  # builds the blocks to train
     members: tuple[Method[Any], ...] = ()  # trained methods that this one combines
     member_blocks: Callable[[FinetuneOptions], FinetunedBlocks] | None = None  # builds a member's
+    parts: tuple[int, ...] = ()  # widths of the features of joined encoders, side by side in the CLS features
 
     @property
     def dim(self) -> int:
@@ -162,6 +163,7 @@ class Method(nn.Module, Generic[OptionsT]):
     required_inputs: ClassVar[tuple[str, ...]] = ("cls",)  # what `needs` returns
     growing: tuple[str, ...] = ()  # names of buffers whose length depends on data; set by `grow`
     combines_runs: ClassVar[bool] = False  # whether it combines finished runs
+    reads_joined: ClassVar[bool] = False  # whether it reads the features of several encoders at once
     trains_on_buffers = True  # whether losses may read what `on_features_changed` recomputes
     checkpointing = False  # whether to recompute activations in the backward pass; set by training
 

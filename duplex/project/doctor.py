@@ -17,7 +17,7 @@ from duplex.artifacts import ArtifactPaths
 from duplex.config.params import DatasetParams, EncoderParams, Params, load_params, shipped_project
 from duplex.data.sources import is_on_disk, load_source
 from duplex.data.tables import read_manifest
-from duplex.encoders.base import encoder_identity, find_family, is_random, load_encoder, missing_weights
+from duplex.encoders.base import encoder_identity, has_text, is_random, load_encoder, missing_weights
 from duplex.errors import DuplexError, UsageError, install_command
 from duplex.features.encode import WantedOutputs
 from duplex.features.file import IMPORTED, ROOT, cache_shapes, partial_path, read_features, row_bytes, size_text
@@ -164,7 +164,7 @@ def _weights(name: str, entry: DatasetParams, required: bool) -> Iterator[Doctor
 
 def _has_text(entry: DatasetParams) -> bool:
     try:
-        return entry.encoder.name == IMPORTED or find_family(entry.encoder.name).has_text
+        return entry.encoder.name == IMPORTED or has_text(entry.encoder.name)
     except DuplexError:  # of a family that cannot be imported, which `_weights` reports
         return True
 

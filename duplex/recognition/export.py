@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from duplex.artifacts import RunPaths
-from duplex.encoders.base import first_line, is_random
+from duplex.encoders.base import first_line, has_random_weights
 from duplex.errors import DuplexError, UsageError, as_usage_error
 from duplex.evaluation import new_share
 from duplex.evaluation.metrics import METRICS, interval_text, number
@@ -321,7 +321,8 @@ def export(
     add_files: function that writes further files; it gets the folder and the model's tensors.
     """
     refuse_existing_model(out, force=force)
-    if is_random(trained.backbone.record.get("tag")):
+    record = trained.backbone.record
+    if has_random_weights(record["name"], record["tag"] or None):
         problem = f"{trained.where} has random encoder weights, so it cannot be exported"
         raise UsageError(f"{problem}; train with others")
     tensors = exported_tensors(trained, world)

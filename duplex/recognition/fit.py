@@ -27,8 +27,11 @@ from duplex.encoders.base import (
     encoder_identity,
     is_random,
     is_reachable,
+    joined_name,
     missing_weights,
     resolve_device,
+    split_name,
+    split_weights,
     unknown_words,
 )
 from duplex.errors import DuplexError, UsageError, require
@@ -48,7 +51,7 @@ from duplex.recognition.export import (
     write_fit,
     write_statistics,
 )
-from duplex.recognition.folder_fit import FolderFit, Say
+from duplex.recognition.folder_fit import FolderFit, Say, search_encoders
 from duplex.recognition.labelled_folder import (
     describe,
     load_pixel_digests,
@@ -98,6 +101,19 @@ def choose_encoder(labels: LabelSpace, images: int, *, gpu: bool, cores: int) ->
         "the network and run the same command again, or give --encoder local-dir:FOLDER, where FOLDER holds an "
         "open_clip model"
     )
+
+
+def checked_encoders(names: Sequence[str], weights: str | None, labels: LabelSpace) -> list[EncoderParams]:
+    """Settings of the encoders `names`, each perhaps with its weights, as in `NAME @ WEIGHTS`."""
+    listed = [split_weights(part) for name in names for part in split_name(name)]
+    if weights is not None and len(listed) > 1:
+        raise UsageError(
+            f"--weights {weights!r} could belong to any of {len(listed)} encoders; leave it out and give each its own, "
+            "as in --encoder 'NAME @ WEIGHTS'"
+        )
+    if repeated := [name for place, (name, _) in enumerate(listed) if name in dict(listed[:place])]:
+        raise UsageError(f"--encoder {repeated[0]!r} is given twice; leave one out")
+    return [checked_encoder(name, own or weights, labels)[0] for name, own in listed]
 
 
 def checked_encoder(name: str, weights: str | None, labels: LabelSpace) -> tuple[EncoderParams, str]:
@@ -166,7 +182,7 @@ def fit_folder(
     out: str | Path,
     *,
     images: str | Path | None = None,
-    encoder: str | None = None,
+    encoder: str | Sequence[str] | None = None,
     weights: str | None = None,
     resize: str | None = None,
     minutes: float | None = None,
@@ -185,7 +201,8 @@ def fit_folder(
     out: folder to write.
     images: folder that a table's image paths start from; by default the table's folder.
     encoder: name of the frozen encoder; None: the best that encodes the images in half an hour, or
-        on a GPU the best.
+        on a GPU the best. Of several, validation chooses one or all at once; their weights then
+        follow their names, as in "timm:resnet18 @ FILE".
     weights: the encoder's weights, a published tag or a file.
     resize: how images become square: "crop", "squash" (distort) or "pad"; None: as the weights' own
         preprocessing.
@@ -210,23 +227,34 @@ def fit_folder(
     data = read_labelled_folder(place, image_folder, known_pixels=load_pixel_digests(cache))
     refuse_lost_updates(out, data.contents)
     describe(data, say)
+    parts: list[EncoderParams] = []
     if encoder is None:
         gpu = resolve_device("auto") != "cpu"
         cores = os.cpu_count() or 1
         entry, reason = choose_encoder(data.labels, len(data.manifest), gpu=gpu, cores=cores)
     else:
-        entry, reason = checked_encoder(encoder, weights, data.labels)
+        parts = checked_encoders([encoder] if isinstance(encoder, str) else encoder, weights, data.labels)
+        entry = parts[0]
+        reason = "named"
+    if len(parts) > 1:
+        entry = EncoderParams(name=joined_name([(part.name, part.weights) for part in parts]))
     if resize is not None:
-        entry = entry.model_copy(update={"resize": require(resize, RESIZES, "resize")})
+        changed = {"resize": require(resize, RESIZES, "resize")}
+        entry = entry.model_copy(update=changed)
+        parts = [part.model_copy(update=changed) for part in parts]
     say(f"encoder: {entry.name} ({reason})")
-    if long := long_prompts(entry.name, entry.weights, data.labels):
-        raise UsageError(
-            f"some pairs ({len(long):,}) have prompts that are too long for {entry.name}; shorten the names of "
-            f"their states or objects, such as those of {long[0]!r}"
-        )
+    for each in parts or [entry]:
+        if long := long_prompts(each.name, each.weights, data.labels):
+            raise UsageError(
+                f"some pairs ({len(long):,}) have prompts that are too long for {each.name}; shorten the names of "
+                f"their states or objects, such as those of {long[0]!r}"
+            )
     with reproducible(), sole_writer(cache / "fit", "fit", "or choose another --out"):
         write_json(cache / SOURCE, [str(place), image_folder and str(image_folder)])
-        return _fit(FolderFit(data, entry, cache, minutes, say, log), out, force)
+        fit = FolderFit(data, entry, cache, minutes, say, log)
+        if len(parts) > 1:
+            fit = replace(fit, parts=tuple(replace(fit, encoder=part) for part in parts))
+        return _fit(fit, out, force)
 
 
 def fit_cache_folder(out: Path) -> Path:
@@ -242,12 +270,16 @@ def page_file(out: Path) -> Path:
 def _fit(fit: FolderFit, out: Path, force: bool) -> Path:
     say = fit.say
     save_pixel_digests(fit.cache, fit.data.pixels)
-    room = fit.room
-    limit = f"fine-tuning: up to {room.depth} blocks; " if room.depth else "no fine-tuning: "
-    say(limit + room.reason)
-    fit = fit.with_readable_images()
-    say(fit.outlook())
-    choice = fit.search()
+    if fit.parts:
+        fit = fit.with_readable_images()
+        kept = {each.trials.folder for each in (*fit.parts, fit)}
+        fit, choice = search_encoders(fit)
+    else:
+        say(fit.room_line())
+        fit = fit.with_readable_images()
+        kept = {fit.trials.folder}
+        say(fit.outlook())
+        choice = fit.search()
     say(f"chosen: {choice.recipe.name}")
     rival, regressions = _rival(fit)
     measured, answers = _measure(fit, choice.recipe)
@@ -260,7 +292,7 @@ def _fit(fit: FolderFit, out: Path, force: bool) -> Path:
         refuse_lost_updates(out, fit.data.contents)  # an update may have ended during the fit
         _write_model(out, fit, run, choice, measured, force)
     for other in fit.cache.glob("recipes-*"):
-        if other != fit.trials.folder and re.fullmatch("recipes-[0-9a-f]+", other.name):  # of other labels
+        if other not in kept and re.fullmatch("recipes-[0-9a-f]+", other.name):  # of other labels
             shutil.rmtree(other, ignore_errors=True)
     data = fit.data
     examples = fit.encoded.data.read().examples

@@ -218,8 +218,9 @@ def refitted_closed_form(
     model = ClosedForm.fit(fitted.statistics, fitted.settings, words).to(torch.float32)
     posteriors = None
     if "primitives.states.weight" in tensors:
-        by_state = LinearDiscriminant.fit(fitted.statistics.by_state())
-        by_object = LinearDiscriminant.fit(fitted.statistics.by_object())
+        parts = fitted.settings.parts
+        by_state = LinearDiscriminant.fit(fitted.statistics.by_state(), parts)
+        by_object = LinearDiscriminant.fit(fitted.statistics.by_object(), parts)
         posteriors = by_state.to(torch.float32), by_object.to(torch.float32)
     return portable_closed_form(model, torch.from_numpy(candidates), posteriors)
 

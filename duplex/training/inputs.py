@@ -20,7 +20,16 @@ from numpy.typing import NDArray
 from duplex.artifacts import ArtifactPaths
 from duplex.config.params import EncoderParams, Params
 from duplex.data.tables import COLUMNS, checked_cells, known_columns, manifest_bytes, read_manifest
-from duplex.encoders.base import PACKAGED, TextTower, find_family, load_encoder, resolve_device
+from duplex.encoders.base import (
+    PACKAGED,
+    TextTower,
+    encoder_identity,
+    has_text,
+    joined_parts,
+    load_encoder,
+    part_widths,
+    resolve_device,
+)
 from duplex.encoders.image_blocks import block_count, last_blocks, select_blocks
 from duplex.errors import DuplexError, UsageError
 from duplex.features.file import (
@@ -58,12 +67,13 @@ class InputRequest:
     precision: str = "fp32"  # of the text tower, in training and evaluation alike
     finetune: FinetuneOptions | None = None  # None: no block inputs are read
     memory: float = TrainingOptions.memory  # GiB of tokens to hold; larger ones stay on disk
+    encoder: str | None = None  # name of the one to read of a data set's joined encoders; None: all
 
     @classmethod
     def of(cls, record: TrainingRecord, training: TrainingOptions) -> InputRequest:
         """What a trained run needs, of its checkpoint's `record` and its `training` options."""
         needs = find_method(record.kind).needs(record.options)
-        return cls(needs, training.precision, record.finetune, training.memory)
+        return cls(needs, training.precision, record.finetune, training.memory, record.encoder["name"])
 
 
 @dataclass(frozen=True)
@@ -97,6 +107,7 @@ class RunInputs:
             finetuned_blocks=self.make_blocks,
             members=self.members,
             member_blocks=self.member_blocks,
+            parts=part_widths(self.encoder),
         )
 
     @cached_property
@@ -180,14 +191,19 @@ class Data:
 
     def inputs(self, request: InputRequest = InputRequest()) -> RunInputs:
         """Read the requested data once: equal requests return the same object, kept in memory."""
-        key = replace(request, needs=request.needs & {"patch"})
+        key = replace(request, needs=request.needs & {"patch"}, encoder=self._part(request)[0].name)
         if key not in self.kept:
             self.kept[key] = self.read(request)
         return self.kept[key]
 
     def read(self, request: InputRequest = InputRequest()) -> RunInputs:
         """Read the requested data; `DuplexError` if the cache is outdated or lacks some."""
-        entry = self.encoder
+        entry, place = self._part(request)
+        if request.finetune is not None and len(joined_parts(self.encoder.name)) > 1:
+            raise UsageError(
+                f"the data set has several encoders ({self.encoder.name}), but blocks of one only can be fine-tuned; "
+                "leave out `finetune`, or give the data set one encoder"
+            )
         tower: TextTower | None = None
         identity = {"encoder": IMPORTED}
         if entry.name != IMPORTED:
@@ -196,7 +212,7 @@ class Data:
             encoder = load_encoder(entry.name, entry.weights, towers="text", device=self.device, **options)
             tower = encoder.text
             identity = encoder.identity.to_dict()
-        opened = self.open(identity)
+        opened = self.open(identity) if place is None else self._open_part(place)
         arrays: dict[str, Any] = {"cls": opened.cls}
         record = {
             **identity,
@@ -237,6 +253,26 @@ class Data:
             make_blocks=make_blocks,
             member_blocks=member_blocks,
         )
+
+    def _part(self, request: InputRequest) -> tuple[EncoderParams, int | None]:
+        """The encoder to read, and its place among joined ones; None: the data set's own."""
+        parts = joined_parts(self.encoder.name, self.encoder.weights)
+        names = [name for name, _ in parts]
+        if len(parts) == 1 or request.encoder not in names:
+            return self.encoder, None
+        place = names.index(request.encoder)
+        name, weights = parts[place]
+        return self.encoder.model_copy(update={"name": name, "weights": weights}), place
+
+    def _open_part(self, place: int) -> OpenedFeatures:
+        """The features of one of joined encoders, which are those of all, cut to its columns."""
+        entry = self.encoder
+        options: Any = {"precision": entry.precision, "resize": entry.resize}
+        identity = encoder_identity(entry.name, **options).to_dict()
+        opened = self.open(identity)
+        widths = part_widths(identity)
+        start = sum(widths[:place])
+        return replace(opened, cls=opened.cls[:, start : start + widths[place]], path=None)
 
     def open(self, encoder: Mapping[str, str] = MappingProxyType({})) -> OpenedFeatures:
         """Read the CLS features; `DuplexError` if another encoder than `encoder` computed them."""
@@ -392,7 +428,7 @@ def missing_needs(params: Params, dataset: str, method: str) -> list[str]:
     """The inputs (`text`, `words`, `patch`) that a method needs and a data set lacks."""
     entry = params.dataset(dataset)
     is_unknown = entry.encoder.name == IMPORTED
-    no_text = is_unknown or not find_family(entry.encoder.name).has_text
+    no_text = is_unknown or not has_text(entry.encoder.name)
     lacking = {
         "text": no_text,
         "words": no_text and params.evaluation.word_vectors is None,

@@ -8,6 +8,7 @@ import torch
 
 from duplex.errors import UsageError
 from duplex.labels import LabelSpace
+from duplex.methods import linear
 from duplex.methods.base import Batch
 from duplex.methods.layers import unit
 from duplex.methods.linear import STRENGTHS, Linear, LinearOptions
@@ -59,6 +60,14 @@ def test_the_path_of_strengths_ends_where_one_fit_does():
     assert float(along.l2) == STRENGTHS[-1]
     scores = [method.scorer(OPEN)({"cls": TEST}).exp() for method in (along, alone)]
     torch.testing.assert_close(*scores, atol=1e-4, rtol=0)
+
+
+def test_equal_regressions_are_fitted_once(monkeypatch):
+    expected = started(l2=0.03).states
+    monkeypatch.setattr(linear, "fit_logistic", None)
+    assert torch.equal(started(l2=0.03).states, expected)
+    with pytest.raises(TypeError):
+        started(l2=0.04)
 
 
 @pytest.mark.parametrize("over", ["primitives", "pairs"])
