@@ -26,9 +26,7 @@ from duplex.encoders.base import (
     RESIZES,
     encoder_identity,
     is_random,
-    is_reachable,
     joined_name,
-    missing_weights,
     resolve_device,
     split_name,
     split_weights,
@@ -37,7 +35,7 @@ from duplex.encoders.base import (
 from duplex.errors import DuplexError, UsageError, require
 from duplex.evaluation.answered import GroupAnswers
 from duplex.features.shared import user_cache
-from duplex.labels import LabelSpace, prompt_name
+from duplex.labels import LabelSpace
 from duplex.methods.base import Method
 from duplex.methods.gaussian import HasStatistics
 from duplex.recognition.answers import answers_with_labels
@@ -58,6 +56,7 @@ from duplex.recognition.labelled_folder import (
     read_labelled_folder,
     save_pixel_digests,
 )
+from duplex.recognition.offers import choose_encoder, other_offers, prompt_words
 from duplex.recognition.trained import TrainedRun
 from duplex.recognition.worlds import evaluate_world
 from duplex.report.own import OwnData, write_page
@@ -69,38 +68,6 @@ from duplex.training.recipes import RecipeChoice
 from duplex.training.run import TrainedMethod, reproducible, train_on_all_images
 from duplex.training.scoring import Calibration, measure_unseen_mass
 from duplex.training.trials import Trial
-
-LONGEST = 1800.0  # seconds that encoding may take on a CPU
-# Encoders, the most accurate first -> published weights, seconds per image on one CPU core
-OFFERS = {
-    "ViT-L-14-quickgelu": ("openai", 1.4),
-    "ViT-B-16-quickgelu": ("openai", 0.3),
-    "ViT-B-32-quickgelu": ("openai", 0.08),
-}
-
-
-def choose_encoder(labels: LabelSpace, images: int, *, gpu: bool, cores: int) -> tuple[EncoderParams, str]:
-    """The most accurate encoder that needs at most half an hour (with a GPU: any time), and why."""
-    in_time = [name for name, (_, seconds) in OFFERS.items() if gpu or seconds * images / cores <= LONGEST]
-    machine = "a GPU" if gpu else f"{cores} cores and no GPU"
-    why = f"{machine}, {images:,} images"
-    absent = {}
-    for name in in_time or list(OFFERS)[-1:]:
-        entry = EncoderParams(name=name, weights=OFFERS[name][0])
-        missing = missing_weights(name, entry.weights)
-        if missing is None:
-            return entry, f"{why}, weights on disk"
-        absent[name] = entry, missing
-    if not unknown_words(PACKAGED, prompt_words(labels)):
-        return EncoderParams(name=PACKAGED), "the packaged encoder knows all words"
-    for entry, missing in absent.values():
-        if is_reachable(missing.address):
-            return entry, f"{why}, {(missing.size or 0) / 1e9:.1f} GB to download"
-    raise UsageError(
-        f"the weights of {', '.join(absent)} are not on this computer, and none can be downloaded; connect to "
-        "the network and run the same command again, or give --encoder local-dir:FOLDER, where FOLDER holds an "
-        "open_clip model"
-    )
 
 
 def checked_encoders(names: Sequence[str], weights: str | None, labels: LabelSpace) -> list[EncoderParams]:
@@ -143,11 +110,6 @@ def require_known_words(name: str, texts: Sequence[str], advice: str = "choose a
     if unknown:
         listed = ", ".join(map(repr, unknown[:5]))
         raise UsageError(f"the encoder {name!r} does not know the words {listed}; {advice}")
-
-
-def prompt_words(labels: LabelSpace) -> Sequence[str]:
-    """The names of all states and objects, as prompts write them."""
-    return [prompt_name(name) for name in (*labels.states, *labels.objects)]
 
 
 SOURCE = "source.json"  # in MODEL.cache: where the labelled images are
@@ -228,10 +190,12 @@ def fit_folder(
     refuse_lost_updates(out, data.contents)
     describe(data, say)
     parts: list[EncoderParams] = []
+    others = None
     if encoder is None:
-        gpu = resolve_device("auto") != "cpu"
-        cores = os.cpu_count() or 1
-        entry, reason = choose_encoder(data.labels, len(data.manifest), gpu=gpu, cores=cores)
+        machine: Any = {"gpu": resolve_device("auto") != "cpu", "cores": os.cpu_count() or 1}
+        entry, reason = choose_encoder(data.labels, len(data.manifest), **machine)
+        if entry.name != PACKAGED:
+            others = other_offers(entry, len(data.manifest), **machine)
     else:
         parts = checked_encoders([encoder] if isinstance(encoder, str) else encoder, weights, data.labels)
         entry = parts[0]
@@ -243,6 +207,8 @@ def fit_folder(
         entry = entry.model_copy(update=changed)
         parts = [part.model_copy(update=changed) for part in parts]
     say(f"encoder: {entry.name} ({reason})")
+    if others is not None:
+        say(others)
     for each in parts or [entry]:
         if long := long_prompts(each.name, each.weights, data.labels):
             raise UsageError(
