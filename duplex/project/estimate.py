@@ -22,6 +22,7 @@ from duplex.encoders.base import Encoder, load_encoder, resolve_device
 from duplex.encoders.image_blocks import block_count, block_input_shape, last_blocks
 from duplex.errors import UsageError
 from duplex.features.encode import WantedOutputs, encode_outputs
+from duplex.features.tokens import Examples
 from duplex.methods.base import Batch
 from duplex.methods.blocks import FinetunedBlocks
 from duplex.methods.registry import make_method
@@ -67,6 +68,7 @@ def estimate(params: Params, dataset: str, data: LabelledImages, rows: Iterable[
         return None
     features = np.random.default_rng(0).standard_normal((len(data.manifest), tower.dim), dtype=np.float32)
     made = Data(data.manifest, data.labels, features, entry, str(tower.device), params.evaluation.word_vectors)
+    blocks = BlockCosts(tower)
     seconds: dict[str, float] = {}
     timed = []
     costs = {}
@@ -75,7 +77,7 @@ def estimate(params: Params, dataset: str, data: LabelledImages, rows: Iterable[
         alike = _trains_like(spec)
         if alike not in seconds:
             print(f"timing {name}", file=sys.stderr)
-            seconds[alike] = _run_seconds(spec, made, tower)
+            seconds[alike] = _run_seconds(spec, made, tower, blocks)
             timed.append(name)
         costs[name] = RowCost(seconds[alike], VALUE * _stored_values(spec, made, tower))
     return Estimate(costs, tuple(timed), _image_seconds(params, dataset, tower), entry != own)
@@ -90,22 +92,15 @@ def _trains_like(spec: MethodSpec) -> str:
 
 
 def _stored_values(spec: MethodSpec, data: Data, tower: Encoder) -> int:
-    context = _inputs(spec, data, tower).context(spec.trained_for)
-    shapes = dict(context.inputs)
-    blocks = None
-    if isinstance(spec.finetune, FinetuneOptions):
-        count = _tuned_blocks(spec.finetune, tower)
-        shapes["block_inputs"] = block_input_shape(tower, count)
-        blocks = partial(FinetunedBlocks, last_blocks(tower, count), spec.finetune, shapes["block_inputs"])
-    tuned = replace(context, inputs=shapes, finetuned_blocks=blocks)
-    return make_method(spec.kind, spec.options, tuned).stored_values()
+    inputs = _with_blocks(_inputs(spec, data, tower), spec, tower)
+    return make_method(spec.kind, spec.options, inputs.context(spec.trained_for)).stored_values()
 
 
-def _run_seconds(spec: MethodSpec, data: Data, tower: Encoder) -> float:
+def _run_seconds(spec: MethodSpec, data: Data, tower: Encoder, costs: BlockCosts) -> float:
     images = data.manifest["split"].value_counts()
     with reproducible(spec.training.threads):
         step, validation = _step_seconds(spec, data, tower)
-        blocks = _block_cost(spec, tower)
+        blocks = costs.of(spec)
     steps = math.ceil(images["train"] / spec.training.batch_size)
     validation += images["val"] * blocks.forward
     epoch = steps * step + images["train"] * blocks.train + validation
@@ -135,6 +130,8 @@ def _inputs(spec: MethodSpec, data: Data, tower: Encoder) -> RunInputs:
 
 def _step_seconds(spec: MethodSpec, data: Data, tower: Encoder) -> tuple[float, float]:
     inputs = _inputs(spec, data, tower)
+    if spec.finetune is not None and spec.finetune.text is not None:  # its adapters run in each step
+        inputs = _with_blocks(inputs, spec, tower)
     images = inputs.examples["train"]
     context = inputs.context(spec.trained_for)
     method = initialised_method(spec.kind, spec.options, context, inputs, 0, tower.device)
@@ -147,12 +144,39 @@ def _step_seconds(spec: MethodSpec, data: Data, tower: Encoder) -> tuple[float, 
     return step, _seconds(lambda: torch.tensor(validate(method).value))
 
 
-def _block_cost(spec: MethodSpec, tower: Encoder) -> BlockCost:
+def _with_blocks(inputs: RunInputs, spec: MethodSpec, tower: Encoder) -> RunInputs:
+    """The inputs of one image of seen and one of unseen pairs in each split, with the blocks to fine-tune."""
     if not isinstance(spec.finetune, FinetuneOptions):
-        return BlockCost(0.0, 0.0)
+        return inputs
     count = _tuned_blocks(spec.finetune, tower)
-    batch = spec.training.batch_size if tower.device.type == "cuda" else FEW
-    return block_cost(tower, count, count, batch)
+    shape = block_input_shape(tower, count)
+    examples = {}
+    for split, each in inputs.examples.items():
+        is_seen = torch.from_numpy(inputs.labels.is_seen(each.compositions.cpu().numpy()))
+        chosen = torch.tensor(sorted({int(is_seen.int().argmax()), int(is_seen.int().argmin())}))
+        chosen = chosen.to(tower.device)
+        own = {name: values[chosen] for name, values in each.inputs.items()}
+        own["block_inputs"] = torch.randn(len(chosen), *shape, device=tower.device)
+        examples[split] = Examples(each.rows[chosen.cpu().numpy()], own, each.compositions[chosen])
+    blocks = partial(FinetunedBlocks, last_blocks(tower, count), spec.finetune, shape)
+    return replace(inputs, examples=examples, make_blocks=blocks)
+
+
+class BlockCosts:
+    """Seconds per image of fine-tuned blocks, measured once for each number of blocks."""
+
+    def __init__(self, tower: Encoder) -> None:
+        self._tower = tower
+        self._measured: dict[tuple[int, int], BlockCost] = {}
+
+    def of(self, spec: MethodSpec) -> BlockCost:
+        if not isinstance(spec.finetune, FinetuneOptions):
+            return BlockCost(0.0, 0.0)
+        count = _tuned_blocks(spec.finetune, self._tower)
+        batch = spec.training.batch_size if self._tower.device.type == "cuda" else FEW
+        if (count, batch) not in self._measured:
+            self._measured[count, batch] = block_cost(self._tower, count, count, batch)
+        return self._measured[count, batch]
 
 
 def _tuned_blocks(finetune: FinetuneOptions, tower: Encoder) -> int:

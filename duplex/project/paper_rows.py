@@ -85,7 +85,10 @@ def paper_rows(params: Params, dataset: str, data: LabelledImages, group: RowGro
 def _obstacle(params: Params, dataset: str, name: str, benchmark: str | None) -> str:
     recipe = published_recipes().get(name)
     if name not in params.methods:
-        return "no published settings" if recipe is None else f"no published {_undecided(recipe)}"
+        if recipe is None:
+            return "no published settings"
+        undecided = _undecided(recipe)
+        return f"no published {undecided}" if undecided else NO_ENTRY
     if recipe is not None and benchmark and dataset not in recipe["per_dataset"]:
         return f"no published settings for {dataset}"
     return ""

@@ -11,7 +11,7 @@ from ruamel.yaml import YAML
 from duplex.config.params import parse_params, published_recipes, read_yaml
 from duplex.project.plan import write_plan
 from tests.commands import Command, command
-from tests.data.makers import OBJECTS, STATES, make_standard
+from tests.data.makers import OBJECTS, STATES, make_benchmark, make_standard
 from tests.encoders import small
 from tests.projects import SHIPPED, draw_project, edited_params, interrupt
 from tests.subprocesses import ROOT
@@ -247,3 +247,74 @@ def test_two_epochs_of_troika_as_published(zappos: Path, command: Command, in_th
     assert set(json.loads((run / "metrics.json").read_text())["closed"]["sampled"]) == {"seen", "unseen", "hm", "auc"}
     assert "troika" in (zappos / done.out.strip()).read_text()
     assert "0 of 1 runs" in command("reproduce", "ut-zappos", "--methods", "troika", "--seeds", "0", "--dry-run").out
+
+
+@pytest.fixture
+def clip_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project with the paper's rows as shipped, whose benchmarks have a small random CLIP, in which 12 heads fit."""
+    monkeypatch.setitem(small.ARCHITECTURE, "embed_dim", 48)
+    encoder = {"name": small.write_folder(tmp_path / "clip"), "pixels": True}
+    (tmp_path / "ablations").mkdir()
+    with edited_params(ROOT / "ablations/params.yaml", tmp_path / "ablations/params.yaml") as record:
+        record["device"], record["extraction"]["num_workers"], record["evaluation"]["bootstrap"] = "cpu", 0, 20
+        for name in ("mit-states", "ut-zappos", "cgqa"):
+            record["datasets"][name]["encoder"] = encoder
+            record["datasets"][name]["training"]["threads"] = 1
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+MAIN = {
+    "mit-states": (53_753, "clip, coop, csp, gipcol, dfsp_t2i, troika, plid, caila, cluspro, vp_cmjl"),
+    "ut-zappos": (29_126, "clip, coop, csp, gipcol, dfsp_i2t, troika, plid, caila, cluspro, vp_cmjl"),
+    "cgqa": (39_298, "clip, coop, csp, gipcol, dfsp_t2i, troika, plid, caila, cluspro, vp_cmjl"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MAIN)
+def test_the_plan_of_a_benchmark_of_its_size(clip_rows: Path, command: Command, name: str):
+    make_benchmark(clip_rows / "data" / name, name)
+    plan = command("reproduce", name, "--rows", "main", "--dry-run", "--seeds", "0-4")
+    lines = lines_of(plan)
+    images, rows = MAIN[name]
+    assert f"{images:,} images" in lines["data"] and "counts are not" not in lines["data"]
+    assert lines["rows"] == f"rows     13 × seeds 0, 1, 2, 3, 4: {rows}, cso, duplex_five, duplex_five_open"
+    assert "65 of 65 runs" in lines["stages"] and "MB of checkpoints" in lines["disk"]
+    costs = {row: (hours, size) for row, hours, size in re.findall(r"^ +(\w+) +(\S+) +([\d.]+ [MG]B)", plan.out, re.M)}
+    assert list(costs) == lines["rows"].partition(": ")[2].split(", ")
+    assert all(float(hours.replace(",", "")) > 0 for hours, _ in costs.values())
+    if name == "cgqa":  # all 278,362 pairs may be refined: 49 numbers of four bytes each
+        assert costs["duplex_five_open"][1] == "54.7 MB"
+
+
+@pytest.mark.slow
+def test_main_rows_of_a_small_random_encoder_end_to_end_killed_and_resumed(
+    clip_rows: Path, command: Command, in_this_process: None, monkeypatch: pytest.MonkeyPatch
+):
+    make_standard(clip_rows / "data/ut-zappos", "archive")
+    with edited_params(clip_rows / "ablations/params.yaml") as record:
+        record["datasets"]["ut-zappos"]["training"]["epochs"] = 2
+        kept = ("clip", "cso", "duplex", "duplex_five", "duplex_five_open", "duplex_additive")
+        record["methods"] = {name: record["methods"][name] for name in kept}
+        record["run"]["methods"] = ["clip"]
+    monkeypatch.chdir(clip_rows)
+    with monkeypatch.context() as patch:
+        interrupt(patch, 4)  # in the second epoch of the second run with epochs
+        assert command("reproduce", "ut-zappos", "--rows", "main", "--seeds", "0").code == 130
+    monkeypatch.chdir(clip_rows)
+    done = command("reproduce", "ut-zappos", "--rows", "main", "--seeds", "0")
+    assert done.code == 0, done.err
+    assert "continuing after epoch 1" in done.err
+    page = (clip_rows / done.out.strip()).read_text()
+    assert "Claims of the paper" in page and "not comparable" in page
+    folder = clip_rows / "ablations/artifacts/ut-zappos"
+    stamp = json.loads((folder / "duplex_five/0/train.stamp.json").read_text())
+    assert stamp["finetune"]["blocks"] == "all" and stamp["options"]["reading"] == "literal"
+    whole = {path.parent.parent.name: path.read_bytes() for path in folder.glob("*/0/checkpoint.safetensors")}
+    assert set(whole) == {"clip", "cso", "duplex_five", "duplex_five_open"}
+    for path in folder.glob("duplex_five/0/*"):
+        path.unlink()
+    monkeypatch.chdir(clip_rows)
+    assert command("reproduce", "ut-zappos", "--rows", "main", "--seeds", "0").code == 0
+    assert (folder / "duplex_five/0/checkpoint.safetensors").read_bytes() == whole["duplex_five"]
