@@ -90,8 +90,16 @@ class PixelModel(nn.Module):
             return logits.softmax(-1).float(), frozen.new_zeros(len(frozen))
         # distances as of `NoveltyDetector`; ONNX has no cdist
         whitened = unit(frozen) @ self._near.whitening
-        distances = (whitened[:, None] - self._near.means).square().sum(-1).amin(1).sqrt()
+        distances = _nearest(whitened, self._near.means)
+        if len(self._near.negatives):
+            offset, slope = self._near.scale
+            excess = distances - _nearest(whitened, self._near.negatives)
+            distances = torch.maximum(distances, offset + slope * excess)
         return logits.softmax(-1).float(), distances
+
+
+def _nearest(x: Tensor, points: Tensor) -> Tensor:
+    return (x[:, None] - points).square().sum(-1).amin(1).sqrt()
 
 
 def write_scores(folder: Path, tensors: Mapping[str, Tensor], dim: int) -> None:

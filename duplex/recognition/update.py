@@ -260,7 +260,7 @@ def _novelty(near: NoveltyDetector, before: ClassStatistics, cls: Tensor, compos
     total = counts.new_zeros(len(pairs)).index_add_(0, place, counts)
     summands = values * counts[:, None]
     sums = values.new_zeros(len(pairs), values.shape[1]).index_add_(0, place, summands)
-    return NoveltyDetector(near.whitening, (sums / total[:, None]).float(), near.threshold)
+    return replace(near, means=(sums / total[:, None]).float())
 
 
 def write_update(

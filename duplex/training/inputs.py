@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from duplex.artifacts import ArtifactPaths
 from duplex.config.params import EncoderParams, Params
@@ -92,6 +93,7 @@ class RunInputs:
     make_blocks: Callable[[], FinetunedBlocks] | None = None  # builds the blocks to fine-tune
     member_blocks: Callable[[FinetuneOptions], FinetunedBlocks] | None = None  # with any options
     members: tuple[Method[Any], ...] = ()  # finished runs that the method combines
+    negatives: Tensor | None = None  # features [K, d] of drawn images of no pair; None: not in the cache
 
     def context(self, world: World = "closed") -> MethodContext:
         """What a method's constructor receives; `world` decides the candidates in training."""
@@ -159,6 +161,7 @@ class OpenedFeatures:
     identity: dict[str, str]  # of the cache; `manifest`: table's digest, `features`: that of these rows
     path: Path | None = None  # of the cache; None for arrays
     rows: Ints | None = None  # [N] row of each image in the cache; None: all, in order
+    negatives: NDArray[np.float16] | None = None  # [K, d] of drawn images of no pair
 
 
 @dataclass(frozen=True, eq=False)
@@ -252,6 +255,7 @@ class Data:
             glove=self.word_vectors,
             make_blocks=make_blocks,
             member_blocks=member_blocks,
+            negatives=None if opened.negatives is None else torch.from_numpy(opened.negatives).float(),
         )
 
     def _part(self, request: InputRequest) -> tuple[EncoderParams, int | None]:
@@ -291,12 +295,12 @@ class Data:
         identity = {key: str(value) for key, value in stored.identity.items()}
         if rows is None:
             identity["features"] = stored.contents
-            return OpenedFeatures(stored.cls, stored.bad, identity, path)
+            return OpenedFeatures(stored.cls, stored.bad, identity, path, negatives=stored.negatives)
         with open_cache(path) as file:
             digest = contents_digest(file, rows)
         identity |= {"manifest": self._table_digest(), "features": digest}
         bad = stored.bad[rows] | (rows < 0)
-        return OpenedFeatures(stored.cls[rows], bad, identity, path, rows)
+        return OpenedFeatures(stored.cls[rows], bad, identity, path, rows, stored.negatives)
 
     def _table_digest(self) -> str:
         return hashlib.sha256(manifest_bytes(self.manifest)).hexdigest()

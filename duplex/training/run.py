@@ -200,7 +200,7 @@ def train_run(
         world=spec.trained_for,
         inspectable=method.inspectable().present_fields,
         finetune=spec.finetune,
-        novelty=NoveltyDetector.fit(images, val, inputs.labels) if "cls" in images.inputs else None,
+        novelty=NoveltyDetector.fit(images, val, inputs.labels, inputs.negatives) if "cls" in images.inputs else None,
         training=spec.training.result_settings()
         | {
             "manifest": inputs.identity.get("manifest"),
@@ -237,7 +237,8 @@ def train_on_all_images(
     bias = next(iter((chosen.calibration or {}).values())).bias
     novelty = chosen.novelty
     if novelty is not None:
-        novelty = replace(NoveltyDetector.fit(images, images, inputs.labels), threshold=novelty.threshold)
+        kept = {name: getattr(novelty, name) for name in ("threshold", "scale", "refused")}  # by validation
+        novelty = replace(NoveltyDetector.fit(images, images, inputs.labels, inputs.negatives), **kept)
     record = replace(
         chosen,
         options=options,
