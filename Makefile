@@ -3,7 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(abspath $(VENV))/bin
 
-.PHONY: repro ablations test docs gpu hostile coverage mutants wheel audit
+.PHONY: install repro ablations test docs gpu hostile coverage mutants wheel audit
+
+# Install the package and its tools into .venv.
+install: $(VENV)/.ready
 
 # Run the whole pipeline and print the table of results.
 repro: $(VENV)/.ready

@@ -1,10 +1,10 @@
 """Measure what a newcomer gets: `python -m benchmarks.first_minutes [--csv FILE] [--json]`, after `make repro`.
 
 Runs `duplex fit` with its defaults on the folder of drawn images and on three re-splits of it, as tables. Each row has
-the test AUC in the closed world, and accuracy on seen and on new pairs at the share of new pairs among the
-test images, beside two logistic regressions. Then the folder's model answers new images of pairs without training
-images, chosen before looking: four striped hearts, and two images of each of the first ten other pairs in alphabetical
-order (`--new-share 0.9`).
+the test AUC in the closed world, and accuracy on seen and on new pairs at the true share of new pairs among the
+test images and at the share estimated from them, beside two logistic regressions. Then the folder's model answers new
+images of pairs without training images, chosen before looking: four striped hearts, and two images of each of the first
+ten other pairs in alphabetical order (`--new-share 0.9`).
 """
 
 from __future__ import annotations
@@ -65,13 +65,18 @@ def fitted(name: str, arguments: list[object], out: Path) -> dict[str, Any]:
     record = read_fit(out)
     measured = record["measured"]
     rival = measured["regressions"]
-    own, its_own = measured["at_shares"]["true"], rival["at_shares"]["true"]
+    own = measured["at_shares"]["true"]
+    at_estimate = measured["at_shares"]["estimated"]
+    its_own = rival["at_shares"]["true"]
     return {
         "images": name,
         "AUC": measured["metrics"]["closed"]["auc"],
         "share of new pairs": 100 * own["new_share"],
         "seen pairs right": own["accuracy_seen"],
         "new pairs right": own["accuracy_unseen"],
+        "estimated share": 100 * at_estimate["new_share"],
+        "seen right at it": at_estimate["accuracy_seen"],
+        "new right at it": at_estimate["accuracy_unseen"],
         "regressions: AUC": rival["metrics"]["closed"]["auc"],
         "regressions: seen pairs right": its_own["accuracy_seen"],
         "regressions: new pairs right": its_own["accuracy_unseen"],

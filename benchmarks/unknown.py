@@ -2,8 +2,9 @@
 
 Each source, a folder or a table of labelled images (TABLE:FOLDER of its images), gets a detector of unknown images, as
 training fits it. Listed in per cent: the test images of seen and of unseen pairs that it keeps, and the images of every
-other source that it refuses. `textures` is drawn: seven textures in eight colours. Fine-tuned blocks change nothing, as
-distances are those of the encoder's own features.
+other source that it refuses. `textures` is drawn: seven textures in eight colours. `unlike` are those that resemble no
+drawn image that the detector is fitted with. Fine-tuned blocks change nothing, as distances are those of the encoder's
+own features.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ COLOURS = {
     "grey": (128, 128, 128), "brown": (120, 80, 40), "pink": (230, 130, 180), "cyan": (60, 190, 200),
 }  # fmt: skip
 TEXTURES = ("noise", "gradient", "grating", "clouds", "tiles", "cells", "cracks")
+UNLIKE = OBJECTS[4:7]  # tiles, cells and cracks, as `draw_textures` names them
 
 
 def main() -> None:
@@ -88,12 +90,21 @@ def plane(texture: str, rng: np.random.Generator) -> Any:
 
 def measured(name: str, sets: dict[str, Any]) -> dict[str, float]:
     """Percentages for the detector of one source: `kept` of its test images, `refused` of the others' images."""
-    parts = {other: data.inputs().examples for other, data in sets.items()}
-    own, labels = parts.pop(name), sets[name].labels
-    detector = NoveltyDetector.fit(own["train"], own["val"], labels)
+    inputs, labels = sets[name].inputs(), sets[name].labels
+    own = inputs.examples
+    detector = NoveltyDetector.fit(own["train"], own["val"], labels, inputs.negatives)
     is_seen = torch.from_numpy(labels.is_seen(own["test"].compositions.numpy()))
     groups = {"kept_seen": own["test"].cls[is_seen], "kept_unseen": own["test"].cls[~is_seen]}
-    groups |= {f"refused_{other}": torch.cat([part.cls for part in split.values()]) for other, split in parts.items()}
+    for other, data in sets.items():
+        if other == name:
+            continue
+        split = data.inputs().examples
+        cls = torch.cat([part.cls for part in split.values()])
+        groups[f"refused_{other}"] = cls
+        if other == "textures":
+            rows = np.concatenate([part.rows for part in split.values()])
+            unlike = data.manifest["object"].isin(UNLIKE).to_numpy()[rows]
+            groups["refused_unlike"] = cls[torch.from_numpy(unlike)]
     record = {}
     for what, cls in groups.items():
         kept = 100 * float((detector.distances(cls) <= detector.threshold).double().mean())

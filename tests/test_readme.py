@@ -40,6 +40,7 @@ def test_a_make_target_exists(line):
     assert shlex.split(line)[1] in re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.M)
 
 
+@pytest.mark.slow
 def test_dvc_knows_the_pipeline_and_the_ablations():
     for folder, expected in ((ROOT, "train@shapes-dual-0"), (ROOT / "ablations", "train@shapes-static-4")):
         done = subprocess.run(

@@ -95,7 +95,7 @@ def _own_answers(runs: Sequence[ComparedRuns]) -> dict[str, dict[str, float]]:
         for name in OWN_ANSWERS:
             by_split: list[list[Any]] = [[each.get(name) for each in run.metrics[place]] for run in runs]
             if not any(None in values for values in by_split):
-                found.setdefault(name, {})[side] = fmean([fmean(values) for values in by_split])
+                found.setdefault(name, {})[side] = fmean(fmean(values) for values in by_split)
     return {name: sides for name, sides in found.items() if len(sides) == 2}
 
 

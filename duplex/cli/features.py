@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -98,19 +97,25 @@ def join(out: Annotated[Path, Argument(help="Cache file to write, beside its sha
 
 @encoders.command("list")
 def list_encoders(as_json: AsJson = False) -> None:
-    """List encoders with feature width, number of published weights, and weights on disk."""
+    """List encoders with feature width, size of the weights, licence, and weights on disk.
+
+    `text`: prompts can be encoded; `blocks`: the last blocks of the image tower can be fine-tuned.
+    """
     from duplex.encoders.base import all_families
+    from duplex.recognition.offers import list_encoders as described
 
     families = all_families()
-    entries = [entry for family in families for entry in family.catalog()]
+    rows = described(families)
     if as_json:
-        print_json([asdict(entry) for entry in entries])
+        print_json(rows)
         return
-    width = max(len(entry.name) for entry in entries)
-    typer.echo(f"{'encoder':{width}}  width  published  on disk")
-    for entry in entries:
-        on_disk = ", ".join(entry.on_disk) or "-"
-        typer.echo(f"{entry.name:{width}}  {entry.dim:5}  {len(entry.tags):9}  {on_disk}")
+    width = max(len(row["name"]) for row in rows)
+    typer.echo(f"{'encoder':{width}}  width      MB  text  blocks  published  on disk; licences")
+    for row in rows:
+        abilities = [{True: "yes", False: "no", None: "-"}[row[key]] for key in ("text", "blocks")]
+        size = "-" if row["megabytes"] is None else f"{row['megabytes']:,}"
+        start = f"{row['name']:{width}}  {row['dim']:5}  {size:>6}  {abilities[0]:4}  {abilities[1]:6}"
+        typer.echo(f"{start}  {len(row['tags']):9}  {', '.join(row['on_disk']) or '-'}; {row['licence']}")
     typer.echo(f"other names: {'; '.join(family.usage for family in families if family.usage)}")
 
 

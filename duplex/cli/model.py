@@ -134,7 +134,11 @@ def fit(
     source: Annotated[Path, Argument(help=f"{LABELLED}, table, or hf-datasets:OWNER/NAME.")],
     images: ImageFolder = None,
     encoder: Annotated[
-        str | None, encoder_option(help="Frozen encoder; default: by device and number of images.")
+        list[str] | None,
+        encoder_option(
+            help="Frozen encoder; default: by device and number of images. Given several times, as 'NAME @ WEIGHTS': "
+            "validation chooses one or all at once."
+        ),
     ] = None,
     weights: Weights = None,
     resize: Resize = None,
@@ -158,7 +162,7 @@ def fit(
 
     name = source.resolve().name if source.is_dir() else source.resolve().stem
     place = out or Path(f"{name}-model")
-    choice: dict[str, Any] = {"encoder": encoder, "weights": weights, "resize": resize, "minutes": minutes}
+    choice: dict[str, Any] = {"encoder": encoder or None, "weights": weights, "resize": resize, "minutes": minutes}
     model = fit_folder(source, place, images=images, say=log, log=log_as, force=force, **choice)
     log(f"{model} holds the model; `duplex predict IMAGE --model {model}` uses it")
 

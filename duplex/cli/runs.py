@@ -41,6 +41,14 @@ Methods = Annotated[str | None, method_option(help="Methods, comma-separated; de
 Seed = Annotated[int, seed_option("Seed of the run, for initial values, batches and dropout.")]
 Jobs = Annotated[int | None, Option(min=1, help="Worker processes; default: by GPUs, or cores and threads.")]
 
+Rows = Annotated[
+    str | None,
+    Option(
+        callback=lambda rows: rows and require(rows, ("main", "ablations", "readings", "all"), "group of rows"),
+        help="main (comparison tables), ablations (default), readings, or all.",
+    ),
+]
+
 
 @app.command("params")
 def show_params(
@@ -209,6 +217,7 @@ def reproduce(
         str, Argument(help="Data set of ablations/params.yaml or, with --methods, params.yaml.")
     ] = "shapes",
     methods: Annotated[str | None, Option(help="Methods to run with published settings, comma-separated.")] = None,
+    rows: Rows = None,
     seeds: Annotated[str | None, Option(help="Seeds, such as 0-4; default: run.seeds (0-4 with --methods).")] = None,
     jobs: Jobs = None,
     dry_run: Annotated[bool, Option("--dry-run", help="Only time a step of each method; print the plan.")] = False,
@@ -226,6 +235,8 @@ def reproduce(
     paths = ArtifactPaths()
     show = typer.echo if dry_run else log
     names = split_names(methods)
+    if names and rows:
+        raise UsageError("--methods names the rows itself; leave --rows out")
     if names:
         params = stage.published_params(dataset, names, parse_seeds(seeds) or range(5))
         paths = ArtifactPaths(stage.PUBLISHED)
@@ -238,7 +249,8 @@ def reproduce(
         file = stage.PROJECT / "params.yaml"
         problem = f"{file}, which lists the paper's table rows, does not exist here"
         raise UsageError(f"{problem}; run the command in the project's folder")
-    plan = stage.plan_reproduction(ProjectData(params, dataset, paths), parse_seeds(seeds), jobs)
+    project = ProjectData(params, dataset, paths)
+    plan = stage.plan_reproduction(project, parse_seeds(seeds), jobs, rows or "ablations")  # type: ignore[arg-type]
     show("\n".join(plan.lines()))
     if dry_run:
         return

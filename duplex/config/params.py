@@ -31,6 +31,7 @@ from ruamel.yaml.error import YAMLError
 
 from duplex.artifacts import RESERVED
 from duplex.config.entries import Table, auto_as_table, changed_entry, changed_table, with_base, with_dataset_changes
+from duplex.encoders.base import joined_name, joined_parts
 from duplex.errors import DuplexError, UsageError, require, shown
 from duplex.labels import WORLDS, World
 from duplex.methods import registry
@@ -108,10 +109,25 @@ class EncoderParams(ParamsSection):
     pixels: bool | None = None  # cache the images' pixels, to fine-tune any number of blocks; null: extraction.pixels
 
 
+def _joined(value: object) -> object:
+    """A list of encoders as one entry, whose name joins theirs; other values as they are."""
+    if not isinstance(value, list | tuple):
+        return value
+    entries = [EncoderParams.model_validate(each) for each in value]
+    if len(entries) < 2:
+        raise ValueError(f"a list of encoders needs two or more (it has {len(entries)}); list another, or give a table")
+    shared = {"precision", "resize", "block_inputs", "pixels"}
+    if any(each.model_dump(include=shared) != entries[0].model_dump(include=shared) for each in entries):
+        raise ValueError(f"listed encoders must not differ in {', '.join(sorted(shared))}; give equal values")
+    name = joined_name([(each.name, each.weights) for each in entries])
+    return {**entries[0].model_dump(), "name": name, "weights": None, "block_inputs": 0, "pixels": False}
+
+
 class MethodChanges(ParamsSection):
-    """Changes to a method for one data set: options of its kind, `training`, `finetune`."""
+    """Changes to a method for one data set: options of its kind, `encoder`, `training`, `finetune`."""
 
     model_config = ConfigDict(extra="allow")
+    encoder: str | None = None  # name of the one to read of a data set that lists several encoders; null: all
     training: dict[str, Any] = {}  # overrides training options of the data set
     finetune: Annotated[dict[str, Any], BeforeValidator(auto_as_table)] = {}  # of fine-tuned blocks; empty: none
 
@@ -157,6 +173,10 @@ class MethodEntry(MethodChanges):
         base = self.options_for(dataset).get("base")
         return [self.kind, base["kind"]] if isinstance(base, dict) and "kind" in base else [self.kind]
 
+    def encoder_for(self, dataset: str | None) -> str | None:
+        """Name of the one encoder that the method reads on a data set with several; None: all."""
+        return self._changes(dataset).encoder or self.encoder
+
     def training_for(self, dataset: str | None) -> dict[str, Any]:
         """Training options that the method sets, which override the data set's."""
         return {**self.training, **self._changes(dataset).training}
@@ -183,7 +203,7 @@ class DatasetParams(ParamsSection):
     """Section `datasets.NAME:`, or datasets/NAME.yaml. Images, encoder and options."""
 
     source: SourceOptions  # where images and labels are read from
-    encoder: EncoderParams
+    encoder: Annotated[EncoderParams, BeforeValidator(_joined)]  # or a list of encoders, whose features are joined
     features: Path | None = None  # .npy or .npz file of features that were computed elsewhere; null: images are encoded
     training: Annotated[
         TrainingOptions, PlainValidator(TrainingOptions.from_dict), PlainSerializer(TrainingOptions.to_dict)
@@ -298,6 +318,14 @@ class Params(ParamsSection):
         record = self.entry(name).finetune_for(dataset)
         with self._located(name, dataset, ".finetune"):
             return finetune_options(record)
+
+    def encoder_of(self, name: str, dataset: str) -> str | None:
+        """The one encoder that a method reads of several; UsageError if the data set does not list it."""
+        chosen = self.entry(name).encoder_for(dataset)
+        if chosen is not None:
+            listed = [part for part, _ in joined_parts(self.dataset(dataset).encoder.name)]
+            require(chosen, listed, f"encoder of {dataset} in params.yaml, methods.{name}.encoder:")
+        return chosen
 
     def check_entries(self) -> None:
         """Raise UsageError if any method has an invalid option, on any data set."""
@@ -532,5 +560,7 @@ def json_schema() -> dict[str, Any]:
         schema["$defs"][name]["properties"] |= tables
     entry = schema["$defs"]["DatasetParams"]
     entry["properties"]["training"] = parts[TrainingOptions]
+    encoder = entry["properties"]["encoder"]
+    entry["properties"]["encoder"] = {"anyOf": [encoder, {"type": "array", "items": encoder}]}
     del entry["required"]  # datasets/NAME.yaml may have the other keys
     return schema

@@ -1,7 +1,8 @@
 """Frozen encoders: an image tower and a text tower behind one small interface, found by name.
 
 A name `FAMILY:REST` (`timm:resnet18`) or `FAMILY` (`tiny`) selects a family, an entry point in the
-group `duplex.encoders`; all other names belong to the family `clip`.
+group `duplex.encoders`; all other names belong to the family `clip`. `joined:A + B` is several
+encoders in one (`joined.py`).
 """
 
 from __future__ import annotations
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
 GROUP = "duplex.encoders"
 DEFAULT = "clip"  # the family of names that no other family claims
 PACKAGED = "tiny"  # the encoder that ships with the package
+JOINED = EntryPoint("joined", "duplex.encoders.joined:JoinedFamily", GROUP)
+SEPARATOR = " + "  # between joined encoders
+WITH_WEIGHTS = " @ "  # between the name of a joined encoder and its weights
 RANDOM = "random"
 TOWERS = ("both", "image", "text")
 # how an image becomes square -> open_clip's name: cropped, distorted, or padded with black
@@ -88,14 +92,53 @@ class EncoderFamily(ABC):
         return []
 
 
-def family_module(encoder: str) -> str:
-    """Name of the module that defines an encoder's family, found without importing it."""
-    return module_of(_entry_point(encoder))
+def joined_parts(name: str, weights: str | None = None) -> list[tuple[str, str | None]]:
+    """Names and weights of joined encoders; of any other encoder, its own."""
+    names = split_name(name)
+    return [(name, weights)] if names == [name] else list(map(split_weights, names))
+
+
+def split_name(name: str) -> list[str]:
+    """The parts of the name of joined encoders, perhaps with weights; of any other encoder, its name."""
+    prefix, _, rest = name.partition(":")
+    return rest.split(SEPARATOR) if prefix == JOINED.name else [name]
+
+
+def split_weights(text: str) -> tuple[str, str | None]:
+    """Split `NAME @ WEIGHTS` into name and weights; without weights, these are None."""
+    name, _, weights = text.partition(WITH_WEIGHTS)
+    return name.strip(), weights.strip() or None
+
+
+def joined_name(parts: Sequence[tuple[str, str | None]]) -> str:
+    """The name of joined encoders, each given by name and weights."""
+    listed = []
+    for name, weights in parts:
+        listed.append(name if weights is None else f"{name}{WITH_WEIGHTS}{weights}")
+    return f"{JOINED.name}:{SEPARATOR.join(listed)}"
+
+
+def part_widths(record: Mapping[str, str]) -> tuple[int, ...]:
+    """Widths of the features of joined encoders, by the record of their identity; () of any other encoder."""
+    return tuple(map(int, record["parts"].split(SEPARATOR))) if "parts" in record else ()
+
+
+def family_modules(encoder: str) -> list[str]:
+    """Names of the modules that define an encoder's family or families, found without importing them."""
+    points = [_entry_point(part) for part, _ in joined_parts(encoder)]
+    joined = [JOINED] if len(points) > 1 else []
+    return list(dict.fromkeys(map(module_of, [*joined, *points])))
 
 
 def family_code_hash(encoder: str) -> str | None:
-    """Hash of the code of the plug-in that defines an encoder's family; None for duplex's own."""
-    return plugin_hash(family_module(encoder))
+    """Hash of the code of the plug-ins that define an encoder's families; None for duplex's own."""
+    hashes = [found for module in family_modules(encoder) if (found := plugin_hash(module)) is not None]
+    return SEPARATOR.join(hashes) or None
+
+
+def has_text(encoder: str) -> bool:
+    """Whether an encoder, or one of joined encoders, is of a family with text towers."""
+    return any(find_family(part).has_text for part, _ in joined_parts(encoder))
 
 
 def find_family(encoder: str) -> EncoderFamily:
@@ -104,10 +147,13 @@ def find_family(encoder: str) -> EncoderFamily:
 
 
 def _entry_point(encoder: str) -> EntryPoint:
+    prefix = encoder.partition(":")[0]
+    if prefix == JOINED.name:
+        return JOINED
     families = installed_plugins(GROUP)
     if DEFAULT not in families:
         raise DuplexError(f"{DISTRIBUTION} is not installed (no plug-ins {GROUP!r}); run `pip install {DISTRIBUTION}`")
-    return families.get(encoder.partition(":")[0], families[DEFAULT])
+    return families.get(prefix, families[DEFAULT])
 
 
 def all_families() -> list[EncoderFamily]:
@@ -133,15 +179,16 @@ class EncoderIdentity:
     open_clip_torch: str
     pillow: str
     code: str | None = None  # hash of the code of a family outside of this package
+    parts: str | None = None  # of joined encoders: the widths of their features
 
     def to_dict(self) -> dict[str, str]:
         return {key: str(value) for key, value in asdict(self).items() if value is not None}
 
     @classmethod
     def from_dict(cls, record: Mapping[str, str]) -> EncoderIdentity:
-        names = {field.name for field in fields(cls)} - {"dim", "code"}
+        names = {field.name for field in fields(cls)} - {"dim", "code", "parts"}
         values = {name: record[name] for name in names}
-        return cls(**values, dim=int(record["dim"]), code=record.get("code"))
+        return cls(**values, dim=int(record["dim"]), code=record.get("code"), parts=record.get("parts"))
 
 
 class Encoder(Protocol):
@@ -193,7 +240,7 @@ def load_encoder(
     """
     require(towers, TOWERS, "towers")
     require(precision, PRECISIONS, "precision")
-    family, source = _find(name, weights, resize)
+    family, source = find_source(name, weights, resize)
     return family.load(source, towers=towers, device=resolve_device(device), precision=precision)
 
 
@@ -202,17 +249,19 @@ def encoder_identity(
 ) -> EncoderIdentity:
     """What the encoder's features depend on, without loading it; arguments as of `load_encoder`."""
     require(precision, PRECISIONS, "precision")
-    _, source = _find(name, weights, resize)
+    _, source = find_source(name, weights, resize)
     return source.identity(precision)
 
 
-def _find(name: str, weights: str | None, resize: str | None) -> tuple[EncoderFamily, EncoderSource]:
+def find_source(
+    name: str, weights: str | None = None, resize: str | None = None
+) -> tuple[EncoderFamily, EncoderSource]:
+    """The family of an encoder, and how to build it; arguments as of `load_encoder`."""
     if resize is not None:
         require(resize, RESIZES, "resize")
     family = find_family(name)
-    source = family.find(name, weights)
-    preprocess = source.preprocess if resize is None else {**source.preprocess, "resize_mode": RESIZES[resize]}
-    return family, replace(source, preprocess=preprocess, code=family_code_hash(name))
+    source = family.find(name, weights).resized(resize)
+    return family, replace(source, code=family_code_hash(name))
 
 
 def missing_weights(name: str, weights: str | None = None) -> MissingWeights | None:
@@ -221,7 +270,10 @@ def missing_weights(name: str, weights: str | None = None) -> MissingWeights | N
 
 
 def unknown_words(name: str, texts: Iterable[str]) -> list[str]:
-    return find_family(name).unknown_words(texts)
+    """The distinct words in `texts` for which the text tower of an encoder has no embedding."""
+    families = [find_family(part) for part, _ in joined_parts(name)]
+    reading = [family for family in families if family.has_text][:1]  # of joined ones, the first tower encodes
+    return [word for family in reading for word in family.unknown_words(texts)]
 
 
 def resolve_device(device: str) -> str:
@@ -262,6 +314,12 @@ class EncoderSource:
     @property
     def dim(self) -> int:
         return int(self.architecture["embed_dim"])
+
+    def resized(self, resize: str | None) -> EncoderSource:
+        """A copy that makes images square in another way, of `RESIZES`; None: the same."""
+        if resize is None:
+            return self
+        return replace(self, preprocess={**self.preprocess, "resize_mode": RESIZES[resize]})
 
     def identity(self, precision: str) -> EncoderIdentity:
         preprocess = {**self.preprocess, "orientation": "exif"}  # see `data.image_files`
@@ -372,6 +430,11 @@ def random_seed(weights: str | None) -> int | None:
 
 def is_random(weights: str | None) -> bool:
     return random_seed(weights) is not None
+
+
+def has_random_weights(name: str, weights: str | None) -> bool:
+    """Whether an encoder's weights, or those of one of joined encoders, are random."""
+    return any(is_random(own) for _, own in joined_parts(name, weights))
 
 
 def hub_file_on_disk(owner: str, names: Sequence[str]) -> Path | None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import rich.progress
@@ -18,6 +19,31 @@ from duplex.labels import Ints, prompt_name
 from duplex.system.files import expanded_path
 
 LISTED = 10  # names in an error message
+PUBLISHED_WIDTH = 300  # of the vectors in glove.6B.300d.txt, by which CSP's code computes feasibility
+# Names for which CSP's code looks up other words; of UT-Zappos, then of the other benchmarks
+OTHER_WORDS = {
+    "faux fur": "fake fur",
+    "faux leather": "fake leather",
+    "full grain leather": "thick leather",
+    "hair calf": "hair leather",
+    "patent leather": "shiny leather",
+    "nubuck": "grainy leather",
+    "boots ankle": "ankle boots",
+    "boots knee high": "knee high boots",
+    "boots mid-calf": "midcalf boots",
+    "shoes boat shoes": "boat shoes",
+    "shoes clogs and mules": "clogs shoes",
+    "shoes flats": "flats shoes",
+    "shoes heels": "heels",
+    "shoes loafers": "loafers",
+    "shoes oxfords": "oxford shoes",
+    "shoes sneakers and athletic shoes": "sneakers",
+    "traffic light": "traffic light",
+    "trash can": "trashcan",
+    "dry-erase board": "dry erase board",
+    "black and white": "black white",
+    "eiffel tower": "tower",
+}
 BLOCK = 1 << 22  # similarities in memory at once: 32 MiB
 Vectors = NDArray[np.floating]
 
@@ -28,6 +54,22 @@ class WordVectors:
 
     vectors: Floats  # [names, w]
     missing: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """What a run records of them."""
+        return {"width": self.vectors.shape[1], "missing": list(self.missing)}
+
+
+def unlike_published(record: Mapping[str, Any] | None) -> str:
+    """Why feasibility by these vectors (`WordVectors.to_dict`) is not that of CSP's code; empty if it is."""
+    remedy = "set evaluation.word_vectors to glove.6B.300d.txt"
+    if record is None:
+        return f"feasibility is by the encoder's text features, not by GloVe vectors; {remedy}"
+    if record["width"] != PUBLISHED_WIDTH:
+        return f"word vectors have {record['width']} numbers, not {PUBLISHED_WIDTH}; {remedy}"
+    if record["missing"]:
+        return f"there are no word vectors of {', '.join(map(repr, record['missing'][:LISTED]))}; {remedy}"
+    return ""
 
 
 def word_vectors_file(path: str | Path | None) -> Path | None:
@@ -42,8 +84,12 @@ def word_vectors_file(path: str | Path | None) -> Path | None:
 
 
 def read_word_vectors(path: Path, names: Sequence[str]) -> WordVectors:
-    """Read one vector per name: the mean over its words (`Faux.Fur`: faux, fur) or their hyphenated parts."""
-    words = [prompt_name(name).split() for name in names]
+    """Read one vector per name: the mean over its words or their hyphenated parts.
+
+    Words are those of the name (`light_bulb`: light, bulb) or, as in CSP's code, of `OTHER_WORDS`.
+    """
+    plain = [prompt_name(name) for name in names]
+    words = [OTHER_WORDS.get(name, name).split() for name in plain]
     wanted = set(chain.from_iterable(words))
     table = _read(path, wanted.union(*(word.split("-") for word in wanted)))
     missing: dict[str, None] = {}

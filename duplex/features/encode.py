@@ -10,8 +10,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
@@ -19,7 +20,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from duplex.data.images import BadImageFile, MachineFault, decode_image, machine_fault, read_image_bytes
-from duplex.encoders.base import family_module
+from duplex.data.negatives import draw_negatives
+from duplex.encoders.base import family_modules
 from duplex.encoders.image_blocks import capture_block_input
 from duplex.errors import DuplexError
 from duplex.features import file as cache_file
@@ -29,6 +31,7 @@ from duplex.system.code import code_hash
 if TYPE_CHECKING:
     from duplex.encoders.base import Encoder
 
+Row = TypeVar("Row")
 Values = dict[str, NDArray[Any]]  # rows by data set (`features.file.DATASETS`)
 # first row, pixels [B, 3, R, R], statuses [B], contents [B, 32]
 PixelBatch = tuple[int, Tensor, Tensor, Tensor]
@@ -40,7 +43,7 @@ MEMORY_MESSAGES = ("out of memory", "can't allocate memory", "not enough memory"
 
 def encoding_code(encoder: str) -> str:
     """Hash of the code that reads, prepares and encodes images for an encoder."""
-    return code_hash(__name__, family_module(encoder))
+    return code_hash(__name__, *family_modules(encoder))
 
 
 @dataclass(frozen=True)
@@ -130,6 +133,14 @@ def encode_outputs(encoder: Encoder, pixels: Tensor, outputs: WantedOutputs) -> 
     return {name: value.detach() for name, value in values.items()}
 
 
+def encode_negatives(encoder: Encoder, batch_size: int) -> NDArray[np.float16]:
+    """Encoder outputs [K, d] for drawn images of no pair."""
+    images = [encoder.image_transform(image) for image in draw_negatives()]
+    parts = [encoder.encode_images(torch.stack([*batch])).detach() for batch in split_rows(images, batch_size)]
+    features: NDArray[np.float16] = torch.cat(parts).half().nan_to_num().cpu().numpy()
+    return features
+
+
 def pad_batches(batches: Iterable[PixelBatch], multiple: int) -> Iterator[PixelBatch]:
     """Pad each batch with black images to a multiple of `multiple`, so that its size has no effect."""
     for start, pixels, statuses, contents in batches:
@@ -209,7 +220,7 @@ def decoding_workers(wanted: int | Literal["auto"]) -> int:
     return max(0, cores - 1)
 
 
-def split_rows(rows: Sequence[int], size: int) -> list[Sequence[int]]:
+def split_rows(rows: Sequence[Row], size: int) -> list[Sequence[Row]]:
     return [rows[start : start + size] for start in range(0, len(rows), size)]
 
 

@@ -10,12 +10,13 @@ import shutil
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from duplex.data.contents import file_digests
 from duplex.errors import DuplexError, UsageError, require
@@ -51,6 +52,7 @@ from duplex.features.file import (
     open_cache,
     partial_path,
     read_identity,
+    read_negatives,
     read_row_span,
     read_rows,
     row_bytes,
@@ -234,7 +236,19 @@ def _open_or_create(job: ExtractionJob) -> PartialCache:
             cache.close()
             print(f"{partial} was begun with another {key or 'set of rows'}; extracting again", file=sys.stderr)
     shapes = job.settings.outputs.row_shapes(job.encoder)
-    return PartialCache.create(job.path, job.identity, job.span, job.encoder.dim, shapes)
+    negatives = _negatives(job)
+    return PartialCache.create(job.path, job.identity, job.span, job.encoder.dim, shapes, negatives)
+
+
+def _negatives(job: ExtractionJob) -> NDArray[np.float16]:
+    wanted = {key: value for key, value in job.identity.items() if key not in OWN}
+    for source in () if job.fresh else (job.path, *job.reuse):
+        with suppress(DuplexError), open_cache(source) as file:
+            if has_outputs_of(read_identity(file), wanted) and (stored := read_negatives(file)) is not None:
+                return stored
+    batch_size = job.settings.batch_size
+    with encode.explain_memory_errors(batch_size):
+        return encode.encode_negatives(job.encoder, batch_size)
 
 
 def _find_encoded(cache: PartialCache, job: ExtractionJob, contents: Contents | None) -> None:

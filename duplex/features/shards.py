@@ -21,6 +21,7 @@ from duplex.features.file import (
     first_difference,
     open_cache,
     read_identity,
+    read_negatives,
     read_row_span,
     read_rows,
     row_bytes,
@@ -76,6 +77,7 @@ def join_shards(out: Path) -> int:
     paths = find_shards(out)
     identity: Identity = {}
     shapes: dict[str, tuple[int, ...]] = {}
+    negatives = None
     end = total = 0
     again = f"run `{extract_command(out, f'k/{len(paths)}')}` for each k from 0 to {len(paths) - 1}"
     for path in paths:
@@ -95,13 +97,17 @@ def join_shards(out: Path) -> int:
             identity = identity or here
             end = span.stop
             total = span.total
+            negatives = read_negatives(file)
             shapes = {name: file[name].shape[1:] for name in DATASETS if name in file}
     if end != total:
         raise DuplexError(f"{paths[-1]} ends at row {end} of {total}, so it is not the last shard; {again}")
     tokens = {name: shapes[name] for name in value_names(shapes) if name != "cls"}
     step = max(1, BLOCK // sum(row_bytes(name, shape) for name, shape in shapes.items()))  # rows
     whole = Span(0, total, total)
-    with claim_cache(out), closing(PartialCache.create(out, identity, whole, int(identity["dim"]), tokens)) as cache:
+    with (
+        claim_cache(out),
+        closing(PartialCache.create(out, identity, whole, int(identity["dim"]), tokens, negatives)) as cache,
+    ):
         for path in paths:
             with open_cache(path) as file:
                 span = read_row_span(file)

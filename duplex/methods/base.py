@@ -12,7 +12,7 @@ A method is a class, of this package or a plug-in (docs/your_method.md), that is
                 losses = method.losses(batch, shared)           # {name: term}; the loop sums them
                 method.after_batch()
             method.after_step()
-        method.on_features_changed(train)
+        method.on_features_changed(train)                       # before validation at least
         method.after_epoch(epoch)
     scores = method.scorer(candidates)(inputs)                  # [B, C]: B images, C compositions
 """
@@ -88,6 +88,7 @@ class MethodContext:
     finetuned_blocks: Callable[[], FinetunedBlocks] | None = None  # builds the blocks to train
     members: tuple[Method[Any], ...] = ()  # trained methods that this one combines
     member_blocks: Callable[[FinetuneOptions], FinetunedBlocks] | None = None  # builds a member's
+    parts: tuple[int, ...] = ()  # widths of the features of joined encoders, side by side in the CLS features
 
     @property
     def dim(self) -> int:
@@ -162,6 +163,8 @@ class Method(nn.Module, Generic[OptionsT]):
     required_inputs: ClassVar[tuple[str, ...]] = ("cls",)  # what `needs` returns
     growing: tuple[str, ...] = ()  # names of buffers whose length depends on data; set by `grow`
     combines_runs: ClassVar[bool] = False  # whether it combines finished runs
+    reads_joined: ClassVar[bool] = False  # whether it reads the features of several encoders at once
+    trains_on_buffers = True  # whether losses may read what `on_features_changed` recomputes
     checkpointing = False  # whether to recompute activations in the backward pass; set by training
 
     def __init_subclass__(cls, **arguments: Any) -> None:
@@ -248,7 +251,10 @@ class Method(nn.Module, Generic[OptionsT]):
         """Update buffers that depend on the parameters; called after each optimiser step."""
 
     def on_features_changed(self, train: Batch) -> None:
-        """Recompute buffers that depend on the features of all training images, `train`; called after each epoch."""
+        """Recompute buffers that depend on the features of all training images, `train`.
+
+        Called after each epoch; where `trains_on_buffers` is False, after those that are validated and the last.
+        """
 
     def after_epoch(self, epoch: int) -> None:
         """Update what depends on `epoch`, the number of finished epochs; called after each epoch, before validation."""
@@ -298,6 +304,10 @@ class Method(nn.Module, Generic[OptionsT]):
     def summary(self) -> dict[str, int]:
         """Numbers for the report by name, such as the number of trained parameters."""
         return {"parameters": sum(p.numel() for group in self.groups() for p in group["params"])}
+
+    def stored_values(self) -> int:
+        """The largest number of values that a checkpoint of the method may hold after training."""
+        return sum(value.numel() for value in self.state_dict().values())
 
 
 @dataclass(frozen=True)

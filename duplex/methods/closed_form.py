@@ -4,7 +4,8 @@
                + w_g log p_g(c|x) + w_gso log p_g(s|x) p_g(o|x) - log Z
 
 * p(c^t|x), p(s|x), p(o|x): posteriors by prompts of compositions, states and objects
-* p_l(s|x), p_l(o|x): posteriors by linear heads, for encoders without a text tower
+* p_l(s|x), p_l(o|x): posteriors by linear heads, for encoders without a text tower; without `losses`, by
+  logistic regressions (duplex/methods/linear.py), beside prompts, too
 * p_g(c|x): softmax of g_c, the log-likelihood of the feature under a normal distribution around the mean of
   composition c; all compositions share a covariance (duplex/methods/gaussian.py)
 * p_g(s|x), p_g(o|x): posteriors by a normal distribution per state and per object
@@ -35,6 +36,7 @@ from duplex.labels import Ints, LabelSpace
 from duplex.methods.base import Batch, Inputs, Inspectable, Method, MethodContext, ScoreTerms, tuned_weights
 from duplex.methods.gaussian import ClassStatistics, ClosedForm, FitSettings, FittedStatistics, LinearDiscriminant
 from duplex.methods.layers import CompositionIndex, unit, zero_initialised
+from duplex.methods.linear import Linear, LinearOptions
 from duplex.methods.paths import PathOptions, Paths, inspect_paths
 from duplex.methods.portable import candidate_primitives, normalise_posterior_sums, portable_closed_form, portable_paths
 from duplex.methods.score_formula import FLOOR, LEAST
@@ -44,17 +46,20 @@ Term = Literal["semantic", "factors", "linear", "gaussian", "gaussian_factors"]
 HEAD_LOSSES = {"state", "object", "composition"}
 TAU = 0.01  # of the heads, as CLIP's
 INITIAL_WEIGHTS = {"semantic": 0.5, "factors": 0.5, "linear": 16.0, "gaussian_factors": 0.125, "gaussian": 0.25}
+REGRESSIONS_WEIGHT = 0.5  # the initial one of `linear`, if its terms are logistic regressions
 
 
 @dataclass(frozen=True)
 class ClosedFormOptions(PathOptions):
     """Options of `kind: closed_form`; by default, the score multiplies powers of probabilities."""
 
-    # of prompts; of heads if inference has neither semantic nor factors: state, object, composition
+    # of prompts; of heads if inference has neither semantic nor factors: state, object, composition;
+    # none: nothing is trained, and the term linear is that of logistic regressions
     losses: tuple[Literal["state", "object", "semantic", "composition"], ...] = ("state", "object", "semantic")
     inference: tuple[Term, ...] = ("semantic", "factors", "gaussian")  # score terms
     fusion: Literal["product", "sum"] = "product"  # powers multiplied, or weighted terms added
     weights: tuple[NonNegative, ...] | None = None  # one per term; null: by validation
+    l2: Positive | None = None  # regularisation of the logistic regressions; null: by validation
     ridge: Positive = 0.1  # number of images at which the effect of a state is shrunk by half
     shrinkage: Positive | None = None  # the same of a pair's mean; null: by likelihood
     interactions: NonNegative | None = 0.0  # variance shared by similar words; null: by likelihood
@@ -67,9 +72,10 @@ class ClosedFormOptions(PathOptions):
         message = "inference has no term gaussian; add it, or use kind: prompts"
         yield refuse("gaussian" not in terms, message)
         if "linear" in terms:
-            message = "the term linear needs state and object in losses, "
-            message += "and no semantic or factors in inference"
-            yield refuse(self.uses_text or not {"state", "object"} <= {*self.losses}, message)
+            message = "the term linear needs state and object in losses and no semantic or factors in inference, "
+            message += "or no losses"
+            yield refuse(self.losses and (self.uses_text or not {"state", "object"} <= {*self.losses}), message)
+        yield refuse(self.l2 is not None and not self.has_regressions, "l2 needs the term linear and no losses")
         unused = [name for name in self.losses if name not in self.used_losses()]
         message = f"losses {unused} train no term of inference {terms}; remove them or add their terms"
         yield refuse(unused, message)
@@ -80,6 +86,10 @@ class ClosedFormOptions(PathOptions):
     @property
     def uses_text(self) -> bool:
         return bool({"semantic", "factors"} & set(self.inference))
+
+    @property
+    def has_regressions(self) -> bool:
+        return "linear" in self.inference and not self.losses
 
     def used_losses(self) -> set[str]:
         """The losses that train a term of `inference`."""
@@ -119,6 +129,9 @@ class LinearHeads(nn.Module):
 class ClosedFormMethod(Method[ClosedFormOptions]):
     """Scores by closed-form visual prototypes, together with trained prompts or linear heads."""
 
+    reads_joined = True
+    trains_on_buffers = False  # the statistics enter scores alone
+
     counts: Tensor  # number of training images per seen composition [K]
     sums: Tensor  # sums of their features [K, d]
     moment: Tensor  # sum of z z^T over all training features z [d, d]
@@ -132,12 +145,14 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
         used = "linear" in options.inference or context.finetuned_blocks is not None
         has_heads = used and self.paths is None and options.losses
         self.heads = LinearHeads(labels, context.dim) if has_heads else None
+        self.regressions = Linear(context, LinearOptions(l2=options.l2)) if options.has_regressions else None
         seen = len(labels.pairs["train"])
         dim = context.dim
         shapes = {"counts": (seen,), "sums": (seen, dim), "moment": (dim, dim), "chosen": (2,)}
         for name, shape in shapes.items():
             self.register_buffer(name, torch.zeros(shape, dtype=torch.float64))
-        weights = options.weights or tuple(INITIAL_WEIGHTS[term] for term in options.inference)
+        first = INITIAL_WEIGHTS | ({"linear": REGRESSIONS_WEIGHT} if options.has_regressions else {})
+        weights = options.weights or tuple(first[term] for term in options.inference)
         self.register_buffer("weights", torch.tensor(weights, dtype=torch.float64))
         self._fitted: ClosedForm | None = None
         self.register_load_state_dict_post_hook(lambda module, _: setattr(module, "_fitted", None))  # type: ignore
@@ -164,6 +179,8 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
         for name, new in measured.items():
             getattr(self, name).copy_(new)
         self._fitted = None
+        if self.regressions is not None:
+            self.regressions.start(train)
         model = self._fit(self._settings())
         self.chosen.copy_(torch.tensor([model.shrinkage, model.tau]))
 
@@ -179,8 +196,9 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
     def _factor_posteriors(self) -> tuple[LinearDiscriminant, LinearDiscriminant] | None:
         if "gaussian_factors" not in self.options.inference:
             return None
-        states = LinearDiscriminant.fit(self._statistics().by_state())
-        objects = LinearDiscriminant.fit(self._statistics().by_object())
+        parts = self.context.parts
+        states = LinearDiscriminant.fit(self._statistics().by_state(), parts)
+        objects = LinearDiscriminant.fit(self._statistics().by_object(), parts)
         return states.to(torch.float32, self.counts.device), objects.to(torch.float32, self.counts.device)
 
     @property
@@ -198,7 +216,7 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
     def _settings(self, chosen: Sequence[float] | None = None) -> FitSettings:
         options = self.options
         shrinkage, interactions = chosen or (options.shrinkage, options.interactions)
-        return FitSettings(options.ridge, shrinkage, interactions, options.prior)
+        return FitSettings(options.ridge, shrinkage, interactions, options.prior, self.context.parts)
 
     def _fit(self, settings: FitSettings) -> ClosedForm:
         words = self.context.words
@@ -222,13 +240,16 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
         return {name: losses[name] for name in names}
 
     def choose_options(self, images: Inputs, candidates: Ints, auc: Callable[[Tensor], float]) -> None:
+        if self.regressions is not None:
+            self.regressions.choose_options(images, candidates, auc)
         if self.options.weights is not None or len(self.options.inference) < 2:
             return
         terms = [term.cpu() for term in self._log_terms(candidates)(images)]
         self.weights.copy_(tuned_weights(self.weights, lambda weights: self._weighted(terms, weights), auc))
 
     def chosen_options(self) -> dict[str, Any]:
-        return {"weights": tuple(self.weights.tolist())}
+        chosen = {} if self.regressions is None else self.regressions.chosen_options()
+        return {"weights": tuple(self.weights.tolist()), **chosen}
 
     @torch.no_grad()
     def score_terms(self, candidates: Ints) -> ScoreTerms:
@@ -258,6 +279,9 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
             for group, head in (("states", self.heads.states), ("objects", self.heads.objects)):
                 tensors[f"classifier.{group}.weight"] = head.weight.T.float() / TAU
                 tensors[f"classifier.{group}.offset"] = head.bias.detach().float()
+        if self.regressions is not None:
+            own = self.regressions.portable(candidates)
+            tensors |= {name: value for name, value in own.items() if name.startswith("classifier.")}
         tensors |= {f"weights.{name}": weight for name, weight in zip(names, self.weights.float(), strict=True)}
         if self.options.fusion == "product":
             tensors["product"] = torch.ones((), device=device)
@@ -269,6 +293,7 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
         likelihood = self.fitted().scorer(numbers)
         posteriors = self._factor_posteriors()
         prototypes = self.paths.encode(candidates, names) if self.paths is not None else None
+        regressions = None if self.regressions is None else self.regressions.scorer(candidates)
         states, objects = self.primitives(numbers)
 
         @torch.no_grad()
@@ -280,6 +305,8 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
                 log_s = f_s.log_softmax(-1).clamp(min=FLOOR)
                 log_o = f_o.log_softmax(-1).clamp(min=FLOOR)
                 logs["linear"] = log_s[:, states] + log_o[:, objects]
+            if regressions is not None:
+                logs["linear"] = regressions(inputs)
             if posteriors is not None:
                 of_states, of_objects = posteriors
                 log_s = of_states(raw).clamp(min=FLOOR)

@@ -516,3 +516,10 @@ class Duplex(PathSumMethod[DuplexOptions]):
     def summary(self) -> dict[str, int]:
         values = 0 if isinstance(self.codebook, TrainedCodebook) else self.labels.size * self.codebook.dim
         return {**super().summary(), "codebook_rows": self.labels.size, "codebook_values": values}
+
+    def stored_values(self) -> int:
+        values = super().stored_values()
+        refines = self.options.visual and (self.options.graph or self.options.composes)
+        if isinstance(self.codebook, Codebook) and refines:  # every candidate may be refined, and is then stored
+            values += max(0, len(self.candidates) - self.codebook.stored_count) * (1 + self.codebook.dim)
+        return values

@@ -53,6 +53,7 @@ class WithFinetuning(Method[Options]):
         super().__init__(method.context, method.options)
         self.method = method
         self.blocks = blocks
+        self.trains_on_buffers = method.trains_on_buffers
         if blocks.options.tokens and "patch" not in type(method).needs(method.options):
             raise UsageError(
                 f"the method ({method.class_name}) reads no patch tokens, so finetune.tokens changes nothing; remove it"
@@ -142,3 +143,7 @@ class WithFinetuning(Method[Options]):
 
     def summary(self) -> dict[str, int]:
         return {**self.method.summary(), **super().summary(), "finetuned_blocks": self.blocks.count}
+
+    def stored_values(self) -> int:
+        added = super().stored_values() - Method.stored_values(self.method)  # by blocks and adapters
+        return self.method.stored_values() + added

@@ -29,7 +29,7 @@ small factors), `|mu_mn|^2` as a table.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
@@ -38,6 +38,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from duplex.errors import DuplexError
+from duplex.methods.layers import part_scales
 
 RANK = 12  # of each kernel
 LENGTH = 0.5  # l
@@ -145,14 +146,17 @@ def oas_shrinkage_weight(covariance: Tensor, free: float) -> float:
     return min(1.0, above / below) if below > 0 else 1.0
 
 
-def shared_whitening(groups: GroupSums, added: float = 0.0) -> Tensor:
+def shared_whitening(groups: GroupSums, added: float = 0.0, parts: Sequence[int] = ()) -> Tensor:
     """Matrix W [d, d] that whitens: `W W^T = Sigma^-1`, `Sigma = (1 - rho) S + rho tr(S)/d I`.
 
     S: sample covariance; rho: weight by OAS (Chen et al., 2010, Eq. 23). Ledoit and Wolf's weight
         would need a second pass over the images.
     added: share of the mean variance tr(S)/d that is also added to the diagonal.
+    parts: widths of joined encoders' features, each of which is first scaled by its own deviation.
     """
     sample, free = within_group_covariance(groups)
+    scales = part_scales(sample.diagonal(), parts)
+    sample = scales[:, None] * sample * scales
     d = len(sample)
     eye = torch.eye(d, dtype=sample.dtype, device=sample.device)
     level = float(sample.trace()) / d
@@ -162,7 +166,7 @@ def shared_whitening(groups: GroupSums, added: float = 0.0) -> Tensor:
     rho = oas_shrinkage_weight(sample, free)
     values, vectors = torch.linalg.eigh((1 - rho) * sample + (rho + added) * level * eye)
     values = values.clamp(min=1e-9 * level)  # rounding may give a zero eigenvalue a negative sign
-    return torch.div(vectors, values.sqrt())
+    return scales[:, None] * torch.div(vectors, values.sqrt())
 
 
 @dataclass(frozen=True)
@@ -352,6 +356,7 @@ class FitSettings:
     shrinkage: float | None = None  # k, images at which h_c is halfway from mu_mn to x_c
     interactions: float | None = None  # tau, their variance; 0: none
     prior: bool = True  # whether g_c includes log n_c of seen pairs
+    parts: tuple[int, ...] = ()  # widths of joined encoders' features, each scaled by its own deviation
 
 
 class MovableTensors:
@@ -393,7 +398,7 @@ class ClosedForm(MovableTensors):
         if not len(statistics.pairs):
             raise DuplexError("there is no readable training image; `duplex data check NAME` lists the unreadable ones")
         groups = statistics.by_pair()
-        whitening = shared_whitening(groups)
+        whitening = shared_whitening(groups, parts=settings.parts)
         seen = PairMeans(
             states=statistics.state_of,
             objects=statistics.object_of,
@@ -543,9 +548,12 @@ class LinearDiscriminant(MovableTensors):
     offset: Tensor  # [G]
 
     @classmethod
-    def fit(cls, groups: GroupSums) -> LinearDiscriminant:
-        """Fit to images by state or object; an empty group counts as an image at the mean."""
-        whitening = shared_whitening(groups)
+    def fit(cls, groups: GroupSums, parts: Sequence[int] = ()) -> LinearDiscriminant:
+        """Fit to images by state or object; an empty group counts as an image at the mean.
+
+        parts: as of `shared_whitening`.
+        """
+        whitening = shared_whitening(groups, parts=parts)
         means = groups.means @ whitening  # [G, d]
         middle = (groups.counts @ means) / groups.counts.sum()
         apart = means - middle  # where float32 loses least

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -17,6 +18,19 @@ QUICK = 1.702  # QuickGELU's constant
 def unit(z: Tensor) -> Tensor:
     """Scale the rows of `z` to unit length; half precision is converted to float32."""
     return normalize(z.to(torch.float32) if z.dtype in (torch.float16, torch.bfloat16) else z, dim=-1)
+
+
+def part_scales(variances: Tensor, parts: Sequence[int]) -> Tensor:
+    """Factors [d] after which the features of each joined encoder have the total variance 1.
+
+    variances: of each column of features [d]; parts: widths of the encoders' features, or none.
+    """
+    if not parts:
+        return torch.ones_like(variances)
+    scales = []
+    for own in variances.split(list(parts)):
+        scales.append(own.sum().clamp(min=1e-12).rsqrt().expand(len(own)))
+    return torch.cat(scales)
 
 
 def zero_initialised(layer: nn.Linear) -> nn.Linear:

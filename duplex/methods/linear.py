@@ -5,7 +5,8 @@
 
     p(g|x) = softmax_g(w_g . z + b_g),    (w, b) = argmin  mean_i -log p(g_i|x_i) + l2 / 2 sum_g |w_g|^2
 
-* z: unit image features;  g: states, objects or seen pairs
+* z: unit image features; those of joined encoders are scaled, each by its own deviation
+* g: states, objects or seen pairs
 * l2: strength of regularisation, the best of `STRENGTHS` by validation AUC. A classifier of pairs
   is never right on an unseen pair, so its AUC is 0; for it, accuracy on seen pairs decides.
 
@@ -15,6 +16,7 @@ stronger regularisation.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -27,10 +29,11 @@ from duplex.errors import UsageError
 from duplex.labels import Ints
 from duplex.methods import portable
 from duplex.methods.base import Batch, Inputs, Method, MethodContext, ScoreTerms
-from duplex.methods.layers import unit
+from duplex.methods.layers import part_scales, unit
 from duplex.options import Options, Positive
 
 STRENGTHS = (1e-2, 1e-3, 1e-4, 1e-5)
+KEPT = 4  # latest fits in memory: another recipe of the same search may need the same regressions
 TOLERANCE = 1e-8
 MOST_STEPS = 3000
 
@@ -44,6 +47,7 @@ class LinearOptions(Options):
 class Linear(Method[LinearOptions]):
     """Logistic regression of states and objects, or of seen pairs; buffers [d + 1, G]."""
 
+    reads_joined = True
     l2: Tensor
 
     def __init__(self, context: MethodContext, options: LinearOptions) -> None:
@@ -66,11 +70,13 @@ class Linear(Method[LinearOptions]):
         states, objects = self.known_primitives(train.compositions)
         groups = {"states": states, "objects": objects, "pairs": torch.searchsorted(seen, train.compositions)}
         self._tried = {l2: {} for l2 in strengths}
+        z = unit(train.cls).double()
+        scales = part_scales(z.var(0, correction=0), self.context.parts)
         for name, size in self._sizes.items():
             known = groups[name] >= 0
-            path = fit_logistic(unit(train.cls).double()[known], groups[name][known], size, strengths, name)
+            path = kept_fits((scales * z)[known], groups[name][known], size, strengths, name)
             for l2, classifier in zip(strengths, path, strict=True):
-                self._tried[l2][name] = classifier
+                self._tried[l2][name] = torch.cat([scales[:, None] * classifier[:-1], classifier[-1:]])
         self._use(strengths[-1])
 
     def _use(self, l2: float) -> None:
@@ -113,6 +119,23 @@ class Linear(Method[LinearOptions]):
         columns[-1] = -1e30  # exports must be finite
         columns[:, torch.as_tensor(seen)] = pairs[:, self.labels.pairs["train"].searchsorted(candidates[seen])]
         return columns
+
+
+_kept: dict[str, list[Tensor]] = {}  # digest of the arguments -> result of `fit_logistic`
+
+
+def kept_fits(z: Tensor, classes: Tensor, size: int, strengths: Sequence[float], name: str) -> list[Tensor]:
+    """The result of `fit_logistic`, kept in memory for a second call with the same arguments."""
+    sha256 = hashlib.sha256(f"{z.device} {tuple(z.shape)} {size} {strengths}".encode())
+    for values in (z, classes):
+        sha256.update(values.cpu().contiguous().numpy().tobytes())
+    key = sha256.hexdigest()
+    if key not in _kept:
+        fits = list(fit_logistic(z, classes, size, strengths, name))
+        while len(_kept) >= KEPT:
+            del _kept[next(iter(_kept))]
+        _kept[key] = fits
+    return _kept[key]
 
 
 @torch.enable_grad()

@@ -29,6 +29,7 @@ class ProductMethod(Method[CombinedRunsOptions]):
     """Sum of the log probabilities of finished runs, the members of the product."""
 
     combines_runs: ClassVar[bool] = True
+    reads_joined: ClassVar[bool] = True
     temperatures: Tensor  # [K], one per member
 
     def __init__(self, context: MethodContext, options: CombinedRunsOptions) -> None:

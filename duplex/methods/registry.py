@@ -127,6 +127,13 @@ def make_method(kind: str, options: Options, context: MethodContext) -> Method[A
         if not available:
             hint = HINTS.get(need, f"needs the input {need!r}, but the data set has only {', '.join(context.inputs)}")
             raise UsageError(f"method kind {kind!r} {hint}")
+    if context.parts and not method_class.reads_joined:
+        both = [other for other in installed_methods() if _reads_joined(other)]
+        raise UsageError(
+            f"method kind {kind!r} reads the features of one encoder, but the data set has those of "
+            f"{len(context.parts)}; name one (`encoder` of the method in params.yaml), or choose a method of kind "
+            f"{' or '.join(both)}, such as closed_form, linear, dual or dual_visual"
+        )
     if context.finetuned_blocks is None or method_class.combines_runs:
         return method_class(context, options)
     own_tower = replace(context, text=copy(context.text))  # fine-tuning may change the tower
@@ -140,6 +147,13 @@ def make_method(kind: str, options: Options, context: MethodContext) -> Method[A
     from duplex.methods.finetuned import WithFinetuning
 
     return WithFinetuning(method, context.finetuned_blocks())
+
+
+def _reads_joined(kind: str) -> bool:
+    try:
+        return find_method(kind).reads_joined
+    except BrokenMethodError:
+        return False
 
 
 def describe_method(kind: str) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from duplex.artifacts import ArtifactPaths
 from duplex.config.params import DatasetParams, EncoderParams, Params, load_params, shipped_project
 from duplex.data.sources import is_on_disk, load_source
 from duplex.data.tables import read_manifest
-from duplex.encoders.base import encoder_identity, find_family, is_random, load_encoder, missing_weights
+from duplex.encoders.base import encoder_identity, has_text, is_random, load_encoder, missing_weights
 from duplex.errors import DuplexError, UsageError, install_command
 from duplex.features.encode import WantedOutputs
 from duplex.features.file import IMPORTED, ROOT, cache_shapes, partial_path, read_features, row_bytes, size_text
@@ -85,15 +85,15 @@ def weights_for_timing(entry: EncoderParams) -> EncoderParams:
     return entry.model_copy(update={"weights": "random"})
 
 
-def cache_row_bytes(params: Params, dataset: str) -> int:
-    """Bytes per image in a data set's feature cache; if tokens are stored, of a blank image."""
+def cache_row_bytes(params: Params, dataset: str) -> dict[str, int]:
+    """Bytes per image in a data set's feature cache, by what is stored; tokens are those of a blank image."""
     entry = weights_for_timing(params.dataset(dataset).encoder)
     outputs = outputs_to_cache(params, dataset)
     stored: dict[str, tuple[int, ...]] = {}
     if outputs.patches or outputs.block_inputs or outputs.pixels:
         stored = outputs.row_shapes(load_encoder(entry.name, entry.weights, towers="image"))
     shapes = cache_shapes(encoder_identity(entry.name, entry.weights).dim, stored)
-    return sum(row_bytes(name, shape) for name, shape in shapes.items())
+    return {name: row_bytes(name, shape) for name, shape in shapes.items()}
 
 
 def _extraction_size(params: Params, name: str) -> Iterator[DoctorFinding]:
@@ -101,7 +101,7 @@ def _extraction_size(params: Params, name: str) -> Iterator[DoctorFinding]:
     source = params.dataset(name).source
     try:
         images = len(read_manifest(path) if path.exists() else load_source(source).manifest)
-        needed = images * cache_row_bytes(params, name)
+        needed = images * sum(cache_row_bytes(params, name).values())
     except DuplexError:  # reported by other checks
         return
     free = free_bytes(ArtifactPaths.root)
@@ -164,7 +164,7 @@ def _weights(name: str, entry: DatasetParams, required: bool) -> Iterator[Doctor
 
 def _has_text(entry: DatasetParams) -> bool:
     try:
-        return entry.encoder.name == IMPORTED or find_family(entry.encoder.name).has_text
+        return entry.encoder.name == IMPORTED or has_text(entry.encoder.name)
     except DuplexError:  # of a family that cannot be imported, which `_weights` reports
         return True
 

@@ -57,6 +57,8 @@ def evaluate_stage(run: ProjectRun, load: LoadInputs = load_inputs) -> dict[str,
                     f"duplex: {run.dataset} {run.method} seed {run.seed} is not adapted to the stream: {error}",
                     file=sys.stderr,
                 )
+        if inputs.glove_vectors is not None:
+            metrics["word_vectors"] = inputs.glove_vectors.to_dict()
     metrics["bootstrap"] = settings.bootstrap
     if record.val_auc_all is not None:
         metrics["val_auc_all"] = 100 * record.val_auc_all

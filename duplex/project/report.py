@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pandas as pd
@@ -35,13 +36,25 @@ from duplex.training.checkpoint import read_record
 VALIDATION_OF = {"closed": "val_auc", "open": "val_auc_all"}  # world -> validation AUC of a run for it
 
 
-def report_stage(params: Params, paths: ArtifactPaths = ArtifactPaths(), *, write_metrics: bool = True) -> Path:
-    """Write report and mean metrics of all runs under `run:`; returns the HTML page's path."""
+def report_stage(
+    params: Params,
+    paths: ArtifactPaths = ArtifactPaths(),
+    *,
+    write_metrics: bool = True,
+    copies: Mapping[str, str] = MappingProxyType({}),
+) -> Path:
+    """Write report and mean metrics of all runs under `run:`; returns the HTML page's path.
+
+    copies: method -> another one with the same settings, whose results are shown as its own, too.
+    """
     runs, not_evaluated = read_all_metrics(params, paths)
     warn_of_outdated(params, paths)
     if not runs:
         print(f"duplex: {aggregate.NO_RUN}", file=sys.stderr)
     summary = average_runs(params, runs, paths)
+    for by_method, (name, other) in product(summary.values(), copies.items()):
+        if other in by_method:
+            by_method[name] = by_method[other]
     write_json(paths.summary, summary)
     if write_metrics:
         write_json(paths.metrics, aggregate.headline_numbers(summary))
@@ -79,20 +92,22 @@ def read_all_metrics(
 
 
 def average_runs(params: Params, runs: Mapping[tuple[str, str], Sequence[Tree]], paths: ArtifactPaths) -> Tree:
-    """Average metrics over seeds; adds `settings`: kind, options, encoder, counts of the data set.
+    """Average metrics over seeds; adds `settings`: kind, options, encoder, counts of the data set, word vectors.
 
     A method with `shown_as: NAME` is entered under NAME; with `world: open`, its settings are
     named `settings_open`.
     """
     summary: Tree = aggregate.aggregate(runs)
     changed = configured_options(params)
-    for dataset, method in runs:
+    for (dataset, method), records in runs.items():
         source = params.dataset(dataset)
         encoder = " ".join(filter(None, (source.encoder.name, source.encoder.weights)))
         if source.features is not None:
             encoder = f"features of {source.features}"
         counts = counts_of(aggregate.stored_numbers(paths.statistics(dataset)))
         data = {"encoder": encoder, "counts": counts}
+        if words := records[0].get("word_vectors"):
+            data["word_vectors"] = words
         for name in params.run.methods:
             entry = params.entry(name)
             if (entry.shown_as or name) == method:

@@ -1,59 +1,50 @@
 """`duplex reproduce`: train and evaluate the paper's methods on a data set, and write the claims.
 
-They are methods of the project in the folder `ablations`; report/claims.yaml lists those that a
-data set needs. With `--methods`, methods of other publications are trained with their published
-options in the main project. The pipeline's stages do the work and record what is done, so the same
-command continues after an interruption.
+They are methods of the project in the folder `ablations` (project/paper_rows.py). With `--methods`,
+methods of other publications are trained with their published options in the main project. The
+pipeline's stages do the work and record what is done, so the same command continues after an
+interruption.
 """
 
 from __future__ import annotations
 
 import math
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from functools import partial
-from itertools import product
 from pathlib import Path
-from statistics import median
 from typing import Any
 
-import numpy as np
 import torch
-from PIL import Image
 
 from duplex.artifacts import ArtifactPaths
 from duplex.config.params import PARAMS_FILE, Params, dataset_files, parse_params, read_yaml
 from duplex.data.sources import is_on_disk, load_source
-from duplex.data.tables import LabelledImages, count_dataset
-from duplex.encoders.base import Encoder, load_encoder, missing_weights, resolve_device
-from duplex.encoders.image_blocks import block_count
+from duplex.data.tables import LabelledImages
+from duplex.encoders.base import missing_weights
 from duplex.errors import DuplexError, UsageError
-from duplex.features.encode import WantedOutputs, encode_outputs
-from duplex.features.file import size_text
+from duplex.evaluation.vectors import read_word_vectors, unlike_published
+from duplex.features.file import PIXELS, size_text
 from duplex.features.imported import equal_feature_keys
-from duplex.methods.base import Batch
-from duplex.options import FinetuneOptions
-from duplex.project.doctor import cache_row_bytes, free_bytes, outputs_to_cache, weights_for_timing
+from duplex.project.doctor import cache_row_bytes, free_bytes
+from duplex.project.estimate import Estimate, estimate
 from duplex.project.extract import extract
 from duplex.project.maps import maps_stage
+from duplex.project.paper_rows import PaperRows, RowGroup, benchmark_with, paper_rows
 from duplex.project.prepare import ensure_prepared, require_images
 from duplex.project.report import report_stage
 from duplex.project.run import DATA_STAGES, RUN_STAGES, ProjectData, ProjectRun
 from duplex.project.sweep import SweepResult, grid, sweep, workers_and_gpus
-from duplex.report.claims import CLIP, backbone_of, benchmark_of, comparisons_of, counts_of, read_package_yaml
-from duplex.training.inputs import Data, InputRequest, require_configured_inputs
-from duplex.training.lineup import BlockCost, block_cost
-from duplex.training.loop import make_optimiser, optimiser_step
-from duplex.training.run import MethodSpec, initialised_method, reproducible
-from duplex.training.scoring import Validation
+from duplex.training.inputs import require_configured_inputs
+from duplex.training.run import MethodSpec
 
 PROJECT = Path("ablations")  # folder of the project with the paper's rows
 PUBLISHED = ArtifactPaths.root / "published"  # folder of runs by published recipes
-FEW = 2  # images in a timed batch on a CPU; on a GPU it is a whole batch
 UNLIKE = ", whose counts are not the published ones of {}: no number will be compared"
-LONG = 20.0  # seconds; what takes longer is timed once
+UNFINISHED = (
+    4  # times a checkpoint: an interrupted training has the best one, the last one and two moments of each value
+)
+FIRST = 5  # rows of the plan that may be left out
 
 
 @dataclass(frozen=True)
@@ -61,19 +52,21 @@ class Plan:
     """What `duplex reproduce` will run for a data set, and the disk space and hours it needs."""
 
     data: ProjectData  # its params have patch tokens if a row needs them
-    rows: tuple[str, ...]  # names of methods
+    rows: PaperRows
     runs: list[ProjectRun]
     left: list[ProjectRun]  # the runs still to train or evaluate
     topics: dict[str, str]  # topic, such as `disk` -> text
-    problem: str = ""  # why the data set cannot be extracted on this machine
+    table: tuple[str, ...] = ()  # a line per row with its costs
+    problem: str = ""  # why the data set cannot be run on this machine
 
     @property
     def seeds(self) -> tuple[int, ...]:
         return tuple(dict.fromkeys(run.seed for run in self.runs))
 
     def lines(self) -> list[str]:
-        """The plan as lines of text, one per topic."""
-        return [f"{topic:<9}{text}" for topic, text in self.topics.items()]
+        """The plan as lines of text, one per topic, then one per row."""
+        topics = [f"{topic:<9}{text}" for topic, text in self.topics.items()]
+        return [*topics, *(f"{'':<9}{line}" for line in self.table)]
 
 
 def published_params(dataset: str, methods: Sequence[str], seeds: Sequence[int]) -> Params:
@@ -107,7 +100,9 @@ def published_settings(params: Params, dataset: str) -> list[str]:
     return lines
 
 
-def plan_reproduction(project: ProjectData, seeds: Sequence[int] | None, jobs: int | None) -> Plan:
+def plan_reproduction(
+    project: ProjectData, seeds: Sequence[int] | None, jobs: int | None, group: RowGroup = "ablations"
+) -> Plan:
     """What is left to do for a data set; writes nothing; `DuplexError` if images are missing."""
     params = project.params
     dataset = project.dataset
@@ -119,104 +114,153 @@ def plan_reproduction(project: ProjectData, seeds: Sequence[int] | None, jobs: i
     if reads_images:
         require_images(dataset, entry.source.root, data.manifest["image"].tolist())
     published = params.run.recipes == "published"
-    rows = list(params.run.methods)
-    absent: list[str] = []
-    if not published:
-        rows, absent = methods_in_paper(params, dataset, data)
-    if not rows:
+    rows = PaperRows(params.run.methods) if published else paper_rows(params, dataset, data, group)
+    if not rows.run:
         listed = f"method that the paper's tables list for {dataset}"
         raise UsageError(f"{PROJECT / 'params.yaml'} has no {listed}; add one")
-    for name in rows:
+    for name in rows.run:
         require_configured_inputs(params, dataset, name)
-    needs = [MethodSpec.of(params, dataset, name).request.needs for name in rows]
+    needs = [MethodSpec.of(params, dataset, name).request.needs for name in rows.run]
     tokens = "patch" if any("patch" in each for each in needs) else "none"
     extraction = params.extraction.model_copy(update={"tokens": tokens})
     params = params.model_copy(update={"extraction": extraction})
     project = replace(project, params=params)
-    runs = grid(params, [dataset], rows, seeds, project.paths)
+    runs = grid(params, [dataset], rows.run, seeds, project.paths)
     stale = {stage: why for stage in DATA_STAGES if (why := _stale(project, stage))}
     left = [run for run in runs if stale or run.difference(*RUN_STAGES)]
+    plan = Plan(project, rows, runs, left, {})
+    return _with_costs(plan, data, jobs, stale)
+
+
+def _with_costs(plan: Plan, data: LabelledImages, jobs: int | None, stale: dict[str, str]) -> Plan:
+    params = plan.data.params
+    dataset = plan.data.dataset
+    entry = plan.data.entry
+    published = params.run.recipes == "published"
     encoder = " ".join(filter(None, (entry.encoder.name, entry.encoder.weights)))
     is_absent = missing_weights(entry.encoder.name, entry.encoder.weights) is not None
     weights = "not on disk, downloaded when first needed" if is_absent else "on disk"
-    note = UNLIKE.format(dataset) if published and _benchmark(data) != dataset else ""
+    note = UNLIKE.format(dataset) if published and benchmark_with(data) != dataset else ""
     extracts = "extract" in stale
-    needed = _size(params, dataset, len(data.manifest)) if extracts else 0
-    size = "unknown size" if needed is None else size_text(needed)
-    free = free_bytes(project.paths.root)
     stages = [f"{stage} ({why})" for stage, why in stale.items()]
-    stages += [f"{len(left)} of {len(runs)} runs to train or evaluate", "report"]
-    plan = Plan(project, tuple(rows), runs, left, {})
+    stages += [f"{len(plan.left)} of {len(plan.runs)} runs to train or evaluate", "report"]
+    costs = estimate(params, dataset, data, plan.rows.run) if extracts or plan.left else None
+    features = _features(params, dataset, len(data.manifest)) if extracts else {}
+    workers = _workers(plan, jobs)
+    sizes = _disk_sizes(plan, features, costs, workers)
+    free = free_bytes(plan.data.paths.root)
     topics = {
         "data": f"{len(data.manifest):,} images in {entry.source.root}{note}",
         "weights": f"{encoder}: {weights}",
-        "disk": f"{size} of features to write, {size_text(free)} free",
+        "disk": f"{_disk_text(sizes, features)}, {size_text(free)} free",
+        "words": _words_text(params, data),
         "stages": ", ".join(stages),
-        "hours": _hours(plan, data, jobs, extracts) if extracts or left else "none",
-        "rows": f"{len(rows)} × seeds {', '.join(map(str, plan.seeds))}: {', '.join(rows)}",
+        "hours": _hours(plan, costs, len(data.manifest) if extracts else 0, workers, stale or plan.left),
+        "rows": f"{len(plan.rows.run)} × seeds {', '.join(map(str, plan.seeds))}: {', '.join(plan.rows.run)}",
     }
+    if plan.rows.measured_in:
+        shared = ", ".join(f"{name} in {host}" for name, host in plan.rows.measured_in.items())
+        topics["once"] = f"measured in the run of another row: {shared}"
     if authors := params.authors_note(dataset):
         topics["authors"] = authors
-    if absent:
-        topics["not run"] = f"{', '.join(absent)}: no entry in {PROJECT / 'params.yaml'}"
+    if plan.rows.absent:
+        topics["not run"] = ", ".join(f"{name} ({why})" for name, why in plan.rows.absent.items())
+    if costs and plan.left and not published:
+        topics["drop"] = f"seeds first, then {', '.join(_least_telling(plan.rows, costs)[:FIRST])}"
     problem = ""
-    if needed is not None and needed > free:
-        problem = f"extraction of {dataset} writes {size}, but only {size_text(free)} are free"
+    if sum(sizes.values()) > free:
+        needed = size_text(sum(sizes.values()))
+        problem = f"{dataset} needs {needed}, but only {size_text(free)} are free"
         problem += "; make room, or move the project to a larger disk"
-    return replace(plan, topics=topics, problem=problem)
+    return replace(plan, topics=topics, table=_table(plan.rows, costs), problem=problem)
 
 
-def _size(params: Params, dataset: str, images: int) -> int | None:
+def _words_text(params: Params, data: LabelledImages) -> str:
+    """The word vectors of the open world, and whether its numbers can be compared."""
+    file = params.evaluation.word_vectors
+    record = None
+    if file is not None:
+        record = read_word_vectors(file, [*data.labels.states, *data.labels.objects]).to_dict()
+    unlike = unlike_published(record)
+    return f"open world not comparable: {unlike}" if unlike else f"{file}, as in CSP's code"
+
+
+def _features(params: Params, dataset: str, images: int) -> dict[str, int] | None:
     try:
-        return images * cache_row_bytes(params, dataset)
+        return {name: images * size for name, size in cache_row_bytes(params, dataset).items()}
     except UsageError:  # an encoder without its weights, of a family that cannot draw them
         return None
+
+
+def _disk_sizes(plan: Plan, features: dict[str, int] | None, costs: Estimate | None, workers: int) -> dict[str, int]:
+    """Bytes to write, by what is written."""
+    checkpoints = [costs.rows[run.method].checkpoint for run in plan.left] if costs else []
+    return {
+        "features": sum((features or {}).values()),
+        "checkpoints": sum(checkpoints),
+        "unfinished training": UNFINISHED * workers * max(checkpoints, default=0),
+    }
+
+
+def _disk_text(sizes: dict[str, int], features: dict[str, int] | None) -> str:
+    if features is None:
+        return "unknown size of features to write"
+    pixels = f" ({size_text(features[PIXELS])} of them pixels)" if PIXELS in features else ""
+    parts = [f"{size_text(sizes['features'])} of features{pixels}"]
+    parts += [f"{size_text(sizes[name])} of {name}" for name in ("checkpoints", "unfinished training")]
+    return f"{', '.join(parts)} to write"
+
+
+def _workers(plan: Plan, jobs: int | None) -> int:
+    """Number of runs that are trained at once."""
+    threads = MethodSpec.of(plan.data.params, plan.data.dataset, plan.rows.run[0]).training.threads
+    threads = torch.get_num_threads() if threads == "auto" else threads
+    return min(workers_and_gpus(plan.data.params.device, jobs, threads)[0], max(1, len(plan.left)))
+
+
+def _hours(plan: Plan, costs: Estimate | None, encoded: int, workers: int, is_due: object) -> str:
+    if not is_due:
+        return "none"
+    if costs is None:
+        return "unknown without the encoder's weights"
+    extraction = encoded * costs.image_seconds / 3600
+    training = math.fsum(costs.rows[run.method].seconds for run in plan.left) / workers / 3600
+    weights = "random weights of its size" if costs.is_random else "its weights"
+    how = f"from a batch, a step and a validation of {', '.join(costs.timed)} on this device, {weights}"
+    total, first, second = [hours_text(hours) for hours in (extraction + training, extraction, training)]
+    return f"about {total}: {first} to extract, {second} to train; {how}"
+
+
+def hours_text(hours: float) -> str:
+    return f"{hours:,.1f}" if hours >= 1 else f"{hours:.1g}"
+
+
+def _least_telling(rows: PaperRows, costs: Estimate) -> list[str]:
+    """Rows that need the most time per sentence of the paper that they decide, with their hours a run."""
+
+    def hours_per_sentence(name: str) -> tuple[float, float, int]:  # of equal rows, the last is dropped first
+        sentences = rows.sentences.get(name, 0)
+        seconds = costs.rows[name].seconds
+        return (seconds / sentences if sentences else math.inf, seconds, rows.run.index(name))
+
+    ordered = sorted(rows.run, key=hours_per_sentence, reverse=True)
+    return [f"{name} ({hours_text(costs.rows[name].seconds / 3600)} h a run)" for name in ordered]
+
+
+def _table(rows: PaperRows, costs: Estimate | None) -> tuple[str, ...]:
+    if costs is None:
+        return ()
+    lines = [f"{'':<27}{'h a run':>10}{'checkpoint':>12}{'sentences':>11}"]
+    for name in rows.run:
+        cost = costs.rows[name]
+        hours = hours_text(cost.seconds / 3600)
+        lines.append(f"{name:<27}{hours:>10}{size_text(cost.checkpoint):>12}{rows.sentences.get(name, 0):>11}")
+    return tuple(lines)
 
 
 def _stale(data: ProjectData, stage: str) -> str:
     path = data.paths.manifest if stage == "prepare" else data.paths.features
     return data.outdated(stage) if path(data.dataset).exists() else "missing"
-
-
-def methods_in_paper(params: Params, dataset: str, data: LabelledImages) -> tuple[list[str], list[str]]:
-    """Methods of params.yaml in the paper's tables for a data set, and rows without a method.
-
-    For a data set that is not in the paper, the rows of all tables count. If the paper has results
-    with the data set's encoder, only rows with this encoder count.
-    """
-    encoder = params.dataset(dataset).encoder
-    backbone = backbone_of(f"{encoder.name} {encoder.weights}")
-    known = {name for claim in read_package_yaml("claims.yaml")["claims"] for name in claim["of"]}
-    benchmark = _benchmark(data) or (dataset if dataset in known else None)
-    found: set[str] = set()
-    absent: list[str] = []
-    for names in _claimed_runs(benchmark, backbone):
-        present = [name for name in names if name in params.methods]
-        if present:
-            found.add(present[0])
-        else:
-            absent.append(names[0])
-    if backbone in (None, CLIP):  # the only one with rows in the open world
-        found |= {name for name, entry in params.methods.items() if entry.shown_as in found}
-    return [name for name in params.methods if name in found], list(dict.fromkeys(absent))
-
-
-def _benchmark(data: LabelledImages) -> str | None:
-    return benchmark_of(counts_of(count_dataset(data.labels, data.manifest).to_dict()))
-
-
-def _claimed_runs(benchmark: str | None, backbone: str | None) -> Iterator[list[str]]:
-    """For each row that a claim compares: names of methods, of which the first known counts."""
-    table = read_package_yaml("claims.yaml")
-    for claim in table["claims"]:
-        if benchmark in claim["of"] or (benchmark is None and not claim.get("only")):
-            names: dict[str, None] = {}
-            for line in comparisons_of(claim):
-                names |= dict.fromkeys(line.names)
-            for name in names:
-                row = table["rows"].get(name)
-                if row and backbone in (None, row.get("backbone", CLIP)):
-                    yield row["run"]
 
 
 def reproduce(plan: Plan, jobs: int | None) -> tuple[SweepResult, Path]:
@@ -229,102 +273,10 @@ def reproduce(plan: Plan, jobs: int | None) -> tuple[SweepResult, Path]:
         print("\n".join(extract(data).lines()), file=sys.stderr)
     # `dvc commit` takes seconds per run
     report = sweep(data.params, plan.runs, jobs, "local", data.paths, commit=False)
-    planned = {"datasets": (data.dataset,), "methods": plan.rows, "seeds": plan.seeds, "products": ()}
+    planned = {"datasets": (data.dataset,), "methods": plan.rows.run, "seeds": plan.seeds, "products": ()}
     run = data.params.run.model_copy(update=planned)
     shown = data.params.model_copy(update={"run": run})
     if report.executed or not data.paths.maps(data.dataset).exists():
         maps_stage(replace(data, params=shown))
-    return report, report_stage(shown, data.paths.of_reproduction(data.dataset), write_metrics=False)
-
-
-def _hours(plan: Plan, data: LabelledImages, jobs: int | None, extracts: bool) -> str:
-    params = plan.data.params
-    dataset = plan.data.dataset
-    device = resolve_device(params.device)
-    try:
-        entry = weights_for_timing(params.dataset(dataset).encoder)
-        precision = entry.precision
-        tower = load_encoder(entry.name, entry.weights, towers="image", device=device, precision=precision)
-    except UsageError:
-        return "unknown without the encoder's weights"
-    images = len(data.manifest)
-    extraction = images * _image_seconds(params, dataset, tower) / 3600 if extracts else 0.0
-    timed = plan.rows if params.run.recipes == "published" else plan.rows[:1]
-    specs = {name: MethodSpec.of(params, dataset, name) for name in timed}
-    features = np.random.default_rng(0).standard_normal((images, tower.dim), dtype=np.float32)
-    made = Data(data.manifest, data.labels, features, entry, str(tower.device), params.evaluation.word_vectors)
-    runs = {}
-    for name, spec in specs.items():
-        print(f"timing {name}", file=sys.stderr)
-        runs[name] = _run_seconds(spec, made, tower)
-    threads = specs[timed[0]].training.threads
-    threads = torch.get_num_threads() if threads == "auto" else threads
-    workers = min(workers_and_gpus(params.device, jobs, threads)[0], max(1, len(plan.left)))
-    each = [runs.get(run.method, runs[timed[0]]) for run in plan.left]
-    training = math.fsum(each) / workers / 3600
-    weights = "its weights" if entry == params.dataset(dataset).encoder else "random weights of its size"
-    how = f"from a batch, a step and a validation of {', '.join(timed)} on this device, {weights}"
-    parts = (extraction + training, extraction, training)
-    total, first, second = [f"{hours:,.1f}" if hours >= 1 else f"{hours:.1g}" for hours in parts]
-    return f"about {total}: {first} to extract, {second} to train; {how}"
-
-
-def _run_seconds(spec: MethodSpec, data: Data, tower: Encoder) -> float:
-    images = data.manifest["split"].value_counts()
-    with reproducible(spec.training.threads):
-        step, validation = _step_seconds(spec, data, tower)
-        blocks = _block_cost(spec, tower)
-    steps = math.ceil(images["train"] / spec.training.batch_size)
-    validation += images["val"] * blocks.forward
-    epoch = steps * step + images["train"] * blocks.train + validation
-    # each world is scored on validation images after training, then on test images
-    scored = len(spec.worlds) * (1 + images["test"] / images["val"])
-    return float(spec.training.epochs * epoch + scored * validation)
-
-
-def _image_seconds(params: Params, dataset: str, tower: Encoder) -> float:
-    count = params.extraction.batch_size if tower.device.type == "cuda" else FEW
-    pixels = torch.stack([tower.image_transform(Image.new("RGB", (8, 8)))] * count).to(tower.device)
-    outputs = outputs_to_cache(params, dataset)
-    return _seconds(lambda: encode_outputs(tower, pixels, outputs)["cls"]) / count
-
-
-def _step_seconds(spec: MethodSpec, data: Data, tower: Encoder) -> tuple[float, float]:
-    request = InputRequest(spec.request.needs, spec.training.precision, None, spec.training.memory)
-    inputs = data.read(request)
-    examples = {split: each.to(tower.device) for split, each in inputs.examples.items()}
-    shapes = WantedOutputs(patches="patch" in request.needs).row_shapes(tower)
-    for (name, shape), (split, each) in product(shapes.items(), examples.items()):
-        repeated = torch.randn(1, *shape, device=tower.device).expand(len(each), *shape)
-        examples[split] = replace(each, inputs={**each.inputs, name: repeated})
-    images = examples["train"]
-    inputs = replace(inputs, examples=examples)
-    context = inputs.context(spec.trained_for)
-    method = initialised_method(spec.kind, spec.options, context, inputs, 0, tower.device)
-    method.train()
-    batch = Batch(images.inputs, images.compositions)
-    rows = torch.arange(min(spec.training.batch_size, len(images)))
-    work = partial(optimiser_step, method, batch, rows, spec.training, make_optimiser(method, spec.training))
-    step = _seconds(lambda: next(iter(work().values()))) if method.groups() else 0.0
-    validate = Validation(examples["val"], data.labels)
-    return step, _seconds(lambda: torch.tensor(validate(method).value))
-
-
-def _block_cost(spec: MethodSpec, tower: Encoder) -> BlockCost:
-    if not isinstance(spec.finetune, FinetuneOptions):
-        return BlockCost(0.0, 0.0)
-    count = block_count(tower) if spec.finetune.blocks == "all" else spec.finetune.blocks
-    batch = spec.training.batch_size if tower.device.type == "cuda" else FEW
-    return block_cost(tower, count, count, batch)
-
-
-def _seconds(work: Callable[[], torch.Tensor]) -> float:
-    """Median seconds of three calls after a first one, which allocates memory."""
-    taken = []
-    for _ in range(4):
-        start = time.perf_counter()
-        work().sum().item()
-        taken.append(time.perf_counter() - start)
-        if taken[0] > LONG:  # of which allocating is a small part
-            break
-    return median(taken[1:] or taken)
+    paths = data.paths.of_reproduction(data.dataset)
+    return report, report_stage(shown, paths, write_metrics=False, copies=plan.rows.copies)

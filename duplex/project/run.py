@@ -15,7 +15,7 @@ from typing import Any
 
 from duplex.artifacts import ArtifactPaths, RunPaths
 from duplex.config.params import DatasetParams, EncoderParams, MethodEntry, Params, shipped_project
-from duplex.encoders.base import family_module
+from duplex.encoders.base import family_modules, joined_parts
 from duplex.errors import DuplexError, UsageError
 from duplex.features.file import IMPORTED, read_cache_digest
 from duplex.methods.base import find_stream_adapter
@@ -63,7 +63,7 @@ class ProjectData:
             made |= self._source_settings(stage)
         if stage == "extract":
             made |= self._extraction_settings()
-            modules = [family_module(self.entry.encoder.name)]
+            modules = family_modules(self.entry.encoder.name)
         if stage == "inventory":
             made |= rows_shown(self.params)
         if stage == "maps":
@@ -197,6 +197,8 @@ class ProjectRun:
         encoder = params.dataset(self.dataset).encoder
         finetune = params.finetune(self.method, self.dataset)
         made: Stamp = {"kind": self.entry.kind, "world": self.entry.world, **_encoder_settings(encoder)}
+        if (reads := params.encoder_of(self.method, self.dataset)) is not None:
+            made["reads"] = reads
         if params.evaluation.word_vectors is not None:
             made["word_vectors"] = _checksum(params.evaluation.word_vectors)
         if (stream := params.evaluation.stream) is not None:
@@ -215,7 +217,7 @@ class ProjectRun:
             made["threads"] = params.training(self.dataset, self.method).threads
             made["evaluation"] = evaluation
         modules = [module_of(method_entry_point(kind)) for kind in self.entry.kinds_for(self.dataset)]
-        modules.append(family_module(encoder.name))
+        modules += family_modules(encoder.name)
         if isinstance(finetune, FinetuneOptions):
             adapters = installed_plugins("duplex.adapters")
             modules += [module_of(adapters[name]) for name in finetune.adapters]
@@ -314,9 +316,11 @@ def _checksum(path: Path) -> str | None:
 
 
 def _encoder_settings(encoder: EncoderParams) -> Stamp:
-    files = [Path(encoder.weights).expanduser()] if encoder.weights is not None else []
-    if folder := encoder.name.partition(":")[2]:
-        files += sorted(Path(folder).expanduser().glob("*"))
+    files: list[Path] = []
+    for name, weights in joined_parts(encoder.name, encoder.weights):
+        files += [Path(weights).expanduser()] if weights is not None else []
+        if folder := name.partition(":")[2]:
+            files += sorted(Path(folder).expanduser().glob("*"))
     digests = {path.name: sha256_once(path) for path in files if path.is_file()}
     settings = encoder.model_dump(mode="json", exclude=set() if encoder.resize else {"resize"})
     return {"encoder": settings, **({"encoder_files": digests} if digests else {})}

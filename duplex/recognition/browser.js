@@ -2,6 +2,7 @@
 // Replaces the server of page.html: decodes images, prepares them exactly as Pillow does (`Image.resize`, fixed-point
 // weights of 22 bits), and runs model.onnx by onnxruntime-web.
 const BITS = 2 ** 22;
+const ASPECT = 50;  // longer images are cut first, unless they are distorted
 const FILTERS = {  // support, weight at a distance x >= 0
   bilinear: [1, x => Math.max(0, 1 - x)],
   bicubic: [2, x => x < 1 ? (1.5 * x - 2.5) * x * x + 1 : x < 2 ? -0.5 * (((x - 5) * x + 8) * x - 4) : 0],
@@ -22,26 +23,50 @@ function weights(from, to, first, count, interpolation) {
   });
 }
 
-// Pixels [3, size, size] of RGBA `data`: the shorter side is scaled to `size`, then the middle is cut out.
-function prepare(data, width, height, size, interpolation) {
-  const short = Math.min(width, height), wide = Math.trunc(size * width / short), high = Math.trunc(size * height / short);
-  const columns = weights(width, wide, nearestEven((wide - size) / 2), size, interpolation);
-  const rows = weights(height, high, nearestEven((high - size) / 2), size, interpolation);
-  const squeezed = new Uint8ClampedArray(3 * height * size), pixels = new Uint8Array(3 * size * size);
-  for (let y = 0; y < height; y++) columns.forEach(([start, share], x) => {
-    for (let c = 0; c < 3; c++) {
-      let sum = BITS / 2;
-      for (let k = 0; k < share.length; k++) sum += share[k] * data[4 * (y * width + start + k) + c];
-      squeezed[(c * height + y) * size + x] = Math.floor(sum / BITS);
-    }
+// Width and height of a scaled image: whole and distorted (squash), whole (longest), or covering the square (shortest).
+function scaled(width, height, size, mode) {
+  if (mode === "squash") return [size, size];
+  if (mode === "longest") {
+    const ratio = Math.max(height / size, width / size);
+    return [nearestEven(width / ratio), nearestEven(height / ratio)];
+  }
+  const short = Math.min(width, height);
+  return [Math.trunc(size * width / short), Math.trunc(size * height / short)];
+}
+
+// A pass of Pillow's: each line of `plane` (`lines` of them, `step` apart, their places `next` apart) becomes one of
+// `sums.length` places, written as `to` says.
+function pass(plane, lines, step, next, sums, to) {
+  const scaledPlane = new Uint8ClampedArray(lines * sums.length);
+  for (let line = 0; line < lines; line++) sums.forEach(([start, share], place) => {
+    let sum = BITS / 2;
+    for (let k = 0; k < share.length; k++) sum += share[k] * plane[line * step + (start + k) * next];
+    scaledPlane[to(line, place)] = Math.floor(sum / BITS);
   });
-  rows.forEach(([start, share], y) => {
-    for (let c = 0; c < 3; c++) for (let x = 0; x < size; x++) {
-      let sum = BITS / 2;
-      for (let k = 0; k < share.length; k++) sum += share[k] * squeezed[(c * height + start + k) * size + x];
-      pixels[(c * size + y) * size + x] = Math.min(255, Math.max(0, Math.floor(sum / BITS)));
-    }
-  });
+  return scaledPlane;
+}
+
+// Pixels [3, size, size] of RGBA `data`, prepared as `model` says: the whole image is distorted (resize_mode squash) or
+// gets borders of the colour `fill` (longest), or its middle is cut out (shortest).
+function prepare(data, width, height, { size, interpolation, resize_mode: mode, fill, vertical_first }) {
+  const keep = mode === "squash" ? Infinity : ASPECT * Math.min(width, height);
+  const cutX = Math.floor(Math.max(0, width - keep) / 2), cutY = Math.floor(Math.max(0, height - keep) / 2);
+  const w = width - 2 * cutX, h = height - 2 * cutY;
+  const [wide, high] = scaled(w, h, size, mode);
+  const first = long => Math.max(0, nearestEven((long - size) / 2)), border = long => Math.max(0, Math.floor((size - long) / 2));
+  const across = Math.min(size, wide), down = Math.min(size, high);
+  const columns = weights(w, wide, first(wide), across, interpolation), rows = weights(h, high, first(high), down, interpolation);
+  const downFirst = vertical_first && h > high && h - high > 2 * (w - wide);  // Pillow's rule since 13.0
+  const pixels = new Uint8Array(3 * size * size).map((_, place) => fill[Math.trunc(place / size ** 2)]);
+  for (let c = 0; c < 3; c++) {
+    let plane = new Uint8Array(w * h);
+    for (let y = 0; y < h; y++) for (let x = 0; x < w; x++) plane[y * w + x] = data[4 * ((y + cutY) * width + x + cutX) + c];
+    if (downFirst) plane = pass(plane, w, 1, w, rows, (x, y) => y * w + x);
+    plane = pass(plane, downFirst ? down : h, w, 1, columns, (y, x) => y * across + x);
+    if (!downFirst) plane = pass(plane, across, 1, across, rows, (x, y) => y * across + x);
+    for (let y = 0; y < down; y++) for (let x = 0; x < across; x++)
+      pixels[(c * size + y + border(high)) * size + x + border(wide)] = plane[y * across + x];
+  }
   return pixels;
 }
 
@@ -51,7 +76,7 @@ async function pixelsOf(file, model) {
   const context = canvas.getContext("2d", { willReadFrequently: true });
   context.drawImage(bitmap, 0, 0);
   const { data } = context.getImageData(0, 0, canvas.width, canvas.height);
-  return prepare(data, canvas.width, canvas.height, model.size, model.interpolation);
+  return prepare(data, canvas.width, canvas.height, model);
 }
 
 function ranked(names, shares) {

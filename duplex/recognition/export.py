@@ -27,7 +27,8 @@ import torch
 from torch import Tensor
 
 from duplex.artifacts import RunPaths
-from duplex.encoders.base import first_line, is_random
+from duplex.data.negatives import KINDS
+from duplex.encoders.base import first_line, has_random_weights
 from duplex.errors import DuplexError, UsageError, as_usage_error
 from duplex.evaluation import new_share
 from duplex.evaluation.metrics import METRICS, interval_text, number
@@ -39,6 +40,7 @@ from duplex.recognition.trained import MODEL, TrainedModel, encoder_code_changed
 from duplex.report.aggregate import stored_numbers
 from duplex.system.files import refuse_existing, replace_folder, sha256, sole_writer, write_json, write_text
 from duplex.training.checkpoint import read_header, read_tensors, tensor_digest, write_model
+from duplex.training.novelty import PASSING, PREFIX
 
 SCORE_TERMS = {  # with the tensor that each needs
     "visual": "visual",
@@ -129,10 +131,21 @@ On test images, in the {world} world:
 
 S and U: accuracy on seen and unseen pairs at the ends of the calibration curve; HM: the best harmonic mean on it; AUC:
 the area under it. The numbers hold for images like those of the test split only.
-{facts.remark}
+{_unknown_images(tensors)}{facts.remark}
 
 {NOTES}
 """ + notes.removeprefix("\n")
+
+
+def _unknown_images(tensors: Mapping[str, Tensor]) -> str:
+    refused = tensors.get(f"{PREFIX}refused")
+    if refused is None or not len(refused):
+        return ""
+    rates = [f"{kind} {100 * share:.0f} %" for kind, share in zip(KINDS, refused.tolist(), strict=True)]
+    return f"""
+Images of none of the pairs are marked as such: {", ".join(rates)} of drawn images of each kind, if those of the other
+two kinds alone are known to the detector. At most {100 * (1 - PASSING):.0f} % of validation images are marked, too.
+"""
 
 
 def _features(encoder: Mapping[str, Any], options: Mapping[str, Any] | None) -> str:
@@ -321,7 +334,8 @@ def export(
     add_files: function that writes further files; it gets the folder and the model's tensors.
     """
     refuse_existing_model(out, force=force)
-    if is_random(trained.backbone.record.get("tag")):
+    record = trained.backbone.record
+    if has_random_weights(record["name"], record["tag"] or None):
         problem = f"{trained.where} has random encoder weights, so it cannot be exported"
         raise UsageError(f"{problem}; train with others")
     tensors = exported_tensors(trained, world)

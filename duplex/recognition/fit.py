@@ -26,15 +26,16 @@ from duplex.encoders.base import (
     RESIZES,
     encoder_identity,
     is_random,
-    is_reachable,
-    missing_weights,
+    joined_name,
     resolve_device,
+    split_name,
+    split_weights,
     unknown_words,
 )
 from duplex.errors import DuplexError, UsageError, require
 from duplex.evaluation.answered import GroupAnswers
 from duplex.features.shared import user_cache
-from duplex.labels import LabelSpace, prompt_name
+from duplex.labels import LabelSpace
 from duplex.methods.base import Method
 from duplex.methods.gaussian import HasStatistics
 from duplex.recognition.answers import answers_with_labels
@@ -48,13 +49,14 @@ from duplex.recognition.export import (
     write_fit,
     write_statistics,
 )
-from duplex.recognition.folder_fit import FolderFit, Say
+from duplex.recognition.folder_fit import FolderFit, Say, search_encoders
 from duplex.recognition.labelled_folder import (
     describe,
     load_pixel_digests,
     read_labelled_folder,
     save_pixel_digests,
 )
+from duplex.recognition.offers import choose_encoder, other_offers, prompt_words
 from duplex.recognition.trained import TrainedRun
 from duplex.recognition.worlds import evaluate_world
 from duplex.report.own import OwnData, write_page
@@ -67,37 +69,18 @@ from duplex.training.run import TrainedMethod, reproducible, train_on_all_images
 from duplex.training.scoring import Calibration, measure_unseen_mass
 from duplex.training.trials import Trial
 
-LONGEST = 1800.0  # seconds that encoding may take on a CPU
-# Encoders, the most accurate first -> published weights, seconds per image on one CPU core
-OFFERS = {
-    "ViT-L-14-quickgelu": ("openai", 1.4),
-    "ViT-B-16-quickgelu": ("openai", 0.3),
-    "ViT-B-32-quickgelu": ("openai", 0.08),
-}
 
-
-def choose_encoder(labels: LabelSpace, images: int, *, gpu: bool, cores: int) -> tuple[EncoderParams, str]:
-    """The most accurate encoder that needs at most half an hour (with a GPU: any time), and why."""
-    in_time = [name for name, (_, seconds) in OFFERS.items() if gpu or seconds * images / cores <= LONGEST]
-    machine = "a GPU" if gpu else f"{cores} cores and no GPU"
-    why = f"{machine}, {images:,} images"
-    absent = {}
-    for name in in_time or list(OFFERS)[-1:]:
-        entry = EncoderParams(name=name, weights=OFFERS[name][0])
-        missing = missing_weights(name, entry.weights)
-        if missing is None:
-            return entry, f"{why}, weights on disk"
-        absent[name] = entry, missing
-    if not unknown_words(PACKAGED, prompt_words(labels)):
-        return EncoderParams(name=PACKAGED), "the packaged encoder knows all words"
-    for entry, missing in absent.values():
-        if is_reachable(missing.address):
-            return entry, f"{why}, {(missing.size or 0) / 1e9:.1f} GB to download"
-    raise UsageError(
-        f"the weights of {', '.join(absent)} are not on this computer, and none can be downloaded; connect to "
-        "the network and run the same command again, or give --encoder local-dir:FOLDER, where FOLDER holds an "
-        "open_clip model"
-    )
+def checked_encoders(names: Sequence[str], weights: str | None, labels: LabelSpace) -> list[EncoderParams]:
+    """Settings of the encoders `names`, each perhaps with its weights, as in `NAME @ WEIGHTS`."""
+    listed = [split_weights(part) for name in names for part in split_name(name)]
+    if weights is not None and len(listed) > 1:
+        raise UsageError(
+            f"--weights {weights!r} could belong to any of {len(listed)} encoders; leave it out and give each its own, "
+            "as in --encoder 'NAME @ WEIGHTS'"
+        )
+    if repeated := [name for place, (name, _) in enumerate(listed) if name in dict(listed[:place])]:
+        raise UsageError(f"--encoder {repeated[0]!r} is given twice; leave one out")
+    return [checked_encoder(name, own or weights, labels)[0] for name, own in listed]
 
 
 def checked_encoder(name: str, weights: str | None, labels: LabelSpace) -> tuple[EncoderParams, str]:
@@ -127,11 +110,6 @@ def require_known_words(name: str, texts: Sequence[str], advice: str = "choose a
     if unknown:
         listed = ", ".join(map(repr, unknown[:5]))
         raise UsageError(f"the encoder {name!r} does not know the words {listed}; {advice}")
-
-
-def prompt_words(labels: LabelSpace) -> Sequence[str]:
-    """The names of all states and objects, as prompts write them."""
-    return [prompt_name(name) for name in (*labels.states, *labels.objects)]
 
 
 SOURCE = "source.json"  # in MODEL.cache: where the labelled images are
@@ -166,7 +144,7 @@ def fit_folder(
     out: str | Path,
     *,
     images: str | Path | None = None,
-    encoder: str | None = None,
+    encoder: str | Sequence[str] | None = None,
     weights: str | None = None,
     resize: str | None = None,
     minutes: float | None = None,
@@ -185,7 +163,8 @@ def fit_folder(
     out: folder to write.
     images: folder that a table's image paths start from; by default the table's folder.
     encoder: name of the frozen encoder; None: the best that encodes the images in half an hour, or
-        on a GPU the best.
+        on a GPU the best. Of several, validation chooses one or all at once; their weights then
+        follow their names, as in "timm:resnet18 @ FILE".
     weights: the encoder's weights, a published tag or a file.
     resize: how images become square: "crop", "squash" (distort) or "pad"; None: as the weights' own
         preprocessing.
@@ -210,23 +189,38 @@ def fit_folder(
     data = read_labelled_folder(place, image_folder, known_pixels=load_pixel_digests(cache))
     refuse_lost_updates(out, data.contents)
     describe(data, say)
+    parts: list[EncoderParams] = []
+    others = None
     if encoder is None:
-        gpu = resolve_device("auto") != "cpu"
-        cores = os.cpu_count() or 1
-        entry, reason = choose_encoder(data.labels, len(data.manifest), gpu=gpu, cores=cores)
+        machine: Any = {"gpu": resolve_device("auto") != "cpu", "cores": os.cpu_count() or 1}
+        entry, reason = choose_encoder(data.labels, len(data.manifest), **machine)
+        if entry.name != PACKAGED:
+            others = other_offers(entry, len(data.manifest), **machine)
     else:
-        entry, reason = checked_encoder(encoder, weights, data.labels)
+        parts = checked_encoders([encoder] if isinstance(encoder, str) else encoder, weights, data.labels)
+        entry = parts[0]
+        reason = "named"
+    if len(parts) > 1:
+        entry = EncoderParams(name=joined_name([(part.name, part.weights) for part in parts]))
     if resize is not None:
-        entry = entry.model_copy(update={"resize": require(resize, RESIZES, "resize")})
+        changed = {"resize": require(resize, RESIZES, "resize")}
+        entry = entry.model_copy(update=changed)
+        parts = [part.model_copy(update=changed) for part in parts]
     say(f"encoder: {entry.name} ({reason})")
-    if long := long_prompts(entry.name, entry.weights, data.labels):
-        raise UsageError(
-            f"some pairs ({len(long):,}) have prompts that are too long for {entry.name}; shorten the names of "
-            f"their states or objects, such as those of {long[0]!r}"
-        )
+    if others is not None:
+        say(others)
+    for each in parts or [entry]:
+        if long := long_prompts(each.name, each.weights, data.labels):
+            raise UsageError(
+                f"some pairs ({len(long):,}) have prompts that are too long for {each.name}; shorten the names of "
+                f"their states or objects, such as those of {long[0]!r}"
+            )
     with reproducible(), sole_writer(cache / "fit", "fit", "or choose another --out"):
         write_json(cache / SOURCE, [str(place), image_folder and str(image_folder)])
-        return _fit(FolderFit(data, entry, cache, minutes, say, log), out, force)
+        fit = FolderFit(data, entry, cache, minutes, say, log)
+        if len(parts) > 1:
+            fit = replace(fit, parts=tuple(replace(fit, encoder=part) for part in parts))
+        return _fit(fit, out, force)
 
 
 def fit_cache_folder(out: Path) -> Path:
@@ -242,12 +236,16 @@ def page_file(out: Path) -> Path:
 def _fit(fit: FolderFit, out: Path, force: bool) -> Path:
     say = fit.say
     save_pixel_digests(fit.cache, fit.data.pixels)
-    room = fit.room
-    limit = f"fine-tuning: up to {room.depth} blocks; " if room.depth else "no fine-tuning: "
-    say(limit + room.reason)
-    fit = fit.with_readable_images()
-    say(fit.outlook())
-    choice = fit.search()
+    if fit.parts:
+        fit = fit.with_readable_images()
+        kept = {each.trials.folder for each in (*fit.parts, fit)}
+        fit, choice = search_encoders(fit)
+    else:
+        say(fit.room_line())
+        fit = fit.with_readable_images()
+        kept = {fit.trials.folder}
+        say(fit.outlook())
+        choice = fit.search()
     say(f"chosen: {choice.recipe.name}")
     rival, regressions = _rival(fit)
     measured, answers = _measure(fit, choice.recipe)
@@ -260,7 +258,7 @@ def _fit(fit: FolderFit, out: Path, force: bool) -> Path:
         refuse_lost_updates(out, fit.data.contents)  # an update may have ended during the fit
         _write_model(out, fit, run, choice, measured, force)
     for other in fit.cache.glob("recipes-*"):
-        if other != fit.trials.folder and re.fullmatch("recipes-[0-9a-f]+", other.name):  # of other labels
+        if other not in kept and re.fullmatch("recipes-[0-9a-f]+", other.name):  # of other labels
             shutil.rmtree(other, ignore_errors=True)
     data = fit.data
     examples = fit.encoded.data.read().examples

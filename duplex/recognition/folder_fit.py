@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import compress
@@ -19,6 +19,7 @@ from duplex.artifacts import RunPaths, log_folder
 from duplex.config.params import EncoderParams, EvaluationParams
 from duplex.data.tables import labels_of
 from duplex.encoders.base import Encoder, load_encoder, resolve_device
+from duplex.encoders.joined import join_features
 from duplex.features.shared import encode_shared, user_cache
 from duplex.features.tokens import Examples
 from duplex.labels import World
@@ -49,15 +50,18 @@ from duplex.training.recipes import (
     FROZEN_EPOCHS,
     FROZEN_RATES,
     FROZEN_SHARE,
+    Attempt,
     RecipeChoice,
     SearchSpace,
+    choose,
     search_recipes,
 )
 from duplex.training.run import TrainedMethod
-from duplex.training.trials import Trial, Trials
+from duplex.training.trials import Trial, TrialResult, Trials
 
 LARGEST_RIVAL = 10**9  # training images x features x words; above, regressions take many minutes
 LARGEST_OPEN = 1 << 15  # pairs of states and objects up to which all of them are candidates
+ALL = "all encoders"  # label of recipes that read the features of all encoders at once
 Say = Callable[[str], None]
 
 
@@ -82,6 +86,7 @@ class FolderFit:
     say: Say
     log: str = "none"  # as `training.log`, of each training
     clock: Clock = time.perf_counter
+    parts: tuple[FolderFit, ...] = ()  # fits with each of joined encoders, whose features these read
 
     @cached_property
     def device(self) -> torch.device:
@@ -109,9 +114,16 @@ class FolderFit:
         """How many of the encoder's blocks can be fine-tuned."""
         return finetunable_blocks(self.tower, len(self.data.manifest), user_cache())
 
+    def room_line(self) -> str:
+        """One line on how many blocks can be fine-tuned, and why."""
+        limit = f"fine-tuning: up to {self.room.depth} blocks; " if self.room.depth else "no fine-tuning: "
+        return limit + self.room.reason
+
     @cached_property
     def encoded(self) -> EncodedFolder:
         """The data set with features; images that are not in the user's cache are encoded."""
+        if self.parts:
+            return self._joined()
         data = self.data
         depth = self.room.depth
         images = data.manifest["image"].tolist()
@@ -123,6 +135,15 @@ class FolderFit:
         inputs = Data(data.manifest, data.labels, features, self.encoder, device, skip_frozen_blocks=True)
         return EncodedFolder(inputs, features.identity, depth, frozenset(each.row for each in bad))
 
+    def _joined(self) -> EncodedFolder:
+        # the cached features of all encoders; no image is encoded again
+        each = [part.encoded for part in self.parts]
+        cls = [torch.from_numpy(encoded.data.open().cls) for encoded in each]
+        features = join_features(cls).half().float().numpy()  # rounded like those of a cache
+        inputs = Data(self.data.manifest, self.data.labels, features, self.encoder, str(self.device))
+        identity = {f"encoder {place}": json_digest(encoded.identity) for place, encoded in enumerate(each, 1)}
+        return EncodedFolder(inputs, identity, 0, frozenset().union(*(encoded.bad for encoded in each)))
+
     def with_readable_images(self) -> FolderFit:
         """Encode all images; returns the fit without unreadable images and pairs that only they show."""
         if not self.encoded.bad:
@@ -131,7 +152,7 @@ class FolderFit:
         manifest = self.data.manifest[kept].reset_index(drop=True)
         digests = list(compress(self.data.digests, kept))
         data = replace(self.data, manifest=manifest, labels=labels_of(manifest), digests=digests)
-        return replace(self, data=data)
+        return replace(self, data=data, parts=tuple(replace(part, data=data) for part in self.parts))
 
     @cached_property
     def trials(self) -> Trials:
@@ -164,13 +185,15 @@ class FolderFit:
         return TrainingHooks(log=open_log(self.log, place))
 
     def _accuracies(self, run: TrainedMethod, val: Examples) -> dict[str, float]:
-        # of all images at the assumed share of unseen pairs, and of unseen pairs at the images' own share
+        # of all images at the assumed share of unseen pairs, and by group at the images' own share
         confidence = run.record.confidence
         labels = self.data.labels
         found = answers_with_labels(run.method, val, labels, confidence, self.world)
+        own = found.at(found.true_share)
         return {
             "accuracy": found.at(found.stored).accuracy,
-            "accuracy_unseen": found.at(found.true_share).unseen_accuracy,
+            "accuracy_seen": own.seen_accuracy,
+            "accuracy_unseen": own.unseen_accuracy,
         }
 
     @property
@@ -249,3 +272,43 @@ class FolderFit:
     def final_files(self, recipe: Trial) -> RunPaths:
         """Paths of the final training's files, which repeats `recipe` on all labelled images."""
         return RunPaths(self.trials.files(recipe).root / "all")
+
+
+def search_encoders(joined: FolderFit) -> tuple[FolderFit, RecipeChoice]:
+    """Search recipes for several encoders, each alone and all at once; returns the chosen one's fit.
+
+    Closed forms and regressions are compared for each. Prompts or heads are trained for the best
+    of all, blocks for the best alone, since only one image tower can be fine-tuned.
+    """
+    say = joined.say
+    fits = {f"encoder {place}": part for place, part in enumerate(joined.parts, 1)}
+    listed = ", ".join(f"{label} {fit.encoder.name}" for label, fit in fits.items())
+    say(f"{listed}: compared on frozen features, each alone and all at once")
+    owners: dict[str, tuple[str, FolderFit]] = {}  # name of a trial -> label and fit
+
+    def labelled(label: str, fit: FolderFit, trials: Iterable[Trial]) -> list[Trial]:
+        named = [replace(trial, name=f"{trial.name}, {label}") for trial in trials]
+        owners.update((trial.name, (label, fit)) for trial in named)
+        return named
+
+    untrained = []
+    for label, fit in {**fits, ALL: joined}.items():
+        untrained += labelled(label, fit, fit.space.untrained(fit.no_regressions is None))
+    attempts = [Attempt(trial, owners[trial.name][1].trials.result(trial)) for trial in untrained]
+    best_label, best = owners[choose(attempts).recipe.name]
+    alone = [each for each in attempts if owners[each.recipe.name][0] != ALL]
+    single_label, single = owners[choose(alone).recipe.name]
+
+    def result(trial: Trial) -> TrialResult:
+        fit = owners[trial.name][1] if trial.name in owners else single
+        return fit.trials.result(trial)
+
+    say(f"best: {best_label}; {best.space.trained} are trained for it, blocks of {single_label} are fine-tuned")
+    say(single.room_line())
+    say(single.outlook())
+    lineup, costs = single.lineup
+    tuned = single.space.finetuned(lineup, single.limit, costs)
+    frozen = [*untrained, *labelled(best_label, best, best.space.prompts(best.limit))]
+    choice = search_recipes(frozen, tuned, result, say)
+    _, chosen = owners.get(choice.recipe.name, (single_label, single))
+    return chosen, choice

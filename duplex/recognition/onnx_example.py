@@ -16,17 +16,39 @@ from PIL import Image, ImageOps
 from duplex.recognition.numpy_example import best_candidates, load_model, require_intact_file, split_arguments
 
 RESIZE = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
+MAX_ASPECT = 50  # longer images are cut first, unless they are distorted
 
 
 def resize_and_crop(image: Any, preprocess: Any) -> Any:
-    """The encoder's input [3, R, R] uint8: an RGB image's shorter side becomes R, its centre is kept."""
+    """The encoder's input [3, R, R] uint8, as `ResizeAndCrop` in duplex/encoders/open_clip.py makes it.
+
+    The whole RGB image is distorted (squash) or gets borders (longest), or its centre is kept (shortest).
+    """
     size = preprocess["size"]
-    short = min(image.size)
-    width = int(size * image.width / short)
-    height = int(size * image.height / short)
-    image = image.resize((width, height), RESIZE[preprocess["interpolation"]])
-    left, top = round((width - size) / 2), round((height - size) / 2)
-    return np.asarray(image.crop((left, top, left + size, top + size))).transpose(2, 0, 1)
+    mode = preprocess["resize_mode"]
+    filter = RESIZE[preprocess["interpolation"]]
+    if mode == "squash":
+        return np.asarray(image.resize((size, size), filter)).transpose(2, 0, 1)
+    keep = MAX_ASPECT * min(image.size)
+    cut = [max(0, side - keep) // 2 for side in image.size]
+    image = image.crop((cut[0], cut[1], image.width - cut[0], image.height - cut[1]))
+    if mode == "longest":
+        ratio = max(image.height / size, image.width / size)
+        wide, high = round(image.width / ratio), round(image.height / ratio)
+    else:
+        short = min(image.size)
+        wide, high = int(size * image.width / short), int(size * image.height / short)
+    image = image.resize((wide, high), filter)
+    left, top = (round((side - size) / 2) if side > size else -((size - side) // 2) for side in image.size)
+    square = Image.new("RGB", (size, size), fill_color(preprocess))
+    square.paste(image, (-left, -top))
+    return np.asarray(square).transpose(2, 0, 1)
+
+
+def fill_color(preprocess: Any) -> tuple[int, ...]:
+    """Red, green and blue of borders."""
+    fill = preprocess["fill_color"]
+    return (int(fill),) * 3 if isinstance(fill, (int, float)) else tuple(fill)
 
 
 def to_rgb(image: Any) -> Any:

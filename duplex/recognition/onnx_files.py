@@ -11,6 +11,7 @@ from copy import copy
 from pathlib import Path
 from typing import Any
 
+import PIL
 import torch
 from torch import Tensor, nn
 
@@ -89,8 +90,16 @@ class PixelModel(nn.Module):
             return logits.softmax(-1).float(), frozen.new_zeros(len(frozen))
         # distances as of `NoveltyDetector`; ONNX has no cdist
         whitened = unit(frozen) @ self._near.whitening
-        distances = (whitened[:, None] - self._near.means).square().sum(-1).amin(1).sqrt()
+        distances = _nearest(whitened, self._near.means)
+        if len(self._near.negatives):
+            offset, slope = self._near.scale
+            excess = distances - _nearest(whitened, self._near.negatives)
+            distances = torch.maximum(distances, offset + slope * excess)
         return logits.softmax(-1).float(), distances
+
+
+def _nearest(x: Tensor, points: Tensor) -> Tensor:
+    return (x[:, None] - points).square().sum(-1).amin(1).sqrt()
 
 
 def write_scores(folder: Path, tensors: Mapping[str, Tensor], dim: int) -> None:
@@ -112,7 +121,7 @@ def _portable_tower(model: TrainedModel) -> tuple[OnnxImageTower, Tensor]:
     record = model.backbone.record
     preprocess = json.loads(record["preprocessing"])
     visual = getattr(encoder, "visual", None)
-    if visual is None or preprocess.get("resize_mode") != "shortest":
+    if visual is None or not isinstance(preprocess["size"], int):
         problem = f"the image tower of {record['name']!r} cannot be written as ONNX"
         raise UsageError(f"{problem}; omit --onnx-encoder and --page")
     visual.float().cpu()
@@ -122,6 +131,7 @@ def _portable_tower(model: TrainedModel) -> tuple[OnnxImageTower, Tensor]:
 
 RUNTIME = ("ort.wasm.min.js", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm")  # of onnxruntime-web
 LARGEST_PAGE = 40  # MB of the model
+VERTICAL_FIRST = 13  # version of Pillow since which images that lose more height than width are scaled vertically first
 
 
 def write_page(folder: Path, tensors: Mapping[str, Tensor], model: TrainedModel, runtime: Path) -> None:
@@ -141,11 +151,14 @@ def write_page(folder: Path, tensors: Mapping[str, Tensor], model: TrainedModel,
         problem = f"the page's model is {size:.0f} MB, more than the {LARGEST_PAGE} MB that a page may load"
         raise UsageError(f"{problem}; choose a run with a smaller encoder")
     preprocess = json.loads(model.backbone.record["preprocessing"])
+    fill = preprocess["fill_color"]
     facts = {
         "states": model.labels.states,
         "objects": model.labels.objects,
         **{name: tensors[name].tolist() for name in ("state_of", "object_of", "seen")},
-        **{name: preprocess[name] for name in ("size", "interpolation")},
+        **{name: preprocess[name] for name in ("size", "interpolation", "resize_mode")},
+        "vertical_first": int(PIL.__version__.partition(".")[0]) >= VERTICAL_FIRST,
+        "fill": fill if isinstance(fill, list) else [fill] * 3,
         "threshold": None if model.novelty is None else float(model.novelty.threshold),
     }
     write_json(page / "model.json", facts)

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from duplex.encoders.base import Encoder, family_code_hash, first_line, load_encoder
+from duplex.encoders.base import Encoder, family_code_hash, first_line, load_encoder, part_widths
 from duplex.encoders.image_blocks import block_input_shape, cached_blocks
 from duplex.errors import UsageError, as_usage_error, shown
 from duplex.evaluation.probabilities import Confidence
@@ -160,7 +160,8 @@ class TrainedRun(TrainedModel):
         if "patch" in self.needs:
             shapes["patch"] = self.backbone.tower("image").patch_shape
         words_of_labels = self.words if "words" in self.needs else None
-        context = MethodContext(self.labels, shapes, tower, words_of_labels)
+        parts = part_widths(record.encoder)
+        context = MethodContext(self.labels, shapes, tower, words_of_labels, parts=parts)
         if record.finetune is not None:
             blocks = partial(finetuned_blocks_factory, record.encoder, device=str(device))
             image_tower = self.backbone.tower("image")

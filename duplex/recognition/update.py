@@ -218,8 +218,9 @@ def refitted_closed_form(
     model = ClosedForm.fit(fitted.statistics, fitted.settings, words).to(torch.float32)
     posteriors = None
     if "primitives.states.weight" in tensors:
-        by_state = LinearDiscriminant.fit(fitted.statistics.by_state())
-        by_object = LinearDiscriminant.fit(fitted.statistics.by_object())
+        parts = fitted.settings.parts
+        by_state = LinearDiscriminant.fit(fitted.statistics.by_state(), parts)
+        by_object = LinearDiscriminant.fit(fitted.statistics.by_object(), parts)
         posteriors = by_state.to(torch.float32), by_object.to(torch.float32)
     return portable_closed_form(model, torch.from_numpy(candidates), posteriors)
 
@@ -259,7 +260,7 @@ def _novelty(near: NoveltyDetector, before: ClassStatistics, cls: Tensor, compos
     total = counts.new_zeros(len(pairs)).index_add_(0, place, counts)
     summands = values * counts[:, None]
     sums = values.new_zeros(len(pairs), values.shape[1]).index_add_(0, place, summands)
-    return NoveltyDetector(near.whitening, (sums / total[:, None]).float(), near.threshold)
+    return replace(near, means=(sums / total[:, None]).float())
 
 
 def write_update(

@@ -113,7 +113,7 @@ def _summary(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         **_means([record.get("sampled", {}) for record in records], METRICS, "_sampled"),
         **_means([table.get("sampled", {}) for table in by_words], METRICS, "_sampled_by_words"),
         **_means(records, ("auc_all", *OWN_ANSWERS)),
-        **_means(records, ALSO_AVERAGED, errors=False),
+        **_means(records, ALSO_AVERAGED),
         "seeds": len(records),
     }
 

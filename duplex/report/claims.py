@@ -20,6 +20,7 @@ from ruamel.yaml import YAML
 
 from duplex.data.tables import read_benchmarks
 from duplex.evaluation.metrics import METRICS, MISSING
+from duplex.evaluation.vectors import unlike_published
 from duplex.labels import SPLITS, WORLDS
 from duplex.report.aggregate import TERMS, DatasetResults, Results, RunRecord, Tree, standard_error
 from duplex.report.blocks import json_pointer, package_text
@@ -34,6 +35,7 @@ from duplex.report.verdicts import (
 
 PAPER_SEEDS = 5  # of numbers with a standard error
 CLIP = "CLIP ViT-L/14"
+AMONG_THREE = "among_three"  # share of wrong answers whose label is the second or the third, in percent
 SHARED = ("encoder", "counts", "finetune")  # settings that both sides of a comparison share
 COSTS = {"parameters": "parameters", "peak_bytes": "memory"}
 COSTS |= {"seconds_per_epoch": "epoch", "test_seconds": "test"}
@@ -86,6 +88,8 @@ class Measured:
         """
         if table == "costs":
             return self._cost(metric)
+        if metric == AMONG_THREE:
+            return self._labels_among_three(table)
         numbers: Tree = self.tree.get(table, {})
         ends = ["_sampled", ""] if sampled else [""]
         if table == "open":
@@ -107,6 +111,22 @@ class Measured:
         error = standard_error(numbers) if len(numbers) > 1 else None
         sources = " ".join(json_pointer(run.files[part], metric) for run in found)
         return MeanWithError(fmean(numbers), error, len(numbers), sources)
+
+    def _labels_among_three(self, world: str) -> MeanWithError | None:
+        shares = []
+        sources = []
+        for run in self.runs.values():
+            if run.predictions is not None:
+                rows = run.predictions[run.predictions["world"] == world]
+                wrong = rows[rows["label"] != rows["top1"]]
+                if len(wrong):
+                    shares.append(100 * float(wrong["top2"].eq(wrong["label"]).mean()))
+                    shares[-1] += 100 * float(wrong["top3"].eq(wrong["label"]).mean())
+                    sources.append(run.files["predictions"])
+        if not shares:
+            return None
+        error = standard_error(shares) if len(shares) > 1 else None
+        return MeanWithError(fmean(shares), error, len(shares), " ".join(sources))
 
     def surroundings(self, table: str, shared: Sequence[str] = SHARED) -> str:
         """The settings named in `shared`, as JSON; if equal, results can be compared."""
@@ -208,15 +228,15 @@ def backbone_of(encoder: str) -> str | None:
     return next((name for name, start in known.items() if f"{encoder} ".startswith(start)), None)
 
 
-def obstacle(settings: Tree | None, backbone: str) -> str:
-    """Why a run cannot be compared with the paper's numbers for `backbone`; empty if it can."""
+def obstacle(settings: Tree | None, backbone: str, table: str = "closed") -> str:
+    """Why a run cannot be compared with the paper's numbers for `backbone` in a `table`; empty if it can."""
     if settings is None:
         return "its encoder and data are not recorded"
     if backbone_of(settings["encoder"]) != backbone:
         return f"encoder {settings['encoder']}, not {backbone}"
     if benchmark_of(settings["counts"]) is None:
         return "no published data set has its numbers of states, objects, pairs and images"
-    return ""
+    return unlike_published(settings.get("word_vectors")) if table == "open" else ""
 
 
 def paper_value(row: Tree, table: str, benchmark: str, metric: str) -> MeanWithError | None:
@@ -316,6 +336,8 @@ class Comparison:
             return (" ≈ " if "equal" in self.claim else " ≥ ").join(self.names)
         if "cost" in self.claim:
             return f"{self.names[0]} ≤ {self.claim['at_most']:g} × {self.names[1]}"
+        if "share" in self.claim:
+            return f"{self.names[0]} > {self.claim['share'][1]:g} %"
         return " > ".join(dict.fromkeys(self.names))
 
     def paper(self, benchmark: str) -> str:
@@ -359,6 +381,8 @@ def comparisons_of(claim: Tree) -> Iterator[Comparison]:
 def _names(claim: Tree) -> list[Any]:
     if "number" in claim:
         return [claim["number"]]
+    if "share" in claim:
+        return [claim["share"][0]]
     return list(next(claim[kind] for kind in ("greater", "equal", "gain", "cost") if kind in claim))
 
 
@@ -465,6 +489,8 @@ def _order(line: Comparison, group: Mapping[str, Measured]) -> dict[str, Any]:
         value = group[name].value(place, metric)
         if value is not None:
             terms.append((factor, value))
+    if "share" in line.claim:
+        terms.append((-1.0, MeanWithError(line.claim["share"][1], 0.0, 0)))
     gap = Gap.of(*terms)
     found |= {"reason": _with(group.values(), table), "gap": gap}
     if len(terms) == 2:
@@ -480,7 +506,7 @@ def number_verdict(each: Measured, row: Tree, table: str, metric: str) -> tuple[
     """Compare a run's number with the paper's; returns verdict, difference and reason."""
     settings = each.settings(table)
     value = each.value(table, metric, sampled=True)
-    found = obstacle(settings, row.get("backbone", CLIP))
+    found = obstacle(settings, row.get("backbone", CLIP), table)
     if found:
         return NOT_COMPARABLE, None, f"{each.name}: {found}"
     benchmark = benchmark_of(settings["counts"]) if settings else None

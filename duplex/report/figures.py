@@ -161,7 +161,7 @@ def compute_tsne_maps(scene: Scene, tick: Tick) -> pd.DataFrame:
     tables = []
     done = 0
     for name, parts in _plans(scene):
-        kinds, points, vectors = zip(*parts, strict=True)
+        kinds, points, vectors = zip(*map(_without_empty, parts), strict=True)
         compositions = np.concatenate(points)
         x, y = _tsne(np.concatenate(vectors), tick, done).T
         objects = [scene.labels.objects[n] for n in scene.labels.object_of(compositions).tolist()]
@@ -177,6 +177,13 @@ def compute_tsne_maps(scene: Scene, tick: Tick) -> pd.DataFrame:
         tables.append(pd.DataFrame(columns))
         done += EARLY + STEPS
     return pd.concat(tables, ignore_index=True)[COLUMNS]
+
+
+def _without_empty(part: tuple[str, Ints, Array]) -> tuple[str, Ints, Array]:
+    """The points of a map, without prototypes that no batch has composed: they are zero vectors."""
+    kind, compositions, vectors = part
+    composed = vectors.any(axis=1)
+    return kind, compositions[composed], vectors[composed]
 
 
 def _plans(scene: Scene) -> Iterator[tuple[str, list[tuple[str, Ints, Array]]]]:

@@ -55,7 +55,7 @@ FEASIBILITY_NOTE = (
     "Unseen pairs with a feasibility below the threshold, which has the best validation AUC, are "
     "excluded; with evaluation.feasibility: auto only if the gain on unseen validation pairs "
     "without a part in the choice exceeds twice its standard error. Feasibility comes from word "
-    "vectors, as in the published protocol. “Used” counts runs; the others use no threshold. "
+    "vectors (docs/metrics.md). “Used” counts runs; the others use no threshold. "
     "Mean over seeds."
 )
 FREQUENCY_NOTE = (

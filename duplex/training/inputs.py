@@ -16,11 +16,21 @@ import numpy as np
 import pandas as pd
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from duplex.artifacts import ArtifactPaths
 from duplex.config.params import EncoderParams, Params
 from duplex.data.tables import COLUMNS, checked_cells, known_columns, manifest_bytes, read_manifest
-from duplex.encoders.base import PACKAGED, TextTower, find_family, load_encoder, resolve_device
+from duplex.encoders.base import (
+    PACKAGED,
+    TextTower,
+    encoder_identity,
+    has_text,
+    joined_parts,
+    load_encoder,
+    part_widths,
+    resolve_device,
+)
 from duplex.encoders.image_blocks import block_count, last_blocks, select_blocks
 from duplex.errors import DuplexError, UsageError
 from duplex.features.file import (
@@ -44,6 +54,7 @@ from duplex.system.threads import float32_arithmetic
 from duplex.training.checkpoint import RESIZE, WORD_VECTORS, TrainingRecord
 
 if TYPE_CHECKING:
+    from duplex.evaluation.vectors import WordVectors
     from duplex.features.shared import SharedFeatures  # which loads all that encodes images
 
 ADVANCED = 256  # images whose block inputs are computed at once
@@ -57,12 +68,13 @@ class InputRequest:
     precision: str = "fp32"  # of the text tower, in training and evaluation alike
     finetune: FinetuneOptions | None = None  # None: no block inputs are read
     memory: float = TrainingOptions.memory  # GiB of tokens to hold; larger ones stay on disk
+    encoder: str | None = None  # name of the one to read of a data set's joined encoders; None: all
 
     @classmethod
     def of(cls, record: TrainingRecord, training: TrainingOptions) -> InputRequest:
         """What a trained run needs, of its checkpoint's `record` and its `training` options."""
         needs = find_method(record.kind).needs(record.options)
-        return cls(needs, training.precision, record.finetune, training.memory)
+        return cls(needs, training.precision, record.finetune, training.memory, record.encoder["name"])
 
 
 @dataclass(frozen=True)
@@ -81,6 +93,7 @@ class RunInputs:
     make_blocks: Callable[[], FinetunedBlocks] | None = None  # builds the blocks to fine-tune
     member_blocks: Callable[[FinetuneOptions], FinetunedBlocks] | None = None  # with any options
     members: tuple[Method[Any], ...] = ()  # finished runs that the method combines
+    negatives: Tensor | None = None  # features [K, d] of drawn images of no pair; None: not in the cache
 
     def context(self, world: World = "closed") -> MethodContext:
         """What a method's constructor receives; `world` decides the candidates in training."""
@@ -96,15 +109,23 @@ class RunInputs:
             finetuned_blocks=self.make_blocks,
             members=self.members,
             member_blocks=self.member_blocks,
+            parts=part_widths(self.encoder),
         )
+
+    @cached_property
+    def glove_vectors(self) -> WordVectors | None:
+        """Vectors of states, then of objects, from the GloVe file; None without one."""
+        if self.glove is None:
+            return None
+        from duplex.evaluation.vectors import read_word_vectors
+
+        return read_word_vectors(self.glove, [*self.labels.states, *self.labels.objects])
 
     @cached_property
     def words(self) -> PrimitiveVectors | None:
         """Word vectors of labels, from the GloVe file, else the text tower, else None."""
-        if self.glove is not None:
-            from duplex.evaluation.vectors import read_word_vectors
-
-            table = read_word_vectors(self.glove, [*self.labels.states, *self.labels.objects])
+        table = self.glove_vectors
+        if table is not None:
             if table.missing:
                 lack = f"{self.glove} has no vector for {', '.join(map(repr, table.missing))}"
                 print(f"{lack}; add vectors, or labels use only their other words", file=sys.stderr)
@@ -140,6 +161,7 @@ class OpenedFeatures:
     identity: dict[str, str]  # of the cache; `manifest`: table's digest, `features`: that of these rows
     path: Path | None = None  # of the cache; None for arrays
     rows: Ints | None = None  # [N] row of each image in the cache; None: all, in order
+    negatives: NDArray[np.float16] | None = None  # [K, d] of drawn images of no pair
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,14 +194,19 @@ class Data:
 
     def inputs(self, request: InputRequest = InputRequest()) -> RunInputs:
         """Read the requested data once: equal requests return the same object, kept in memory."""
-        key = replace(request, needs=request.needs & {"patch"})
+        key = replace(request, needs=request.needs & {"patch"}, encoder=self._part(request)[0].name)
         if key not in self.kept:
             self.kept[key] = self.read(request)
         return self.kept[key]
 
     def read(self, request: InputRequest = InputRequest()) -> RunInputs:
         """Read the requested data; `DuplexError` if the cache is outdated or lacks some."""
-        entry = self.encoder
+        entry, place = self._part(request)
+        if request.finetune is not None and len(joined_parts(self.encoder.name)) > 1:
+            raise UsageError(
+                f"the data set has several encoders ({self.encoder.name}), but blocks of one only can be fine-tuned; "
+                "leave out `finetune`, or give the data set one encoder"
+            )
         tower: TextTower | None = None
         identity = {"encoder": IMPORTED}
         if entry.name != IMPORTED:
@@ -188,7 +215,7 @@ class Data:
             encoder = load_encoder(entry.name, entry.weights, towers="text", device=self.device, **options)
             tower = encoder.text
             identity = encoder.identity.to_dict()
-        opened = self.open(identity)
+        opened = self.open(identity) if place is None else self._open_part(place)
         arrays: dict[str, Any] = {"cls": opened.cls}
         record = {
             **identity,
@@ -228,7 +255,28 @@ class Data:
             glove=self.word_vectors,
             make_blocks=make_blocks,
             member_blocks=member_blocks,
+            negatives=None if opened.negatives is None else torch.from_numpy(opened.negatives).float(),
         )
+
+    def _part(self, request: InputRequest) -> tuple[EncoderParams, int | None]:
+        """The encoder to read, and its place among joined ones; None: the data set's own."""
+        parts = joined_parts(self.encoder.name, self.encoder.weights)
+        names = [name for name, _ in parts]
+        if len(parts) == 1 or request.encoder not in names:
+            return self.encoder, None
+        place = names.index(request.encoder)
+        name, weights = parts[place]
+        return self.encoder.model_copy(update={"name": name, "weights": weights}), place
+
+    def _open_part(self, place: int) -> OpenedFeatures:
+        """The features of one of joined encoders, which are those of all, cut to its columns."""
+        entry = self.encoder
+        options: Any = {"precision": entry.precision, "resize": entry.resize}
+        identity = encoder_identity(entry.name, **options).to_dict()
+        opened = self.open(identity)
+        widths = part_widths(identity)
+        start = sum(widths[:place])
+        return replace(opened, cls=opened.cls[:, start : start + widths[place]], path=None)
 
     def open(self, encoder: Mapping[str, str] = MappingProxyType({})) -> OpenedFeatures:
         """Read the CLS features; `DuplexError` if another encoder than `encoder` computed them."""
@@ -247,12 +295,12 @@ class Data:
         identity = {key: str(value) for key, value in stored.identity.items()}
         if rows is None:
             identity["features"] = stored.contents
-            return OpenedFeatures(stored.cls, stored.bad, identity, path)
+            return OpenedFeatures(stored.cls, stored.bad, identity, path, negatives=stored.negatives)
         with open_cache(path) as file:
             digest = contents_digest(file, rows)
         identity |= {"manifest": self._table_digest(), "features": digest}
         bad = stored.bad[rows] | (rows < 0)
-        return OpenedFeatures(stored.cls[rows], bad, identity, path, rows)
+        return OpenedFeatures(stored.cls[rows], bad, identity, path, rows, stored.negatives)
 
     def _table_digest(self) -> str:
         return hashlib.sha256(manifest_bytes(self.manifest)).hexdigest()
@@ -384,7 +432,7 @@ def missing_needs(params: Params, dataset: str, method: str) -> list[str]:
     """The inputs (`text`, `words`, `patch`) that a method needs and a data set lacks."""
     entry = params.dataset(dataset)
     is_unknown = entry.encoder.name == IMPORTED
-    no_text = is_unknown or not find_family(entry.encoder.name).has_text
+    no_text = is_unknown or not has_text(entry.encoder.name)
     lacking = {
         "text": no_text,
         "words": no_text and params.evaluation.word_vectors is None,

@@ -399,13 +399,15 @@ def train(
                 trained += 1
                 state.schedule.step()
                 state.epoch += 1
-                method.eval().on_features_changed(images)
+                due = state.epoch % settings.validate_every == 0
+                validates = due or state.epoch == epochs or _is_out_of_time(state, pace)
+                method.eval()
+                if validates or method.trains_on_buffers:
+                    method.on_features_changed(images)
                 method.after_epoch(state.epoch)
-                validated = None
-                is_last = state.epoch == epochs or _is_out_of_time(state, pace)
-                if state.epoch % settings.validate_every == 0 or is_last:
+                if validates:
                     _check_finite(state, settings)
-                    validated = _validated(state, validate, settings)
+                validated = _validated(state, validate, settings) if validates else None
                 _end_epoch(state, validated, losses, hooks)
                 show(0, losses)
                 if resume.path is not None:

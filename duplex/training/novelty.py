@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from duplex.data.negatives import KINDS
 from duplex.evaluation.probabilities import NEW_SHARE, image_weights
 from duplex.features.tokens import Examples
 from duplex.labels import LabelSpace
@@ -16,45 +17,89 @@ from duplex.methods.layers import unit
 
 PREFIX = "novelty."
 PASSING = 0.95  # share of validation images within the threshold
-FIELDS = ("whitening", "means", "threshold")
+FIELDS = ("whitening", "means", "threshold", "negatives", "scale", "refused")
 
 
 @dataclass(frozen=True)
 class NoveltyDetector:
-    """Detects images whose distance to the mean of each training pair exceeds `threshold`.
+    """Detects images whose distance to the training images exceeds `threshold`.
 
-        D(z) = min_c |z W - m_c|,    W W^T = Sigma^-1,
-        m_c = mean of z W over the training images of pair c
+        D(z) = max(d, o + s (d - e)),    d = min_c |z W - m_c|,    e = min_k |z W - n_k|,
+        m_c = mean of z W over the training images of pair c,    W W^T = Sigma^-1
 
-    D is the Mahalanobis distance of a unit feature z; Sigma is the covariance of features within
-    pairs. A given share of validation images, weighted to have the expected share of images of
-    unseen pairs, which are farther away, does not exceed the threshold.
+    d is the Mahalanobis distance of a unit feature z to the nearest pair; Sigma is the covariance
+    of features within pairs. e is the distance to the nearest n_k, which are drawn images of no
+    pair (`data.negatives`). With o and s, both terms have the same mean and variance over
+    validation images. Without drawn images, D = d. A given share of validation images, weighted to
+    have the expected share of images of unseen pairs, which are farther away, does not exceed the
+    threshold.
     """
 
     whitening: Tensor  # W [d, d]
     means: Tensor  # m_c [P, d]
     threshold: Tensor  # []
+    negatives: Tensor  # n_k [K, d]
+    scale: Tensor  # o, s [2]
+    refused: Tensor  # share of each of `KINDS` that is refused if the detector has no images of this kind; [0] without
 
     @classmethod
-    def fit(cls, train: Examples, val: Examples, labels: LabelSpace, passing: float = PASSING) -> NoveltyDetector:
-        """Fit to `train`; the threshold accepts the share `passing` of `val`, weighted to `NEW_SHARE`."""
+    def fit(
+        cls,
+        train: Examples,
+        val: Examples,
+        labels: LabelSpace,
+        negatives: Tensor | None = None,
+        passing: float = PASSING,
+    ) -> NoveltyDetector:
+        """Fit to `train`; the threshold accepts the share `passing` of `val`, weighted to `NEW_SHARE`.
+
+        negatives: features [K, d] of drawn images, as many of each of `KINDS`; None: none.
+        """
         sizes = len(labels.states), len(labels.objects)
         known = train.compositions >= 0
         z = unit(train.cls.double())[known]
         groups = ClassStatistics.of(z, train.compositions[known], *sizes).by_pair()
         whitening = shared_whitening(groups)
-        far = torch.tensor(torch.inf, device=whitening.device)
-        model = cls(whitening.float(), (groups.means @ whitening).float(), far)
-        distances, order = model.distances(val.cls).sort()
+        means = (groups.means @ whitening).float()
+        none = means.new_zeros(0)
+        model = cls(whitening.float(), means, means.new_tensor(torch.inf), means[:0], means.new_tensor([0, 1]), none)
         is_seen = labels.is_seen(val.compositions.cpu().numpy())
-        weights = torch.from_numpy(image_weights(is_seen, NEW_SHARE)).to(order.device)
+        weights = torch.from_numpy(image_weights(is_seen, NEW_SHARE)).to(means.device)
+        if negatives is None:
+            return model._calibrated(val, weights, passing)
+        parts = (unit(negatives.to(means.device)) @ model.whitening).chunk(len(KINDS))
+        refused = []
+        for kind, part in enumerate(parts):
+            others = torch.cat([other for number, other in enumerate(parts) if number != kind])
+            without = replace(model, negatives=others)._calibrated(val, weights, passing)
+            refused.append((without._distances(part) > without.threshold).float().mean())
+        model = replace(model, negatives=torch.cat(parts), refused=torch.stack(refused))
+        return model._calibrated(val, weights, passing)
+
+    def _calibrated(self, val: Examples, weights: Tensor, passing: float) -> NoveltyDetector:
+        # with `scale` and `threshold` for validation images of the given weights [V]
+        x = unit(val.cls.float()) @ self.whitening
+        scale = self.scale
+        if len(self.negatives):
+            d = nearest(x, self.means)
+            excess = d - nearest(x, self.negatives)
+            means, deviations = zip(*(_mean_and_deviation(each, weights) for each in (d, excess)), strict=True)
+            s = deviations[0] / deviations[1].clamp(min=1e-9)
+            scale = torch.stack([means[0] - s * means[1], s]).float()
+        scaled = replace(self, scale=scale)
+        distances, order = scaled._distances(x).sort()
         enough = weights[order].cumsum(0) >= passing - 1e-9  # for rounding
-        return cls(model.whitening, model.means, distances[enough][0])
+        return replace(scaled, threshold=distances[enough][0])
 
     def distances(self, cls: Tensor) -> Tensor:
-        """Distance [B] of each image feature [B, d] to the nearest mean of a training pair."""
-        whitened = unit(cls.float()) @ self.whitening
-        return torch.cdist(whitened, self.means, compute_mode="donot_use_mm_for_euclid_dist").amin(1)
+        """The distance D [B] of each image feature [B, d]."""
+        return self._distances(unit(cls.float()) @ self.whitening)
+
+    def _distances(self, x: Tensor) -> Tensor:
+        d = nearest(x, self.means)
+        if not len(self.negatives):
+            return d
+        return torch.maximum(d, self.scale[0] + self.scale[1] * (d - nearest(x, self.negatives)))
 
     def tensors(self) -> dict[str, Tensor]:
         """The detector's tensors, by the names that they have in a checkpoint or an export."""
@@ -66,3 +111,13 @@ class NoveltyDetector:
         if not any(name.startswith(PREFIX) for name in tensors):
             return None
         return cls(*(tensors[PREFIX + name].to(device) for name in FIELDS))
+
+
+def nearest(x: Tensor, points: Tensor) -> Tensor:
+    """The distance [B] of each row of `x` [B, d] to the nearest of `points` [P, d]."""
+    return torch.cdist(x, points, compute_mode="donot_use_mm_for_euclid_dist").amin(1)
+
+
+def _mean_and_deviation(values: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    mean = weights @ values.double()
+    return mean, (weights @ (values.double() - mean).square()).sqrt()

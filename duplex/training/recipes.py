@@ -1,11 +1,11 @@
 """The search over recipes, by which `finetune: auto` and `duplex fit` choose how much to train.
 
-A *recipe* is a trial: nothing trained, regressions, prompts, or prompts with fine-tuned blocks. All
-have trainings that end: blocks are tuned along short cosines that fall to 0, which rank numbers of
+A *recipe* is a trial: nothing trained, regressions, their product, prompts, or prompts with fine-tuned
+blocks. All have trainings that end: blocks are tuned along short cosines that fall to 0, which rank numbers of
 blocks as longer ones do. The best of these is trained again along a cosine of twice as many epochs
 as long as validation AUC rises by more than the standard error of the difference (DeLong's formula
 over the same validation images). Of the recipes whose AUC is at most this error below the highest,
-that with the best accuracy on unseen pairs is chosen.
+that with the best mean of the accuracies on seen and on unseen pairs is chosen.
 
 No time enters the choice, unless there is a limit: each training then ends with its share of it.
 """
@@ -42,6 +42,8 @@ from duplex.training.trials import Trial, TrialResult, Trials
 
 FAILURES = 2  # numbers of blocks in a row without a gain, after which the search ends
 AUC = attrgetter("result.auc")
+# of a result -> in words
+ACCURACIES = {"accuracy": "accuracy", "accuracy_seen": "seen pairs", "accuracy_unseen": "new pairs"}
 
 
 @dataclass(frozen=True)
@@ -205,12 +207,12 @@ def search_recipes(
 
 
 def choose(candidates: Sequence[Attempt]) -> Attempt:
-    """Of the candidates at most an error below the highest AUC, the best on unseen pairs, or the first."""
+    """Of the candidates at most an error below the highest AUC, the best on seen and unseen pairs, or the first."""
     if not candidates:
         raise DuplexError("there is no recipe to try; give at least one")
     top = max(candidates, key=AUC)
     level = [each for each in candidates if each is top or not gain_exceeds_error(top.result, each.result)]
-    return max(level, key=lambda each: each.result.accuracy_unseen or 0.0)
+    return max(level, key=lambda each: each.result.mean_accuracy)
 
 
 def gain_exceeds_error(dearer: TrialResult, cheaper: TrialResult) -> bool:
@@ -231,17 +233,17 @@ def recipe_row(recipe: Trial, result: TrialResult, best: TrialResult | None) -> 
     if best is not None:
         difference = own.minus(best.components)
         row |= {"gain": result.auc - best.auc, "gain_error": _percent(difference.standard_error)}
-    row |= {"accuracy": result.accuracy, "accuracy_unseen": result.accuracy_unseen}
+    for key in ACCURACIES:
+        row[key] = getattr(result, key)
     return row | {"epoch": result.epoch, "chosen": False}
 
 
 def recipe_line(row: Mapping[str, Any], result: TrialResult) -> str:
     """One line of text about a recipe that was tried: AUC, accuracies, gain, seconds."""
     parts = [f"{row['recipe']:<31} validation AUC {row['auc']:5.1f}"]
-    if row["accuracy"] is not None:
-        parts.append(f"accuracy {row['accuracy']:5.1f} %")
-    if row["accuracy_unseen"] is not None:
-        parts.append(f"new pairs {row['accuracy_unseen']:5.1f} %")
+    for key, words in ACCURACIES.items():
+        if row[key] is not None:
+            parts.append(f"{words} {row[key]:5.1f} %")
     if "gain" in row:
         error = row["gain_error"]
         parts.append(f"{row['gain']:+.1f}" + ("" if error is None else f" ± {error:.1f}"))
@@ -255,8 +257,13 @@ def _percent(value: float | None) -> float | None:
 NOTHING_TRAINED = "closed_form"  # methods of the package's params.yaml
 TRAINED = "dual"
 RIVAL = "linear"  # two logistic regressions, measured beside the model
+PRODUCT = "closed_form_linear"  # of both
 # For encoders without a text tower
-WITHOUT_TEXT = {NOTHING_TRAINED: "closed_form_visual", TRAINED: "dual_visual"}
+WITHOUT_TEXT = {
+    NOTHING_TRAINED: "closed_form_visual",
+    TRAINED: "dual_visual",
+    PRODUCT: "closed_form_visual_linear",
+}
 FROZEN_RATES = (1e-3, 1e-4)  # learning rates of prompts or linear heads on frozen features
 FROZEN_EPOCHS = 8  # of these, along half a cosine
 FROZEN_SHARE = 0.05  # of limited time, that each of these may take
@@ -285,8 +292,12 @@ class SearchSpace:
 
     def frozen(self, limit: float | None = None, regressions: bool = True) -> list[Trial]:
         """All recipes without fine-tuned blocks, the cheapest first; `limit`: seconds of a whole fit."""
-        rivals = [self.rival] if regressions else []
-        return [self.nothing_trained, *rivals, *self.prompts(limit)]
+        return [*self.untrained(regressions), *self.prompts(limit)]
+
+    def untrained(self, regressions: bool = True) -> list[Trial]:
+        """The closed form and, unless `regressions` is False, two logistic regressions and the product of both."""
+        product = Trial("closed form times regressions", self._spec(PRODUCT))
+        return [self.nothing_trained, *([self.rival, product] if regressions else [])]
 
     @property
     def trained(self) -> str:

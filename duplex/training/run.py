@@ -72,6 +72,7 @@ class MethodSpec:
     worlds: tuple[World, ...]  # in which it is calibrated and evaluated
     trained_for: World  # the world whose candidates are used in training
     finetune: FinetuneOptions | None = None
+    encoder: str | None = None  # the one that it reads of a data set's joined encoders; None: all
 
     @classmethod
     def of(cls, params: Params, dataset: str, method: str) -> MethodSpec:
@@ -86,6 +87,7 @@ class MethodSpec:
             entry.worlds,
             entry.trained_for,
             finetune if isinstance(finetune, FinetuneOptions) else None,
+            params.encoder_of(method, dataset),
         )
 
     def with_settings(self, settings: Mapping[str, Any]) -> MethodSpec:
@@ -106,7 +108,7 @@ class MethodSpec:
     def request(self) -> InputRequest:
         """What the method needs from a data set."""
         needs = find_method(self.kind).needs(self.options)
-        return InputRequest(needs, self.training.precision, self.finetune, self.training.memory)
+        return InputRequest(needs, self.training.precision, self.finetune, self.training.memory, self.encoder)
 
 
 @dataclass(frozen=True)
@@ -198,7 +200,7 @@ def train_run(
         world=spec.trained_for,
         inspectable=method.inspectable().present_fields,
         finetune=spec.finetune,
-        novelty=NoveltyDetector.fit(images, val, inputs.labels) if "cls" in images.inputs else None,
+        novelty=NoveltyDetector.fit(images, val, inputs.labels, inputs.negatives) if "cls" in images.inputs else None,
         training=spec.training.result_settings()
         | {
             "manifest": inputs.identity.get("manifest"),
@@ -235,7 +237,8 @@ def train_on_all_images(
     bias = next(iter((chosen.calibration or {}).values())).bias
     novelty = chosen.novelty
     if novelty is not None:
-        novelty = replace(NoveltyDetector.fit(images, images, inputs.labels), threshold=novelty.threshold)
+        kept = {name: getattr(novelty, name) for name in ("threshold", "scale", "refused")}  # by validation
+        novelty = replace(NoveltyDetector.fit(images, images, inputs.labels, inputs.negatives), **kept)
     record = replace(
         chosen,
         options=options,

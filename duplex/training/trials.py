@@ -61,13 +61,21 @@ class TrialResult:
     epoch: int  # the best one
     auc_all: float | None = None  # percent, all pairs are candidates; None: not for the open world
     accuracy: float | None = None  # percent, of the most probable answers
-    accuracy_unseen: float | None = None  # the same of images of unseen pairs, at their share of the images
+    # percent, of the images of seen and of unseen pairs, at the share that these have of all; an
+    # estimate of the share on the images that gave its means is this share, too
+    accuracy_seen: float | None = None
+    accuracy_unseen: float | None = None
     seconds: float = 0.0  # of training and validation
     seconds_per_epoch: float = 0.0
 
     @property
     def components(self) -> AucComponents:
         return AucComponents.of(self.margins)
+
+    @property
+    def mean_accuracy(self) -> float:
+        """Mean of the accuracies on seen and on unseen pairs, in percent; 0 if they are not measured."""
+        return ((self.accuracy_seen or 0.0) + (self.accuracy_unseen or 0.0)) / 2
 
     @property
     def auc(self) -> float:
@@ -88,7 +96,7 @@ class Trials:
     settings: EvaluationParams
     label: str = ""  # name of what is trained, for the progress
     key: str = ""  # hash of what the trials depend on besides their methods and seeds
-    # `accuracy` and `accuracy_unseen` of a result, on validation images
+    # the accuracies of a result, on validation images
     accuracies: Callable[[TrainedMethod, Examples], dict[str, float]] | None = None
     hooks: Callable[[Trial], TrainingHooks] = lambda trial: TrainingHooks()
     clock: Callable[[], float] = time.perf_counter

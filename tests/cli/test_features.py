@@ -100,5 +100,12 @@ def test_mistakes_are_one_line(folder: Path, command: Command, words: list[str],
 def test_encoders_are_listed(command: Command) -> None:
     entries = {entry["name"]: entry for entry in json.loads(command("encoders", "--json").out)}
     assert entries["ViT-L-14-quickgelu"]["dim"] == 768 and "openai" in entries["ViT-L-14-quickgelu"]["tags"]
+    siglip = entries["ViT-B-16-SigLIP2"]
+    assert (siglip["text"], siglip["blocks"], siglip["megabytes"]) == (True, True, 1501)
+    assert siglip["licences"] == {"webli": "apache-2.0"}
+    assert entries["timm:vit_base_patch16_dinov3"]["text"] is False
+    assert entries["coca_roberta-ViT-B-32"]["megabytes"] is None
     listed = command("encoders", "list").out
+    (mobile,) = [line for line in listed.splitlines() if line.startswith("MobileCLIP2-S2 ")]
+    assert "397" in mobile and "apple-amlr (no commercial use)" in mobile
     assert "ViT-L-14-quickgelu" in listed and "timm:MODEL" in listed and "blip:OWNER/NAME" in listed

@@ -12,6 +12,7 @@ from PIL import Image
 
 from duplex.data.shapes import draw
 from duplex.data.sources import FOLDER, METADATA
+from duplex.data.tables import read_benchmarks
 
 STATES, OBJECTS = ("red", "striped", "hollow", "green"), ("circle", "star", "heart", "moon")
 VAL_UNSEEN, TEST_UNSEEN = (("red", "star"), ("striped", "heart")), (("hollow", "moon"), ("green", "circle"))
@@ -96,3 +97,27 @@ def make_table(root: Path, suffix: str, *, split: bool) -> Path:
     path = root / f"table{suffix}"
     frame.to_csv(path, index=False) if suffix == ".csv" else frame.to_parquet(path)
     return path
+
+
+def make_benchmark(root: Path, name: str) -> None:
+    """A data root with a benchmark's layout and its numbers of labels, pairs and images, of which one is on disk."""
+    counts = read_benchmarks()[name]["counts"]
+    states, objects = counts["states"], counts["objects"]
+    cover = [place % states * objects + place % objects for place in range(max(states, objects))]  # every word is seen
+    pairs = list(dict.fromkeys([*cover, *range(states * objects)]))
+    seen = pairs[: counts["train"][0]]
+    unseen = iter(pairs[len(seen) :])
+    listed: list[Row] = []
+    records = []
+    for split in ("train", "val", "test"):
+        known, new, images = counts[split]
+        own = [*seen[:known], *(next(unseen) for _ in range(new))]
+        for number in range(images):
+            state, kind = f"s{own[number % len(own)] // objects}", f"o{own[number % len(own)] % objects}"
+            image = f"{state}_{kind}/{split}{number}.png"
+            listed.append((image, state, kind, split))
+            records.append({"image": image, "_image": image, "attr": state, "obj": kind, "set": split})
+    write_lists(root, listed)
+    torch.save(records, root / METADATA)
+    for place in ("images", "_images"):
+        save(f"{STATES[0]}_{OBJECTS[0]}/0000.png", root / place / listed[0][0])

@@ -14,7 +14,7 @@ from duplex.encoders.base import (
     EncoderIdentity,
     all_families,
     encoder_identity,
-    family_module,
+    family_modules,
     load_encoder,
     missing_weights,
     unknown_words,
@@ -69,15 +69,15 @@ def test_a_family_of_another_distribution_loads(distribution: Path) -> None:
     assert encoder.encode_images(torch.zeros(1, 3, 32, 32, dtype=torch.uint8)).shape == (1, encoder.dim)
     assert encoder.identity == encoder_identity(name)
     assert unknown_words(name, ["zebra"]) == ["zebra"]
-    assert family_module(name) == "other_encoders"
+    assert family_modules(name) == ["other_encoders"]
 
 
 def test_built_in_families_win_and_take_all_other_names(distribution: Path) -> None:
     assert {"blip", "clip", "timm", "tiny", "other"} <= set(installed_plugins(GROUP))
-    assert family_module("tiny") == "duplex.encoders.tiny"
-    assert family_module("timm:resnet18") == "duplex.encoders.others"
+    assert family_modules("tiny") == ["duplex.encoders.tiny"]
+    assert family_modules("timm:resnet18") == ["duplex.encoders.others"]
     for name in ("ViT-B-32", "local-dir:folder", "hf-hub:owner/model"):
-        assert family_module(name) == "duplex.encoders.open_clip"
+        assert family_modules(name) == ["duplex.encoders.open_clip"]
 
 
 def test_the_catalog_and_the_usage_lines_name_all_encoders() -> None:

@@ -12,6 +12,7 @@ from duplex.methods.base import Batch, PrimitiveVectors
 from duplex.methods.closed_form import ClosedFormMethod, ClosedFormOptions
 from duplex.methods.gaussian import ClassStatistics, ClosedForm, FitSettings, LinearDiscriminant
 from duplex.methods.layers import unit
+from duplex.methods.linear import STRENGTHS, Linear, LinearOptions
 from duplex.methods.prompt_method import PromptMethod, PromptOptions
 from duplex.methods.registry import make_method
 from duplex.options import OptionError
@@ -22,6 +23,7 @@ from tests.methods.world import DIM, batch_of, features, scores_of, small_contex
 LABELS = small_labels()
 ALONE: dict[str, Any] = {"losses": (), "inference": ("gaussian",), "adapter": "none"}
 HEADS: dict[str, Any] = {"losses": ("state", "object"), "inference": ("linear", "gaussian_factors", "gaussian")}
+REGRESSIONS: dict[str, Any] = {"losses": (), "inference": ("linear", "gaussian_factors", "gaussian"), "l2": 1e-2}
 FREE = {**CLIP, "inference": ("semantic", "gaussian")}
 TRAIN = batch_of(features(60, 5), np.resize(LABELS.pairs["train"], 60))
 FEW = Batch({"cls": TRAIN.cls[:5]}, TRAIN.compositions[:5])
@@ -146,6 +148,18 @@ def test_a_second_fit_equals_a_first(images, again):
     assert all(torch.equal(value, fresh.state_dict()[name]) for name, value in method.state_dict().items())
 
 
+@pytest.mark.parametrize("row", [{"width": 5, "adapter_dropout": 0.0}, HEADS])
+def test_no_loss_reads_the_statistics(row):
+    """So they may wait for the next validation."""
+    assert not ClosedFormMethod.trains_on_buffers
+    z, compositions = features(4, 3), torch.as_tensor(LABELS.pairs["train"][:4])
+    method = begun(**row)
+    before = step_of(method, z, compositions).losses
+    method.on_features_changed(CHANGED)
+    after = step_of(method, z, compositions).losses
+    assert before and all(torch.equal(loss, after[name]) for name, loss in before.items())
+
+
 @pytest.mark.parametrize("best", [2.0, 8.0, 0.02, 0.7])
 def test_weights_maximise_the_validation_auc(best):
     z, columns = features(6, 0), LABELS.candidates("closed", "val")
@@ -176,6 +190,25 @@ def test_weights_stay_below_64():
     assert not calls and alone.weights.tolist() == [0.25]
 
 
+def test_regressions_multiply_the_closed_form_and_validation_chooses_both_options():
+    columns, z = LABELS.candidates("closed", "val"), features(6, 0)
+    method = begun(**{**REGRESSIONS, "l2": None, "inference": ("linear", "gaussian")})
+    tried = []
+
+    def auc(scores: torch.Tensor) -> float:
+        tried.append(scores)
+        return float(len(tried) == 2)  # with the second strength; no weight gains
+
+    method.choose_options({"cls": z}, columns, auc)
+    assert method.chosen_options() == {"weights": (0.5, 0.25), "l2": STRENGTHS[1]}
+    plain = Linear(small_context(), LinearOptions(l2=STRENGTHS[1])).double()
+    plain.start(TRAIN)
+    alone = begun(**ALONE, weights=(0.25,))
+    expected = 0.5 * scores_of(plain, columns, z) + scores_of(alone, columns, z)
+    torch.testing.assert_close(scores_of(method, columns, z), expected, rtol=1e-3, atol=1e-2)
+    assert not method.groups()
+
+
 @pytest.mark.parametrize(
     ("row", "message"),
     [
@@ -185,6 +218,7 @@ def test_weights_stay_below_64():
         ({**ALONE, "losses": ("semantic",)}, r"losses \['semantic'\]"),
         ({**HEADS, "losses": ("composition",)}, "the term linear needs state and object in losses"),
         ({"inference": ("linear", "semantic", "gaussian")}, "the term linear needs .* no semantic or factors"),
+        ({**HEADS, "l2": 0.1}, "l2 needs the term linear and no losses"),
         ({"weights": (1.0,)}, "weights has 1 numbers; expected 3"),
         ({"weights": (1.0, -1.0, 1.0)}, "weights: input should be greater than or equal to 0"),
     ],
@@ -197,7 +231,8 @@ def test_contradicting_options_are_refused(row, message):
 
 ROWS = {
     "gaussian": ALONE, "zero-shot": {**FREE, "inference": ("semantic", "gaussian_factors", "gaussian")},
-    "three paths": {"width": 5}, "a sum": {"width": 5, "fusion": "sum"}, "heads": HEADS,
+    "three paths": {"width": 5}, "a sum": {"width": 5, "fusion": "sum"}, "heads": HEADS, "regressions": REGRESSIONS,
+    "prompts and regressions": {**FREE, "inference": ("semantic", "linear", "gaussian"), "fusion": "sum"},
 }  # fmt: skip
 
 

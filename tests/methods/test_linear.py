@@ -1,6 +1,7 @@
 """Logistic regressions against scikit-learn's, their choice by validation, and what they refuse."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import torch
 
 from duplex.errors import UsageError
 from duplex.labels import LabelSpace
+from duplex.methods import linear
 from duplex.methods.base import Batch
 from duplex.methods.layers import unit
 from duplex.methods.linear import STRENGTHS, Linear, LinearOptions
@@ -59,6 +61,15 @@ def test_the_path_of_strengths_ends_where_one_fit_does():
     assert float(along.l2) == STRENGTHS[-1]
     scores = [method.scorer(OPEN)({"cls": TEST}).exp() for method in (along, alone)]
     torch.testing.assert_close(*scores, atol=1e-4, rtol=0)
+
+
+def test_equal_regressions_are_fitted_once(monkeypatch):
+    expected: Any = started(l2=0.03)
+    monkeypatch.setattr(linear, "fit_logistic", None)
+    again: Any = started(l2=0.03)
+    assert torch.equal(again.states, expected.states)
+    with pytest.raises(TypeError):
+        started(l2=0.04)
 
 
 @pytest.mark.parametrize("over", ["primitives", "pairs"])

@@ -11,7 +11,7 @@ from ruamel.yaml import YAML
 from duplex.config.params import parse_params, published_recipes, read_yaml
 from duplex.project.plan import write_plan
 from tests.commands import Command, command
-from tests.data.makers import OBJECTS, STATES, make_standard
+from tests.data.makers import OBJECTS, STATES, make_benchmark, make_standard
 from tests.encoders import small
 from tests.projects import SHIPPED, draw_project, edited_params, interrupt
 from tests.subprocesses import ROOT
@@ -51,17 +51,66 @@ def benchmark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_plan_has_the_rows_of_the_tables_the_sizes_and_the_hours(benchmark: Path, command: Command):
     lines = lines_of(command("reproduce", "mit-states", "--dry-run", "--seeds", "0-1"))
     assert "64 images in ../data/mit-states" in lines["data"]
-    assert re.search(r"0\.\d MB of features to write, [\d.]+ GB free", lines["disk"])
+    parts = r"([\d.]+) MB of features \(([\d.]+) MB of them pixels\), ([\d.]+) MB of checkpoints, .* GB free"
+    features, pixels, checkpoints = map(float, re.search(parts, lines["disk"]).groups())
+    assert 0 < pixels <= features and checkpoints > 1
     assert "prepare (missing), extract (missing)" in lines["stages"]
     total, extraction, training = map(float, re.findall(r"[\d.e-]+(?=:| to)", lines["hours"]))
     assert extraction + training == pytest.approx(total, rel=0.5) and total < 24
-    assert "of duplex_five on this device, its weights" in lines["hours"]
+    assert "of duplex_five, duplex_five_open, module_sp, " in lines["hours"] and "its weights" in lines["hours"]
     rows = lines["rows"].split(": ")[1].split(", ")
-    assert {"duplex_five", "duplex_five_open", "module_vp", "update_batch", "infer_ch", "lambda_99", "cge"} <= set(rows)
+    assert {"duplex_five", "duplex_five_open", "module_vp", "update_batch", "lambda_99", "cge"} <= set(rows)
+    assert "infer_ch in duplex_five" in lines["once"], "the same losses, fewer terms"
     assert not {"loss_ch", "fixed_visual", "troika", "all_pairs"} & set(rows), "of other data sets, or of no table"
     assert f"{2 * len(rows)} of {2 * len(rows)} runs" in lines["stages"]
+    assert "not comparable: feasibility is by the encoder's text features" in lines["words"]
     assert "not" not in lines, "every row of the tables has an entry"
     assert not (benchmark / "ablations/artifacts").exists()
+
+
+def test_the_main_rows_are_those_of_the_tables_of_comparison_as_published(benchmark: Path, command: Command):
+    with edited_params(benchmark / "ablations/params.yaml") as record:
+        for name in ("troika", "plid", "caila", "cluspro", "vp_cmjl", "dfsp_t2i"):  # with heads that do not fit
+            del record["methods"][name]
+    plan = command("reproduce", "mit-states", "--rows", "main", "--dry-run", "--seeds", "0")
+    lines = lines_of(plan)
+    assert lines["rows"].endswith(": clip, coop, csp, gipcol, cso, duplex_five, duplex_five_open")
+    for reason in (
+        "dfsp_i2t (no published settings for mit-states)",
+        "dfsp_bif (no published settings)",
+        "cds (no published learning_rate or batch_size)",
+    ):
+        assert reason in lines["not"]
+    drop = lines["drop"].partition("then ")[2].split(", ")
+    assert drop[0].startswith("cso ("), "no sentence of the paper compares it by itself"
+    sizes = dict(re.findall(r"^ +(\w+) +\S+ +([\d.]+) MB", plan.out, re.M))
+    assert float(sizes["clip"]) == 0 < float(sizes["cso"]) <= float(sizes["duplex_five"])
+
+
+def test_the_plan_says_whether_open_numbers_can_be_compared(
+    benchmark: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+):
+    def plan(text: str) -> Any:
+        (benchmark / "words.txt").write_text(text)
+        with edited_params(benchmark / "ablations/params.yaml") as record:
+            record["evaluation"]["word_vectors"] = "../words.txt"
+            record["methods"] = {name: entry for name, entry in shipped()["methods"].items() if name == "clip"}
+            record["run"]["methods"] = ["clip"]
+        monkeypatch.chdir(benchmark)
+        return command("reproduce", "mit-states", "--rows", "main", "--dry-run", "--seeds", "0")
+
+    words = [*STATES, *OBJECTS]
+    known = "".join(f"{word} {'0.1 ' * 300}\n" for word in words)
+    assert "as in CSP's code" in lines_of(plan(known))["words"]
+    narrow = "".join(f"{word} {'0.1 ' * 50}\n" for word in words)
+    assert "not comparable: word vectors have 50 numbers, not 300" in lines_of(plan(narrow))["words"]
+    useless = plan("other 0.1 0.2\n")
+    assert useless.code == 1 and "no vector for any word of 'green', 'hollow'" in useless.err
+
+
+def test_rows_of_other_groups_are_refused(benchmark: Path, command: Command):
+    assert command("reproduce", "mit-states", "--rows", "some").refused("group of rows 'some'")
+    assert command("reproduce", "mit-states", "--rows", "main", "--methods", "csp").refused("leave --rows out")
 
 
 @pytest.mark.slow
@@ -77,7 +126,7 @@ def test_encoders_of_the_paper_have_their_own_rows(benchmark: Path, command: Com
     monkeypatch.chdir(benchmark)
     lines = lines_of(command("reproduce", "mit-states-resnet18", "--dry-run", "--seeds", "0"))
     assert lines["rows"].endswith("2 × seeds 0: cge, cge_visual") and "of cge on this device" in lines["hours"]
-    assert "9.7 MB of features to write" in lines["disk"], "64 times 3 x 224 x 224 pixels"
+    assert "9.7 MB of features" in lines["disk"], "64 times 3 x 224 x 224 pixels"
     monkeypatch.chdir(benchmark)
     lines = lines_of(command("reproduce", "mit-states-blip", "--dry-run", "--seeds", "0"))
     assert lines["rows"].endswith("2 × seeds 0: duplex_five, module_sp")
@@ -158,7 +207,7 @@ def test_the_plan_of_published_recipes(zappos: Path, command: Command):
     plan = command("reproduce", "ut-zappos", "--methods", "csp,troika,cluspro", "--dry-run")
     lines = lines_of(plan)
     assert "counts are not the published ones of ut-zappos: no number will be compared" in lines["data"]
-    assert re.search(r"0\.\d MB of features to write, [\d.]+ GB free", lines["disk"])
+    assert re.search(r"0\.\d MB of features .* MB of checkpoints, .* to write, [\d.]+ GB free", lines["disk"])
     assert "prepare (missing), extract (missing), 15 of 15 runs" in lines["stages"]
     assert "learning_rate 0.0005, batch_size 64, epochs 20, weight_decay 1e-05, word_dropout 0.2" in lines["csp"]
     assert "epochs 2," in lines["troika"] and "finetune.blocks all, finetune.adapter parallel" in lines["troika"]
@@ -198,3 +247,74 @@ def test_two_epochs_of_troika_as_published(zappos: Path, command: Command, in_th
     assert set(json.loads((run / "metrics.json").read_text())["closed"]["sampled"]) == {"seen", "unseen", "hm", "auc"}
     assert "troika" in (zappos / done.out.strip()).read_text()
     assert "0 of 1 runs" in command("reproduce", "ut-zappos", "--methods", "troika", "--seeds", "0", "--dry-run").out
+
+
+@pytest.fixture
+def clip_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project with the paper's rows as shipped, whose benchmarks have a small random CLIP, in which 12 heads fit."""
+    monkeypatch.setitem(small.ARCHITECTURE, "embed_dim", 48)
+    encoder = {"name": small.write_folder(tmp_path / "clip"), "pixels": True}
+    (tmp_path / "ablations").mkdir()
+    with edited_params(ROOT / "ablations/params.yaml", tmp_path / "ablations/params.yaml") as record:
+        record["device"], record["extraction"]["num_workers"], record["evaluation"]["bootstrap"] = "cpu", 0, 20
+        for name in ("mit-states", "ut-zappos", "cgqa"):
+            record["datasets"][name]["encoder"] = encoder
+            record["datasets"][name]["training"]["threads"] = 1
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+MAIN = {
+    "mit-states": (53_753, "clip, coop, csp, gipcol, dfsp_t2i, troika, plid, caila, cluspro, vp_cmjl"),
+    "ut-zappos": (29_126, "clip, coop, csp, gipcol, dfsp_i2t, troika, plid, caila, cluspro, vp_cmjl"),
+    "cgqa": (39_298, "clip, coop, csp, gipcol, dfsp_t2i, troika, plid, caila, cluspro, vp_cmjl"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MAIN)
+def test_the_plan_of_a_benchmark_of_its_size(clip_rows: Path, command: Command, name: str):
+    make_benchmark(clip_rows / "data" / name, name)
+    plan = command("reproduce", name, "--rows", "main", "--dry-run", "--seeds", "0-4")
+    lines = lines_of(plan)
+    images, rows = MAIN[name]
+    assert f"{images:,} images" in lines["data"] and "counts are not" not in lines["data"]
+    assert lines["rows"] == f"rows     13 × seeds 0, 1, 2, 3, 4: {rows}, cso, duplex_five, duplex_five_open"
+    assert "65 of 65 runs" in lines["stages"] and "MB of checkpoints" in lines["disk"]
+    costs = {row: (hours, size) for row, hours, size in re.findall(r"^ +(\w+) +(\S+) +([\d.]+ [MG]B)", plan.out, re.M)}
+    assert list(costs) == lines["rows"].partition(": ")[2].split(", ")
+    assert all(float(hours.replace(",", "")) > 0 for hours, _ in costs.values())
+    if name == "cgqa":  # all 278,362 pairs may be refined: 49 numbers of four bytes each
+        assert costs["duplex_five_open"][1] == "54.7 MB"
+
+
+@pytest.mark.slow
+def test_main_rows_of_a_small_random_encoder_end_to_end_killed_and_resumed(
+    clip_rows: Path, command: Command, in_this_process: None, monkeypatch: pytest.MonkeyPatch
+):
+    make_standard(clip_rows / "data/ut-zappos", "archive")
+    with edited_params(clip_rows / "ablations/params.yaml") as record:
+        record["datasets"]["ut-zappos"]["training"]["epochs"] = 2
+        kept = ("clip", "cso", "duplex", "duplex_five", "duplex_five_open", "duplex_additive")
+        record["methods"] = {name: record["methods"][name] for name in kept}
+        record["run"]["methods"] = ["clip"]
+    monkeypatch.chdir(clip_rows)
+    with monkeypatch.context() as patch:
+        interrupt(patch, 4)  # in the second epoch of the second run with epochs
+        assert command("reproduce", "ut-zappos", "--rows", "main", "--seeds", "0").code == 130
+    monkeypatch.chdir(clip_rows)
+    done = command("reproduce", "ut-zappos", "--rows", "main", "--seeds", "0")
+    assert done.code == 0, done.err
+    assert "continuing after epoch 1" in done.err
+    page = (clip_rows / done.out.strip()).read_text()
+    assert "Claims of the paper" in page and "not comparable" in page
+    folder = clip_rows / "ablations/artifacts/ut-zappos"
+    stamp = json.loads((folder / "duplex_five/0/train.stamp.json").read_text())
+    assert stamp["finetune"]["blocks"] == "all" and stamp["options"]["reading"] == "literal"
+    whole = {path.parent.parent.name: path.read_bytes() for path in folder.glob("*/0/checkpoint.safetensors")}
+    assert set(whole) == {"clip", "cso", "duplex_five", "duplex_five_open"}
+    for path in folder.glob("duplex_five/0/*"):
+        path.unlink()
+    monkeypatch.chdir(clip_rows)
+    assert command("reproduce", "ut-zappos", "--rows", "main", "--seeds", "0").code == 0
+    assert (folder / "duplex_five/0/checkpoint.safetensors").read_bytes() == whole["duplex_five"]

@@ -8,8 +8,10 @@ import shutil
 import subprocess
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import PIL
 import pytest
 import torch
 from PIL import Image
@@ -81,23 +83,68 @@ def expect_equal(page: Path, recognizer: Recognizer, images: list[Path]) -> None
         assert (distance <= facts["threshold"]) == answer.in_distribution
 
 
+SIZES = [(160, 120), (37, 211), (100, 301), (48, 48), (20, 31), (301, 100), (401, 4), (3, 200)]
+
+
+def preprocessing(interpolation: str, mode: str) -> dict[str, Any]:
+    options = {"size": 48, "mode": "RGB", "mean": (0, 0, 0), "std": (1, 1, 1), "resize_mode": mode}
+    return {**options, "interpolation": interpolation, "fill_color": 7}
+
+
+def noise(size: tuple[int, int]) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 256, (size[1], size[0], 4), dtype=np.uint8)
+
+
+@pytest.mark.parametrize("mode", ["shortest", "squash", "longest"])
 @pytest.mark.parametrize("interpolation", ["bicubic", "bilinear"])
-@pytest.mark.parametrize("size", [(160, 120), (37, 211), (48, 48), (20, 31), (301, 100)])
-def test_pixels_are_those_of_the_encoder(browser, interpolation, size):
-    """Exactly, for images that are scaled up and down, and cut at a half pixel."""
+@pytest.mark.parametrize("size", SIZES)
+def test_pixels_are_those_of_the_encoder(browser, interpolation, size, mode):
+    """Exactly, for images that are scaled up and down, cut at a half pixel, distorted or padded, and for strips."""
     from duplex.encoders.open_clip import ResizeAndCrop
 
-    noise = np.random.default_rng(0).integers(0, 256, (size[1], size[0], 4), dtype=np.uint8)
-    options = {"size": 48, "mode": "RGB", "mean": (0, 0, 0), "std": (1, 1, 1), "resize_mode": "shortest"}
-    transform = ResizeAndCrop({**options, "interpolation": interpolation, "fill_color": 0})
-    wanted = transform(Image.fromarray(noise[..., :3])).numpy().ravel().tolist()
-    given = base64.b64encode(noise.tobytes()).decode()
+    transform = ResizeAndCrop(preprocessing(interpolation, mode))
+    wanted = transform(Image.fromarray(noise(size)[..., :3])).numpy().ravel().tolist()
+    given = base64.b64encode(noise(size).tobytes()).decode()
+    vertical = int(PIL.__version__.split(".")[0]) >= onnx_files.VERTICAL_FIRST
+    model = {
+        "size": 48,
+        "interpolation": interpolation,
+        "resize_mode": mode,
+        "fill": [7] * 3,
+        "vertical_first": vertical,
+    }
     functions = SCRIPT.read_text(encoding="utf-8").partition("async function pixelsOf")[0]
     found = browser.run(
         f"(() => {{ {functions}\n const data = Uint8Array.from(atob('{given}'), c => c.charCodeAt(0));"
-        f"return [...prepare(data, {size[0]}, {size[1]}, 48, '{interpolation}')]; }})()"
+        f"return [...prepare(data, {size[0]}, {size[1]}, {json.dumps(model)})]; }})()"
     )
     assert found == wanted
+
+
+@pytest.mark.parametrize("mode", ["shortest", "squash", "longest"])
+@pytest.mark.parametrize("size", SIZES)
+def test_the_onnx_script_prepares_images_as_the_encoder(size, mode):
+    pytest.importorskip("onnxruntime")
+    from duplex.encoders.open_clip import ResizeAndCrop
+    from duplex.recognition.onnx_example import resize_and_crop
+
+    options = preprocessing("bicubic", mode)
+    image = Image.fromarray(noise(size)[..., :3])
+    assert np.array_equal(resize_and_crop(image, options), ResizeAndCrop(options)(image).numpy())
+    options |= {"fill_color": [7, 8, 9]}
+    assert np.array_equal(resize_and_crop(image, options)[:, 0, 0], ResizeAndCrop(options)(image).numpy()[:, 0, 0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("resize", ["squash", "pad"])
+def test_exports_of_whole_images_tell_how_they_are_prepared(drawn, no_runtime, tmp_path, resize):
+    run = fit(load_dataset(drawn, encoder="tiny", resize=resize, cache=tmp_path / "cache"), "closed_form")
+    recognizer = Recognizer.load(run.save(tmp_path / "run"), device="cpu")
+    tensors = exported_tensors(recognizer.trained, "closed")
+    onnx_files.write_page(tmp_path, tensors, recognizer.trained, no_runtime)
+    facts = json.loads((tmp_path / "page" / "model.json").read_text(encoding="utf-8"))
+    assert (facts["resize_mode"], facts["fill"]) == ({"squash": "squash", "pad": "longest"}[resize], [0, 0, 0])
+    expect_equal(tmp_path / "page", recognizer, sorted(drawn.glob("*/*/0000.png"))[:4])
 
 
 @pytest.fixture(scope="module")

@@ -265,6 +265,7 @@ def test_the_card_has_the_metrics_and_counts(trained, exported, tmp_path):
     assert text.startswith("---\nlicense: mit\n")
     assert "On test images, in the closed world:" in text
     assert f"| AUC | {metrics['auc']:.2f} | {metrics['auc_low']:.2f}–{metrics['auc_high']:.2f} |" in text
+    assert "of drawn images of each kind" in text
     counts = json.loads(trained.paths.statistics("own").read_text())
     assert f"{counts['states']} states" in text and "score terms visual, semantic, factors" in text
     assert duplex("export", exported["duplex"], tmp_path / "again", "--world", "closed").returncode == 0

@@ -23,7 +23,7 @@ from duplex.recognition.export import read_fit
 from duplex.recognition.update import update_model
 from duplex.training import lineup, recipes, trials
 from tests.recognition.drawn_folder import LACKING, OBJECTS, STATES, draw_pair
-from tests.recognition.searches import only_the_first
+from tests.recognition.searches import only_the_first, only_the_product
 from tests.subprocesses import duplex, start_duplex
 
 pytestmark = pytest.mark.slow
@@ -285,6 +285,19 @@ def test_the_logistic_regressions_are_left_out_if_a_word_has_no_training_image(d
     assert "two logistic regressions, for comparison, are left out: some words have no training images" in lines
 
 
+def test_the_product_of_regressions_and_closed_form_is_exported_and_updated(drawn, tmp_path, monkeypatch):
+    monkeypatch.setattr(fit.FolderFit, "search", only_the_product)
+    model = fit.fit_folder(drawn, tmp_path / "model", encoder="tiny", say=lambda _: None)
+    assert read_fit(model)["chosen"] == "closed form times regressions"
+    images = sorted(drawn.glob("*/*/0000.png"))
+    (checkpoint,) = fit.fit_cache_folder(model).glob("recipes-*/*/all/checkpoint.safetensors")
+    ours, theirs = (Recognizer.load(place, device="cpu").scores(images, "open") for place in (model, checkpoint.parent))
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+    draw_pair(tmp_path / "more", "checkered", "star", range(3))
+    updated = update_model(model, tmp_path / "more", tmp_path / "updated")
+    assert "checkered" in Recognizer.load(updated, device="cpu").labels.states
+
+
 def test_a_folder_of_other_files_is_refused_before_any_work(tmp_path, drawn):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letter.txt").write_text("dear")
@@ -355,8 +368,8 @@ def test_an_encoder_without_a_text_tower_is_fine_tuned(drawn, tmp_path, monkeypa
     encoder = "timm:test_efficientnet"
     model = fit.fit_folder(drawn, tmp_path / "model", encoder=encoder, weights=str(weights), say=lines.append)
     record = read_fit(model)
-    assert [recipe["blocks"] for recipe in record["recipes"]] == [0, 0, 0, 0, 1, 1, 1]
-    assert record["chosen"].startswith("1 block") and record["recipes"][2]["recipe"] == "heads, rate 0.001"
+    assert [recipe["blocks"] for recipe in record["recipes"]] == [0, 0, 0, 0, 0, 1, 1, 1]
+    assert record["chosen"].startswith("1 block") and record["recipes"][3]["recipe"] == "heads, rate 0.001"
     assert not any("prompts" in line for line in lines)
     assert not list(fit.fit_cache_folder(model).glob("recipes-*/*/training.partial"))
     recognizer = Recognizer.load(model, device="cpu")

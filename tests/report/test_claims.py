@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -331,6 +332,30 @@ def test_a_gain_is_compared_with_another():
     results = {name: ablation(row, value) for name, (row, value) in places.items()}
     ((found,),) = [lines for key, lines in judged(results).items() if key[1].startswith("duplex − module_sp")]
     assert (found.verdict, found.gap.value, found.paper) == ("reproduced", pytest.approx(9.0), "ut-zappos 4.1 > 0.4")
+
+
+@pytest.mark.parametrize(("right", "verdict"), [(3, "reproduced"), (1, "not reproduced"), (2, "undecided")])
+def test_labels_of_wrong_answers_are_counted_among_the_next_two(right, verdict):
+    """`right` of four wrong answers have their label in second or third place, in each seed; one answer is right."""
+    others = [("a", "b", "c"), ("b", "a", "c"), ("b", "c", "a"), ("b", "c", "d"), ("b", "c", "d")]
+    kept = [others[0], *others[1 : 1 + min(right, 2)], *([others[1]] * (right - 2)), *([others[3]] * (4 - right))]
+    answers = pd.DataFrame(kept, columns=["top1", "top2", "top3"]).assign(label="a", world="closed")
+    runs = {seed: RunRecord({}, predictions=answers, files={"predictions": f"{seed}.csv"}) for seed in (0, 1)}
+    tree = {**ablation("duplex", 20.0)}
+    data = DatasetResults("shapes", {"duplex": tree}, runs={"duplex": runs})
+    (found,) = [each for each in judge_all(Results((data,)), data) if "second or third" in each.text]
+    (part,) = found.parts
+    assert found.verdict == part.verdict == verdict and part.rows == "duplex > 50 %"
+    assert part.left.mean == 25 * right and part.left.source == "0.csv 1.csv"
+
+
+def test_seen_bias_is_judged_by_answers_without_a_bias():
+    results = {"duplex_five": ablation("duplex", 20.0), "module_sp": ablation("module_sp", 20.0)}
+    for name, share in (("duplex_five", 60.0), ("module_sp", 70.0)):
+        results[name]["closed"] |= {"false_seen": share, "false_seen_se": 0.5}
+    assert verdicts(results, "abstract") == ["reproduced"]
+    results["module_sp"]["closed"]["false_seen"] = 50.0
+    assert verdicts(results, "abstract") == ["not reproduced"]
 
 
 def test_ablation_tables_have_the_papers_numbers_verdicts_and_untrained_rows():

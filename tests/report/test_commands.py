@@ -153,6 +153,21 @@ def test_two_images_are_enough_for_maps():
     assert np.isfinite(table[["x", "y"]].to_numpy()).all()
 
 
+def test_maps_leave_out_prototypes_that_are_still_empty():
+    labels = LabelSpace.from_pairs({"train": [("red", "star")], "test": [("red", "star"), ("red", "moon")]})
+    z = np.random.default_rng(0).standard_normal((12, 4)).astype(np.float32)
+    book = np.ones((labels.size, 4), dtype=np.float32)
+    empty = book.copy()
+    unseen = int(labels.index(["red"], ["moon"])[0])
+    empty[unseen] = 0
+    full = book.__getitem__
+    scene = Scene(labels, np.resize(labels.pairs["test"], 12), z, z, full, empty.__getitem__, empty.__getitem__)
+    table = compute_tsne_maps(scene, lambda step: None)
+    shown = table[table["kind"].isin(["visual", "star"])]
+    assert set(shown["label"]) == {"red star"} and np.isfinite(table[["x", "y"]].to_numpy()).all()
+    assert set(table[table["kind"] == "semantic"]["label"]) == {"red star", "red moon"}
+
+
 @pytest.mark.parametrize("world", ["closed", "open"])
 def test_compare_equals_the_difference_of_metrics(command, project, world):
     words = ("compare", "--dataset", "own", "--methods", "clip", "duplex", "--world", world, "--json")

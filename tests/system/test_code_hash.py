@@ -100,6 +100,7 @@ def reached(stage: str, *modules: str) -> set[str]:
     return found
 
 
+@pytest.mark.slow
 def test_a_stage_depends_on_every_module_that_it_reaches_and_on_no_other(package: Path) -> None:
     of_a_run = ("duplex.methods.duplex", TINY)
     used = {"prepare": (), "extract": (TINY,), "train": of_a_run, "evaluate": of_a_run}

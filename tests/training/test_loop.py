@@ -457,3 +457,20 @@ def test_epochs_between_validations_are_trained_but_never_kept(every, validated)
     aucs = [row["val_auc"] for row in run(settings=dataclasses.replace(SETTINGS, epochs=5))[1].history]
     assert outcome.best_epoch == max(validated, key=lambda epoch: aucs[epoch])
     assert outcome.best_auc == aucs[outcome.best_epoch]
+
+
+@pytest.mark.parametrize(("reads", "epochs"), [(False, [2, 4, 5]), (True, [1, 2, 3, 4, 5])])
+def test_buffers_that_no_loss_reads_are_recomputed_before_validations_alone(reads, epochs, monkeypatch):
+    class Counting(type(small_method(PromptOptions(width=5)))):
+        trains_on_buffers = reads
+
+        def on_features_changed(self, train: Batch) -> None:
+            called.append(len(train))
+
+        def after_epoch(self, epoch: int) -> None:
+            called[-1:] = [epoch] if called and called[-1] == 50 else called[-1:]
+
+    called: list[int] = []
+    monkeypatch.setattr(f"{__name__}.small_method", lambda options: Counting(small_context(), options).double())
+    run(PromptOptions(width=5), dataclasses.replace(SETTINGS, epochs=5, validate_every=2))
+    assert called == epochs

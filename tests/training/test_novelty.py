@@ -49,7 +49,9 @@ def unseen(images: int, seed: int, away: float) -> Examples:
 def test_the_stated_share_of_validation_images_passes_if_one_in_ten_is_of_an_unseen_pair(share, away) -> None:
     parts = examples(100, 2), unseen(300, 3, away)
     cls, compositions = (torch.cat([getattr(part, name) for part in parts]) for name in ("cls", "compositions"))
-    model = NoveltyDetector.fit(examples(200, 1), Examples(np.arange(400), {"cls": cls}, compositions), LABELS, share)
+    model = NoveltyDetector.fit(
+        examples(200, 1), Examples(np.arange(400), {"cls": cls}, compositions), LABELS, passing=share
+    )
     passes = model.distances(cls) <= model.threshold  # in one batch, as in `fit`
     passing = [float(part.double().mean()) for part in passes.split([100, 300])]
     assert share - 1e-9 <= 0.9 * passing[0] + 0.1 * passing[1] <= share + 0.02
@@ -58,6 +60,43 @@ def test_the_stated_share_of_validation_images_passes_if_one_in_ten_is_of_an_uns
 @pytest.mark.parametrize("share", [0.5, 0.95, 1.0])
 def test_without_images_of_unseen_pairs_all_count_alike(share) -> None:
     val = examples(100, 2)
-    model = NoveltyDetector.fit(examples(200, 1), val, LABELS, share)
+    model = NoveltyDetector.fit(examples(200, 1), val, LABELS, passing=share)
     passing = float((model.distances(val.cls) <= model.threshold).double().mean())
     assert share <= passing <= share + 0.02
+
+
+def drawn(seed: int = 5) -> torch.Tensor:
+    """Features of 30 drawn images of no pair, ten of a kind."""
+    centres = np.random.default_rng(seed).normal(size=(3, WIDTH))
+    z = np.repeat(centres, 10, 0) + 0.1 * np.random.default_rng(6).normal(size=(30, WIDTH))
+    return torch.from_numpy(z).float()
+
+
+def test_drawn_images_add_a_term_of_the_same_mean_and_variance() -> None:
+    train, val = examples(200, 1), examples(50, 2)
+    plain = NoveltyDetector.fit(train, val, LABELS)
+    model = NoveltyDetector.fit(train, val, LABELS, drawn())
+    x, n = (torch.nn.functional.normalize(z, dim=1).numpy() @ model.whitening.numpy() for z in (val.cls, drawn()))
+    d = plain.distances(val.cls).numpy()
+    excess = np.array([near - min(np.linalg.norm(row - other) for other in n) for near, row in zip(d, x, strict=True)])
+    second = d.mean() + d.std() * (excess - excess.mean()) / excess.std()
+    np.testing.assert_allclose(model.distances(val.cls).numpy(), np.maximum(d, second), rtol=1e-3)
+    assert (model.distances(val.cls) <= model.threshold).double().mean() >= 0.95
+
+
+def test_images_like_the_drawn_ones_are_refused_although_they_are_near_a_pair() -> None:
+    train, val = examples(400, 1), examples(200, 2)
+    plain = NoveltyDetector.fit(train, val, LABELS)
+    near = val.cls[plain.distances(val.cls).argsort()[100]]  # farther than half of the validation images
+    noise = 0.001 * torch.from_numpy(np.random.default_rng(7).normal(size=(10, WIDTH))).float()
+    model = NoveltyDetector.fit(train, val, LABELS, torch.cat([near + noise, drawn()[10:]]))
+    assert plain.distances(near[None]) <= plain.threshold
+    assert model.distances(near[None]) > model.threshold
+    assert model.refused.tolist() == [0, 1, 1], "a kind has no part in its own rate"
+
+
+def test_the_tensors_of_a_detector_make_it_again() -> None:
+    model = NoveltyDetector.fit(examples(200, 1), examples(50, 2), LABELS, drawn())
+    again = NoveltyDetector.from_tensors(model.tensors(), torch.device("cpu"))
+    cls = examples(20, 3).cls
+    assert again is not None and torch.equal(model.distances(cls), again.distances(cls))

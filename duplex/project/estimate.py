@@ -1,0 +1,195 @@
+"""What the runs of a plan cost on this machine: seconds, measured on made features, and sizes of checkpoints."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
+from statistics import median
+
+import numpy as np
+import torch
+from PIL import Image
+
+from duplex.config.params import Params
+from duplex.data.tables import LabelledImages
+from duplex.encoders.base import Encoder, load_encoder, resolve_device
+from duplex.encoders.image_blocks import block_count, block_input_shape, last_blocks
+from duplex.errors import UsageError
+from duplex.features.encode import WantedOutputs, encode_outputs
+from duplex.features.tokens import Examples
+from duplex.methods.base import Batch
+from duplex.methods.blocks import FinetunedBlocks
+from duplex.methods.registry import make_method
+from duplex.options import FinetuneOptions
+from duplex.project.doctor import outputs_to_cache, weights_for_timing
+from duplex.training.inputs import Data, InputRequest, RunInputs
+from duplex.training.lineup import BlockCost, block_cost
+from duplex.training.loop import make_optimiser, optimiser_step
+from duplex.training.run import MethodSpec, initialised_method, reproducible
+from duplex.training.scoring import Validation
+
+FEW = 2  # images in a timed batch on a CPU; on a GPU it is a whole batch
+LONG = 20.0  # seconds; what takes longer is timed once
+VALUE = 4  # bytes of a number in a checkpoint
+
+
+@dataclass(frozen=True)
+class RowCost:
+    """What one run of a row costs."""
+
+    seconds: float  # of training, validation and evaluation
+    checkpoint: int  # bytes, at most
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The costs of rows, measured with the encoder of a data set."""
+
+    rows: dict[str, RowCost]
+    timed: tuple[str, ...]  # rows of which a step was timed; the others train alike
+    image_seconds: float  # to encode an image for the cache
+    is_random: bool  # whether the encoder had random weights of its size
+
+
+def estimate(params: Params, dataset: str, data: LabelledImages, rows: Iterable[str]) -> Estimate | None:
+    """Measure the costs of `rows`; None for an encoder that cannot be made without its weights."""
+    device = resolve_device(params.device)
+    own = params.dataset(dataset).encoder
+    entry = weights_for_timing(own)
+    try:
+        tower = load_encoder(entry.name, entry.weights, towers="image", device=device, precision=entry.precision)
+    except UsageError:
+        return None
+    features = np.random.default_rng(0).standard_normal((len(data.manifest), tower.dim), dtype=np.float32)
+    made = Data(data.manifest, data.labels, features, entry, str(tower.device), params.evaluation.word_vectors)
+    blocks = BlockCosts(tower)
+    seconds: dict[str, float] = {}
+    timed = []
+    costs = {}
+    for name in rows:
+        spec = MethodSpec.of(params, dataset, name)
+        alike = _trains_like(spec)
+        if alike not in seconds:
+            print(f"timing {name}", file=sys.stderr)
+            seconds[alike] = _run_seconds(spec, made, tower, blocks)
+            timed.append(name)
+        costs[name] = RowCost(seconds[alike], VALUE * _stored_values(spec, made, tower))
+    return Estimate(costs, tuple(timed), _image_seconds(params, dataset, tower), entry != own)
+
+
+def _trains_like(spec: MethodSpec) -> str:
+    """What decides how long a step takes; options beside paths and losses change that little."""
+    tuned = None if spec.finetune is None else spec.finetune.to_dict()
+    options = [getattr(spec.options, "paths", ""), bool(getattr(spec.options, "losses", True))]
+    record = [spec.kind, spec.trained_for, spec.worlds, options, spec.training.to_dict(), tuned]
+    return json.dumps(record, sort_keys=True, default=str)
+
+
+def _stored_values(spec: MethodSpec, data: Data, tower: Encoder) -> int:
+    inputs = _with_blocks(_inputs(spec, data, tower), spec, tower)
+    return make_method(spec.kind, spec.options, inputs.context(spec.trained_for)).stored_values()
+
+
+def _run_seconds(spec: MethodSpec, data: Data, tower: Encoder, costs: BlockCosts) -> float:
+    images = data.manifest["split"].value_counts()
+    with reproducible(spec.training.threads):
+        step, validation = _step_seconds(spec, data, tower)
+        blocks = costs.of(spec)
+    steps = math.ceil(images["train"] / spec.training.batch_size)
+    validation += images["val"] * blocks.forward
+    epoch = steps * step + images["train"] * blocks.train + validation
+    # each world is scored on validation images after training, then on test images
+    scored = len(spec.worlds) * (1 + images["test"] / images["val"])
+    return float(spec.training.epochs * epoch + scored * validation)
+
+
+def _image_seconds(params: Params, dataset: str, tower: Encoder) -> float:
+    count = params.extraction.batch_size if tower.device.type == "cuda" else FEW
+    pixels = torch.stack([tower.image_transform(Image.new("RGB", (8, 8)))] * count).to(tower.device)
+    outputs = outputs_to_cache(params, dataset)
+    return _seconds(lambda: encode_outputs(tower, pixels, outputs)["cls"]) / count
+
+
+def _inputs(spec: MethodSpec, data: Data, tower: Encoder) -> RunInputs:
+    """Made features of all images; the tokens of all are those of one."""
+    needs = spec.request.needs
+    inputs = data.read(InputRequest(needs, spec.training.precision, None, spec.training.memory))
+    examples = {split: each.to(tower.device) for split, each in inputs.examples.items()}
+    shapes = WantedOutputs(patches="patch" in needs).row_shapes(tower)
+    for (name, shape), (split, each) in product(shapes.items(), examples.items()):
+        repeated = torch.randn(1, *shape, device=tower.device).expand(len(each), *shape)
+        examples[split] = replace(each, inputs={**each.inputs, name: repeated})
+    return replace(inputs, examples=examples)
+
+
+def _step_seconds(spec: MethodSpec, data: Data, tower: Encoder) -> tuple[float, float]:
+    inputs = _inputs(spec, data, tower)
+    if spec.finetune is not None and spec.finetune.text is not None:  # its adapters run in each step
+        inputs = _with_blocks(inputs, spec, tower)
+    images = inputs.examples["train"]
+    context = inputs.context(spec.trained_for)
+    method = initialised_method(spec.kind, spec.options, context, inputs, 0, tower.device)
+    method.train()
+    batch = Batch(images.inputs, images.compositions)
+    rows = torch.arange(min(spec.training.batch_size, len(images)))
+    work = partial(optimiser_step, method, batch, rows, spec.training, make_optimiser(method, spec.training))
+    step = _seconds(lambda: next(iter(work().values()))) if method.groups() else 0.0
+    validate = Validation(inputs.examples["val"], data.labels)
+    return step, _seconds(lambda: torch.tensor(validate(method).value))
+
+
+def _with_blocks(inputs: RunInputs, spec: MethodSpec, tower: Encoder) -> RunInputs:
+    """The inputs of one image of seen and one of unseen pairs in each split, with the blocks to fine-tune."""
+    if not isinstance(spec.finetune, FinetuneOptions):
+        return inputs
+    count = _tuned_blocks(spec.finetune, tower)
+    shape = block_input_shape(tower, count)
+    examples = {}
+    for split, each in inputs.examples.items():
+        is_seen = torch.from_numpy(inputs.labels.is_seen(each.compositions.cpu().numpy()))
+        chosen = torch.tensor(sorted({int(is_seen.int().argmax()), int(is_seen.int().argmin())}))
+        chosen = chosen.to(tower.device)
+        own = {name: values[chosen] for name, values in each.inputs.items()}
+        own["block_inputs"] = torch.randn(len(chosen), *shape, device=tower.device)
+        examples[split] = Examples(each.rows[chosen.cpu().numpy()], own, each.compositions[chosen])
+    blocks = partial(FinetunedBlocks, last_blocks(tower, count), spec.finetune, shape)
+    return replace(inputs, examples=examples, make_blocks=blocks)
+
+
+class BlockCosts:
+    """Seconds per image of fine-tuned blocks, measured once for each number of blocks."""
+
+    def __init__(self, tower: Encoder) -> None:
+        self._tower = tower
+        self._measured: dict[tuple[int, int], BlockCost] = {}
+
+    def of(self, spec: MethodSpec) -> BlockCost:
+        if not isinstance(spec.finetune, FinetuneOptions):
+            return BlockCost(0.0, 0.0)
+        count = _tuned_blocks(spec.finetune, self._tower)
+        batch = spec.training.batch_size if self._tower.device.type == "cuda" else FEW
+        if (count, batch) not in self._measured:
+            self._measured[count, batch] = block_cost(self._tower, count, count, batch)
+        return self._measured[count, batch]
+
+
+def _tuned_blocks(finetune: FinetuneOptions, tower: Encoder) -> int:
+    return block_count(tower) if finetune.blocks == "all" else finetune.blocks
+
+
+def _seconds(work: Callable[[], torch.Tensor]) -> float:
+    """Median seconds of three calls after a first one, which allocates memory."""
+    taken = []
+    for _ in range(4):
+        start = time.perf_counter()
+        work().sum().item()
+        taken.append(time.perf_counter() - start)
+        if taken[0] > LONG:  # of which allocating is a small part
+            break
+    return median(taken[1:] or taken)
