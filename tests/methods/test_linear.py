@@ -63,9 +63,9 @@ def test_the_path_of_strengths_ends_where_one_fit_does():
 
 
 def test_equal_regressions_are_fitted_once(monkeypatch):
-    expected = started(l2=0.03).states
+    expected = started(l2=0.03).get_buffer("states")
     monkeypatch.setattr(linear, "fit_logistic", None)
-    assert torch.equal(started(l2=0.03).states, expected)
+    assert torch.equal(started(l2=0.03).get_buffer("states"), expected)
     with pytest.raises(TypeError):
         started(l2=0.04)
 
