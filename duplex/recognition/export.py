@@ -307,7 +307,8 @@ def read_statistics(folder: Path) -> FittedStatistics:
         raise UsageError(f"{problem}; run `duplex fit` again")
     tensors = read_tensors(header)
     statistics = ClassStatistics(*header.fields["shape"], *(tensors[name] for name in FIELDS))
-    return FittedStatistics(statistics, FitSettings(**header.fields["settings"]))
+    settings = header.fields["settings"]
+    return FittedStatistics(statistics, FitSettings(**{**settings, "parts": tuple(settings.get("parts", ()))}))
 
 
 README = "README.md"

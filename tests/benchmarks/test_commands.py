@@ -43,6 +43,7 @@ COMMANDS = {  # name -> (arguments, changes of the module m before its main func
             ("m.IMAGES, m.ROUNDS = {'ut-zappos': 100}, 1", *map(SMALLER.format, ("image_encoder", "random_tower")))
         ),
     ),
+    "two_encoders": ("--datasets own --json", ""),
     "unknown": ("--json own=artifacts/own/manifest.csv:pictures", "m.DRAWN = 4"),
 }
 NAMED_IN = ("README.md", "CONTRIBUTING.md", "Makefile", "docs/results/commands.yaml")
