@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from duplex.config.params import EncoderParams, EvaluationParams
@@ -57,6 +58,7 @@ from duplex.recognition.labelled_folder import (
     save_pixel_digests,
 )
 from duplex.recognition.offers import choose_encoder, other_offers, prompt_words
+from duplex.recognition.resize_choice import choose_resize
 from duplex.recognition.trained import TrainedRun
 from duplex.recognition.worlds import evaluate_world
 from duplex.report.own import OwnData, write_page
@@ -167,7 +169,7 @@ def fit_folder(
         follow their names, as in "timm:resnet18 @ FILE".
     weights: the encoder's weights, a published tag or a file.
     resize: how images become square: "crop", "squash" (distort) or "pad"; None: as the weights' own
-        preprocessing.
+        preprocessing or, with one encoder and long images, what validation chooses on a sample.
     minutes: time limit of training, after the images are encoded, which is used to its end; None:
         what is tried depends on images and encoder alone, however long it takes.
     say: function that is called with each line of text on the data, the recipes tried, and the
@@ -209,18 +211,24 @@ def fit_folder(
     say(f"encoder: {entry.name} ({reason})")
     if others is not None:
         say(others)
-    for each in parts or [entry]:
-        if long := long_prompts(each.name, each.weights, data.labels):
-            raise UsageError(
-                f"some pairs ({len(long):,}) have prompts that are too long for {each.name}; shorten the names of "
-                f"their states or objects, such as those of {long[0]!r}"
-            )
+    _refuse_long_prompts(parts or [entry], data.labels)
     with reproducible(), sole_writer(cache / "fit", "fit", "or choose another --out"):
         write_json(cache / SOURCE, [str(place), image_folder and str(image_folder)])
+        if resize is None and len(parts) < 2:  # several encoders keep their own ways, as one setting is for all
+            entry = choose_resize(data, entry, torch.device(resolve_device("auto")), say)
         fit = FolderFit(data, entry, cache, minutes, say, log)
         if len(parts) > 1:
             fit = replace(fit, parts=tuple(replace(fit, encoder=part) for part in parts))
         return _fit(fit, out, force)
+
+
+def _refuse_long_prompts(entries: Sequence[EncoderParams], labels: LabelSpace) -> None:
+    for entry in entries:
+        if long := long_prompts(entry.name, entry.weights, labels):
+            raise UsageError(
+                f"some pairs ({len(long):,}) have prompts that are too long for {entry.name}; shorten the names of "
+                f"their states or objects, such as those of {long[0]!r}"
+            )
 
 
 def fit_cache_folder(out: Path) -> Path:

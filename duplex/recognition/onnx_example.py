@@ -39,10 +39,14 @@ def resize_and_crop(image: Any, preprocess: Any) -> Any:
         short = min(image.size)
         wide, high = int(size * image.width / short), int(size * image.height / short)
     image = image.resize((wide, high), filter)
-    left, top = (round((side - size) / 2) if side > size else -((size - side) // 2) for side in image.size)
     square = Image.new("RGB", (size, size), fill_color(preprocess))
-    square.paste(image, (-left, -top))
+    square.paste(image, (border(wide, size), border(high, size)))
     return np.asarray(square).transpose(2, 0, 1)
+
+
+def border(side: int, size: int) -> int:
+    """Pixels before a centred side of an image; negative if it is longer than `size`."""
+    return (size - side) // 2 if side <= size else -round((side - size) / 2)
 
 
 def fill_color(preprocess: Any) -> tuple[int, ...]:
