@@ -31,7 +31,6 @@ from duplex.encoders.base import Encoder, load_encoder, missing_weights, resolve
 from duplex.encoders.image_blocks import block_count
 from duplex.errors import DuplexError, UsageError
 from duplex.features.encode import WantedOutputs, encode_outputs
-from duplex.features.file import size_text
 from duplex.features.imported import equal_feature_keys
 from duplex.methods.base import Batch
 from duplex.options import FinetuneOptions
@@ -43,6 +42,7 @@ from duplex.project.report import report_stage
 from duplex.project.run import DATA_STAGES, RUN_STAGES, ProjectData, ProjectRun
 from duplex.project.sweep import SweepResult, grid, sweep, workers_and_gpus
 from duplex.report.claims import CLIP, backbone_of, benchmark_of, comparisons_of, counts_of, read_package_yaml
+from duplex.system.files import size_text
 from duplex.training.inputs import Data, InputRequest, require_configured_inputs
 from duplex.training.lineup import BlockCost, block_cost
 from duplex.training.loop import make_optimiser, optimiser_step
