@@ -36,6 +36,8 @@ from duplex.features.file import (
     ENCODED,
     ENCODING,
     FIRST_BAD,
+    NEGATIVE_CHECKSUMS,
+    NEGATIVES,
     PENDING,
     PIXELS,
     ROOT,
@@ -52,14 +54,15 @@ from duplex.features.file import (
     open_cache,
     partial_path,
     read_identity,
-    read_negatives,
     read_row_span,
     read_rows,
     row_bytes,
+    row_checksums,
     status_reason,
     verify_checksums,
 )
 from duplex.features.shards import plan_shard
+from duplex.features.tokens import read_negatives
 from duplex.system.files import replace_file
 from duplex.system.processes import ProgressBar
 
@@ -237,7 +240,8 @@ def _open_or_create(job: ExtractionJob) -> PartialCache:
             print(f"{partial} was begun with another {key or 'set of rows'}; extracting again", file=sys.stderr)
     shapes = job.settings.outputs.row_shapes(job.encoder)
     negatives = _negatives(job)
-    return PartialCache.create(job.path, job.identity, job.span, job.encoder.dim, shapes, negatives)
+    constants: dict[str, NDArray[Any]] = {NEGATIVES: negatives, NEGATIVE_CHECKSUMS: row_checksums(negatives)}
+    return PartialCache.create(job.path, job.identity, job.span, job.encoder.dim, shapes, constants)
 
 
 def _negatives(job: ExtractionJob) -> NDArray[np.float16]:

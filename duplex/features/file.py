@@ -9,9 +9,7 @@ checksums           [N, K] uint32: CRC-32 of each row of the K data sets of feat
                     `DATASETS`; the one of `cls` also covers the row's status
 contents            [N, 32] uint8: sha256 of each image file, by which other caches find rows to copy; zero for a
                     file that was missing, and for imported features
-negatives           [K, d] float16: encoder outputs for drawn images of no pair (`data.negatives`); not for imported
-                    features
-negative_checksums  [K] uint32: CRC-32 of each of these rows
+negatives           [K, d] float16: of drawn images of no pair, with their CRC-32 (`negative_checksums`, [K] uint32)
 
 N: number of images; d: width of features; T, w: number and width of tokens; C: channels of feature
 maps. The attributes `start`, `stop` and `total` say which rows of the manifest the file holds:
@@ -36,6 +34,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import h5py
@@ -43,7 +42,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from duplex.errors import DuplexError
-from duplex.system.files import FULL, expanded_path, replace_file, report_write_errors, sole_writer
+from duplex.system.files import FULL, expanded_path, replace_file, report_write_errors, size_text, sole_writer
 
 FORMATS = "duplex-features-"  # every version's name begins so
 FORMAT = FORMATS + "4"
@@ -175,20 +174,10 @@ def read_rows(file: Any, name: str, rows: Any = slice(None)) -> NDArray[Any]:
 
 def verify_checksums(file: Any) -> None:
     """Read an open cache; raises `DamagedCache` if a row does not match its checksum."""
-    read_negatives(file)
     for name in value_names(file):
         step = max(1, BLOCK * len(file[name]) // max(1, file[name].nbytes))
         for start in range(0, len(file[name]), step):
             read_rows(file, name, slice(start, start + step))
-
-
-def read_negatives(file: Any) -> NDArray[np.float16] | None:
-    """Features [K, d] of drawn images of no pair; None if an open cache has none; checks checksums."""
-    if NEGATIVES not in file:
-        return None
-    values: NDArray[np.float16] = file[NEGATIVES][...]
-    refuse_wrong(NEGATIVES, np.arange(len(values)), row_checksums(values) != file[NEGATIVE_CHECKSUMS][...])
-    return values
 
 
 def refuse_wrong(name: str, rows: NDArray[np.int64], wrong: NDArray[np.bool_]) -> None:
@@ -363,7 +352,6 @@ class Features:
     cls: NDArray[np.float32]  # [N, d], not normalised; zero where bad
     statuses: Statuses  # [N]
     contents: str  # digest of `cls` and `statuses`
-    negatives: NDArray[np.float16] | None = None  # [K, d] of drawn images of no pair
 
     @cached_property
     def bad(self) -> NDArray[np.bool_]:
@@ -375,8 +363,7 @@ def read_features(path: Path | str, expect: Mapping[str, str | None] | None = No
 
     Args:
         path: the HDF5 file.
-        expect: settings that the cache must have been made with, such as {"manifest": sha256};
-            None: any.
+        expect: settings that the cache must have been made with, such as {"manifest": sha256}
     """
     path = expanded_path(path, "the feature cache")
     with open_cache(path) as file:
@@ -393,7 +380,7 @@ def read_features(path: Path | str, expect: Mapping[str, str | None] | None = No
         if pending:
             raise DuplexError(f"{path} has rows that were never encoded ({pending}); {repair_hint(path)}")
         cls = read_rows(file, "cls").astype(np.float32)
-        return Features(path, identity, cls, statuses, contents_digest(file), read_negatives(file))
+        return Features(path, identity, cls, statuses, contents_digest(file))
 
 
 def read_cache_digest(path: Path) -> str:
@@ -452,12 +439,9 @@ class PartialCache:
         span: Span,
         dim: int,
         token_shapes: Shapes | None = None,
-        negatives: NDArray[Any] | None = None,
+        constants: Mapping[str, NDArray[Any]] = MappingProxyType({}),
     ) -> PartialCache:
-        """Create an unfinished cache for features of width `dim` and tokens of the given shapes.
-
-        negatives: features [K, dim] of drawn images of no pair; None without an encoder.
-        """
+        """Create an unfinished cache for features of width `dim`, tokens of given shapes, whole arrays `constants`."""
         with report_write_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
         shapes = cache_shapes(dim, token_shapes)
@@ -479,11 +463,9 @@ class PartialCache:
                 group.attrs[key] = np.bytes_(value.encode())
             for name, row in shapes.items():
                 _allocate(file, name, (span.rows, *row), DATASETS[name])
-            if negatives is not None:
-                rows = np.ascontiguousarray(negatives, HALF)
-                for name, values in ((NEGATIVES, rows), (NEGATIVE_CHECKSUMS, row_checksums(rows))):
-                    _allocate(file, name, values.shape, values.dtype)
-                    file[name][...] = values
+            for name, values in constants.items():
+                _allocate(file, name, values.shape, values.dtype)
+                file[name][...] = values
         return cls(path)
 
     def write(self, rows: int | Sequence[int] | NDArray[np.int64], statuses: Statuses, **values: NDArray[Any]) -> None:
@@ -566,8 +548,3 @@ def _allocate(file: Any, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]
     plist.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
     plist.set_obj_track_times(False)
     h5py.h5d.create(file.id, name.encode(), h5py.h5t.py_create(dtype), h5py.h5s.create_simple(shape), plist)
-
-
-def size_text(count: int) -> str:
-    """A number of bytes as text, in GB or MB."""
-    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"

@@ -6,12 +6,17 @@ import math
 import re
 from contextlib import closing
 from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
 
 from duplex.errors import DuplexError, UsageError
 from duplex.features.file import (
     BLOCK,
     CONTENTS,
     DATASETS,
+    NEGATIVE_CHECKSUMS,
+    NEGATIVES,
     PENDING,
     Identity,
     PartialCache,
@@ -21,7 +26,6 @@ from duplex.features.file import (
     first_difference,
     open_cache,
     read_identity,
-    read_negatives,
     read_row_span,
     read_rows,
     row_bytes,
@@ -77,7 +81,7 @@ def join_shards(out: Path) -> int:
     paths = find_shards(out)
     identity: Identity = {}
     shapes: dict[str, tuple[int, ...]] = {}
-    negatives = None
+    constants: dict[str, NDArray[Any]] = {}
     end = total = 0
     again = f"run `{extract_command(out, f'k/{len(paths)}')}` for each k from 0 to {len(paths) - 1}"
     for path in paths:
@@ -97,7 +101,7 @@ def join_shards(out: Path) -> int:
             identity = identity or here
             end = span.stop
             total = span.total
-            negatives = read_negatives(file)
+            constants = {name: file[name][...] for name in (NEGATIVES, NEGATIVE_CHECKSUMS) if name in file}
             shapes = {name: file[name].shape[1:] for name in DATASETS if name in file}
     if end != total:
         raise DuplexError(f"{paths[-1]} ends at row {end} of {total}, so it is not the last shard; {again}")
@@ -106,7 +110,7 @@ def join_shards(out: Path) -> int:
     whole = Span(0, total, total)
     with (
         claim_cache(out),
-        closing(PartialCache.create(out, identity, whole, int(identity["dim"]), tokens, negatives)) as cache,
+        closing(PartialCache.create(out, identity, whole, int(identity["dim"]), tokens, constants)) as cache,
     ):
         for path in paths:
             with open_cache(path) as file:

@@ -18,7 +18,17 @@ from torch import Tensor
 
 from duplex.errors import DuplexError
 from duplex.features import file as cache_file
-from duplex.features.file import PIXELS, DamagedCache, open_cache, read_rows, refuse_wrong, repair_hint, row_checksums
+from duplex.features.file import (
+    NEGATIVE_CHECKSUMS,
+    NEGATIVES,
+    PIXELS,
+    DamagedCache,
+    open_cache,
+    read_rows,
+    refuse_wrong,
+    repair_hint,
+    row_checksums,
+)
 from duplex.labels import SPLITS, Ints, LabelSpace
 
 if TYPE_CHECKING:
@@ -29,6 +39,15 @@ BLOCK = 2**22  # bytes of a block of neighbouring rows; `training.memory` is at 
 WINDOW = 64  # blocks whose rows are mixed
 ANNOUNCED = 2**17  # bytes per hint; the system cuts longer ones to the device's window, 128 KiB by default
 CPU = torch.device("cpu")
+
+
+def read_negatives(file: Any) -> NDArray[np.float16] | None:
+    """Features [K, d] of drawn images of no pair in an open cache; None if it has none."""
+    if NEGATIVES not in file:
+        return None
+    values: NDArray[np.float16] = file[NEGATIVES][...]
+    refuse_wrong(NEGATIVES, np.arange(len(values)), row_checksums(values) != file[NEGATIVE_CHECKSUMS][...])
+    return values
 
 
 def read_tokens(

@@ -20,11 +20,11 @@ from duplex.data.tables import read_manifest
 from duplex.encoders.base import encoder_identity, has_text, is_random, load_encoder, missing_weights
 from duplex.errors import DuplexError, UsageError, install_command
 from duplex.features.encode import WantedOutputs
-from duplex.features.file import IMPORTED, ROOT, cache_shapes, partial_path, read_features, row_bytes, size_text
+from duplex.features.file import IMPORTED, ROOT, cache_shapes, partial_path, read_features, row_bytes
 from duplex.project.prepare import images_remedy
 from duplex.project.run import ProjectData
 from duplex.report.page import package_version
-from duplex.system.files import report_write_errors, sha256
+from duplex.system.files import report_write_errors, sha256, size_text
 from duplex.system.version import __version__
 
 LIBRARIES = ("torch", "torchvision", "open_clip_torch", "numpy", "h5py", "pillow", "dvc")

@@ -24,7 +24,7 @@ from duplex.data.tables import LabelledImages
 from duplex.encoders.base import missing_weights
 from duplex.errors import DuplexError, UsageError
 from duplex.evaluation.vectors import read_word_vectors, unlike_published
-from duplex.features.file import PIXELS, size_text
+from duplex.features.file import PIXELS
 from duplex.features.imported import equal_feature_keys
 from duplex.project.doctor import cache_row_bytes, free_bytes
 from duplex.project.estimate import Estimate, estimate
@@ -35,6 +35,7 @@ from duplex.project.prepare import ensure_prepared, require_images
 from duplex.project.report import report_stage
 from duplex.project.run import DATA_STAGES, RUN_STAGES, ProjectData, ProjectRun
 from duplex.project.sweep import SweepResult, grid, sweep, workers_and_gpus
+from duplex.system.files import size_text
 from duplex.training.inputs import require_configured_inputs
 from duplex.training.run import MethodSpec
 

@@ -144,7 +144,7 @@ def _unknown_images(tensors: Mapping[str, Tensor]) -> str:
     rates = [f"{kind} {100 * share:.0f} %" for kind, share in zip(KINDS, refused.tolist(), strict=True)]
     return f"""
 Images of none of the pairs are marked as such: {", ".join(rates)} of drawn images of each kind, if those of the other
-two kinds alone are known to the detector. At most {100 * (1 - PASSING):.0f} % of validation images are marked, too.
+two kinds alone are known to the detector. Up to {100 * (1 - PASSING):.0f} % of validation images are marked, too.
 """
 
 

@@ -231,3 +231,8 @@ def _lock(lock: Path) -> int | None:
             if lock.stat().st_ino == os.fstat(descriptor).st_ino:
                 return descriptor
         os.close(descriptor)  # another process removed the file before it was locked
+
+
+def size_text(count: int) -> str:
+    """A number of bytes as text, in GB or MB."""
+    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"

@@ -42,7 +42,7 @@ from duplex.features.file import (
     read_cache_digest,
     read_features,
 )
-from duplex.features.tokens import DiskTokens, Examples, join_labels, read_tokens
+from duplex.features.tokens import DiskTokens, Examples, join_labels, read_negatives, read_tokens
 from duplex.labels import Bools, Ints, LabelSpace, World
 from duplex.methods.base import Method, MethodContext, PrimitiveVectors
 from duplex.methods.blocks import FinetunedBlocks, finetuned_blocks_factory
@@ -161,7 +161,6 @@ class OpenedFeatures:
     identity: dict[str, str]  # of the cache; `manifest`: table's digest, `features`: that of these rows
     path: Path | None = None  # of the cache; None for arrays
     rows: Ints | None = None  # [N] row of each image in the cache; None: all, in order
-    negatives: NDArray[np.float16] | None = None  # [K, d] of drawn images of no pair
 
 
 @dataclass(frozen=True, eq=False)
@@ -239,6 +238,11 @@ class Data:
             device = resolve_device(self.device)
             make_blocks = finetuned_blocks_factory(record, request.finetune, device)
             member_blocks = lambda options: finetuned_blocks_factory(record, options, device)()  # noqa: E731
+        negatives: Tensor | None = None
+        if opened.path is not None:
+            with open_cache(opened.path) as file:
+                stored = read_negatives(file)
+            negatives = None if stored is None else torch.from_numpy(stored).float()
         examples = join_labels(self.manifest, self.labels, arrays, opened.bad)
         read: dict[str, str | None] = {path.name: digest for path, digest in self.files.items()}
         if isinstance(self.features, CachedFeatures):
@@ -255,7 +259,7 @@ class Data:
             glove=self.word_vectors,
             make_blocks=make_blocks,
             member_blocks=member_blocks,
-            negatives=None if opened.negatives is None else torch.from_numpy(opened.negatives).float(),
+            negatives=negatives,
         )
 
     def _part(self, request: InputRequest) -> tuple[EncoderParams, int | None]:
@@ -295,12 +299,12 @@ class Data:
         identity = {key: str(value) for key, value in stored.identity.items()}
         if rows is None:
             identity["features"] = stored.contents
-            return OpenedFeatures(stored.cls, stored.bad, identity, path, negatives=stored.negatives)
+            return OpenedFeatures(stored.cls, stored.bad, identity, path)
         with open_cache(path) as file:
             digest = contents_digest(file, rows)
         identity |= {"manifest": self._table_digest(), "features": digest}
         bad = stored.bad[rows] | (rows < 0)
-        return OpenedFeatures(stored.cls[rows], bad, identity, path, rows, stored.negatives)
+        return OpenedFeatures(stored.cls[rows], bad, identity, path, rows)
 
     def _table_digest(self) -> str:
         return hashlib.sha256(manifest_bytes(self.manifest)).hexdigest()

@@ -88,12 +88,12 @@ def test_errors_of_the_means_are_those_over_pairs_if_these_are_larger():
     found = UnseenMass.of(own, pairs, is_seen)
     assert found is not None
     means = [own[pairs == pair][0] for pair in range(6)]  # of pairs with equally many images
-    assert found.seen == pytest.approx(np.mean(means))
-    assert found.seen_error == pytest.approx(np.std(means, ddof=1) / np.sqrt(6))
+    assert found.seen == pytest.approx(np.mean(means), abs=1e-6)
+    assert found.seen_error == pytest.approx(np.std(means, ddof=1) / np.sqrt(6), abs=1e-6)
     alone = random.random(200)
     other = UnseenMass.of(alone, np.arange(200), is_seen)
     assert other is not None
-    assert other.unseen_error == pytest.approx(alone[~is_seen].std(ddof=1) / np.sqrt(80))
+    assert other.unseen_error == pytest.approx(alone[~is_seen].std(ddof=1) / np.sqrt(80), abs=1e-6)
 
 
 def test_there_are_no_means_without_images_of_both_kinds():
