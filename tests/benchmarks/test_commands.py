@@ -25,6 +25,7 @@ COMMANDS = {  # name -> (arguments, changes of the module m before its main func
     "extraction": ("--json", MEMORY),
     "first_minutes": ("--splits 0 --json", "from pathlib import Path; m.IMAGES, m.PAIRS = Path('pictures'), 1"),
     "graph": ("--json", "m.DIM, b = 16, m.by_batch; m.by_batch = lambda: b((64,))"),
+    "ideas": ("--splits 1 --json artifacts/own/manifest.csv:pictures", "m.SEEDS = (0,)"),
     "labelling": ("--json", "m.FIRST, m.ADDED, m.SEEDS = 30, (5,), 2"),
     "new_share": ("--run artifacts/own/duplex/0 --json", "m.SHARES, m.DRAWS = (0.5,), 2"),
     "new_words": ("--dataset own --methods duplex --json", ""),
