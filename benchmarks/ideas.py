@@ -52,7 +52,7 @@ def main() -> None:
     for number in range(given.splits):
         own = LabelledImages(data.manifest, data.labels, {})
         split = own if number == 0 else resplit(own, number)
-        bad = ~data.features.any(1)
+        bad = np.asarray(~data.features.any(1))
         examples = join_labels(split.manifest, split.labels, {"cls": data.features}, bad)
         for record in measured(examples, split.labels):
             rows.append({"split": number, **record})
@@ -60,7 +60,8 @@ def main() -> None:
     table = table.round(1).reset_index()
     if given.csv is not None:
         table.to_csv(given.csv, index=False, lineterminator="\n")
-    emit(table.to_dict("records")) if given.json else say(table.to_string(index=False))
+    records: Any = table.to_dict("records")
+    emit(records) if given.json else say(table.to_string(index=False))
 
 
 def measured(examples: dict[str, Examples], labels: LabelSpace) -> Iterator[dict[str, Any]]:

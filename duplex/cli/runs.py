@@ -57,7 +57,7 @@ def show_params(
 ) -> None:
     """Check params.yaml and print it as JSON, with all defaults filled in."""
     if schema:
-        from duplex.config.params import json_schema
+        from duplex.config.schema import json_schema
 
         print_json(json_schema())
         return

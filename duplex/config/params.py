@@ -22,7 +22,6 @@ from pydantic import (
     Field,
     PlainSerializer,
     PlainValidator,
-    TypeAdapter,
     ValidationError,
     model_validator,
 )
@@ -546,21 +545,3 @@ def shipped_project() -> Path:
         if (folder / "dvc.yaml").is_file():
             return folder
     raise DuplexError("this installation of duplex lacks its own dvc.yaml; reinstall duplex from a wheel")
-
-
-def json_schema() -> dict[str, Any]:
-    """JSON schema of params.yaml, for editors; methods' options are unchecked."""
-    schema = Params.model_json_schema()
-    parts = {}
-    for options in (TrainingOptions, FinetuneOptions, AutoFinetune):
-        parts[options] = {**TypeAdapter(options).json_schema(), "required": [], "additionalProperties": False}
-    tables: dict[str, Any] = {"training": parts[TrainingOptions]}
-    tables["finetune"] = {"anyOf": [{"const": "auto"}, parts[FinetuneOptions], parts[AutoFinetune]]}
-    for name in ("MethodChanges", "MethodEntry"):
-        schema["$defs"][name]["properties"] |= tables
-    entry = schema["$defs"]["DatasetParams"]
-    entry["properties"]["training"] = parts[TrainingOptions]
-    encoder = entry["properties"]["encoder"]
-    entry["properties"]["encoder"] = {"anyOf": [encoder, {"type": "array", "items": encoder}]}
-    del entry["required"]  # datasets/NAME.yaml may have the other keys
-    return schema
