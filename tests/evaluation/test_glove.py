@@ -27,7 +27,8 @@ def test_names_of_several_words_are_averaged(glove: Path) -> None:
 def test_names_of_the_benchmarks_get_the_words_of_csps_code(glove: Path) -> None:
     glove.write_text(GLOVE + "sneakers 3 3 3\ntower 2 2 2\n", encoding="utf-8")
     found = read_word_vectors(glove, ["Faux.Fur", "Shoes.Sneakers.and.Athletic.Shoes", "eiffel_tower"])
-    np.testing.assert_allclose(found.vectors, [[3.5, 0.5, 0], [3, 3, 3], [2, 2, 2]])
+    expected: list[list[float]] = [[3.5, 0.5, 0], [3, 3, 3], [2, 2, 2]]
+    np.testing.assert_allclose(found.vectors, expected)
     assert len(OTHER_WORDS) == 21 and all(prompt_name(name) == name for name in OTHER_WORDS)
 
 
