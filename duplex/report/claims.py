@@ -489,12 +489,12 @@ def _order(line: Comparison, group: Mapping[str, Measured]) -> dict[str, Any]:
         value = group[name].value(place, metric)
         if value is not None:
             terms.append((factor, value))
+    if len(terms) < 3:
+        found |= dict(zip(("left", "right"), (value for _, value in terms), strict=False))
     if "share" in line.claim:
         terms.append((-1.0, MeanWithError(line.claim["share"][1], 0.0, 0)))
     gap = Gap.of(*terms)
     found |= {"reason": _with(group.values(), table), "gap": gap}
-    if len(terms) == 2:
-        found |= {"left": terms[0][1], "right": terms[1][1]}
     if "cost" not in line.claim and any(run.lacks_training(table) for run in group.values()):
         return {**found, "verdict": UNTRAINED}
     if "equal" in line.claim:
