@@ -9,6 +9,7 @@ among listed pairs, and images of new and of seen pairs that are right among all
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -52,7 +53,7 @@ def main() -> None:
     for number in range(given.splits):
         own = LabelledImages(data.manifest, data.labels, {})
         split = own if number == 0 else resplit(own, number)
-        bad = ~data.features.any(1)
+        bad = np.asarray(~data.features.any(1))
         examples = join_labels(split.manifest, split.labels, {"cls": data.features}, bad)
         for record in measured(examples, split.labels):
             rows.append({"split": number, **record})
@@ -60,7 +61,7 @@ def main() -> None:
     table = table.round(1).reset_index()
     if given.csv is not None:
         table.to_csv(given.csv, index=False, lineterminator="\n")
-    emit(table.to_dict("records")) if given.json else say(table.to_string(index=False))
+    emit(json.loads(table.to_json(orient="records"))) if given.json else say(table.to_string(index=False))
 
 
 def measured(examples: dict[str, Examples], labels: LabelSpace) -> Iterator[dict[str, Any]]:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -240,7 +240,7 @@ def _open_or_create(job: ExtractionJob) -> PartialCache:
             print(f"{partial} was begun with another {key or 'set of rows'}; extracting again", file=sys.stderr)
     shapes = job.settings.outputs.row_shapes(job.encoder)
     negatives = _negatives(job)
-    constants = {NEGATIVES: negatives, NEGATIVE_CHECKSUMS: row_checksums(negatives)}
+    constants: dict[str, NDArray[Any]] = {NEGATIVES: negatives, NEGATIVE_CHECKSUMS: row_checksums(negatives)}
     return PartialCache.create(job.path, job.identity, job.span, job.encoder.dim, shapes, constants)
 
 
