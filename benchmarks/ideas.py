@@ -9,6 +9,7 @@ among listed pairs, and images of new and of seen pairs that are right among all
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -60,8 +61,7 @@ def main() -> None:
     table = table.round(1).reset_index()
     if given.csv is not None:
         table.to_csv(given.csv, index=False, lineterminator="\n")
-    records: Any = table.to_dict("records")
-    emit(records) if given.json else say(table.to_string(index=False))
+    emit(json.loads(table.to_json(orient="records"))) if given.json else say(table.to_string(index=False))
 
 
 def measured(examples: dict[str, Examples], labels: LabelSpace) -> Iterator[dict[str, Any]]:
