@@ -229,7 +229,7 @@ def test_a_killed_worker_is_reported_in_one_line(run, encoder) -> None:
     def kill_workers(pixels):
         for child in multiprocessing.active_children():
             os.kill(child.pid or 0, signal.SIGKILL)
-        time.sleep(1)
+            time.sleep(0.5)
         return encoder.encode_images(pixels)
 
     with pytest.raises(DuplexError, match=r"a decoding worker died, .*run the same command again"):
