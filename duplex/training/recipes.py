@@ -241,9 +241,9 @@ def recipe_row(recipe: Trial, result: TrialResult, best: TrialResult | None) -> 
 def recipe_line(row: Mapping[str, Any], result: TrialResult) -> str:
     """One line of text about a recipe that was tried: AUC, accuracies, gain, seconds."""
     parts = [f"{row['recipe']:<31} validation AUC {row['auc']:5.1f}"]
-    for key, words in ACCURACIES.items():
+    for key in ("accuracy_seen", "accuracy_unseen"):
         if row[key] is not None:
-            parts.append(f"{words} {row[key]:5.1f} %")
+            parts.append(f"{ACCURACIES[key]} {row[key]:5.1f} %")
     if "gain" in row:
         error = row["gain_error"]
         parts.append(f"{row['gain']:+.1f}" + ("" if error is None else f" ± {error:.1f}"))
