@@ -255,11 +255,15 @@ def _fit(fit: FolderFit, out: Path, force: bool) -> Path:
         say(fit.outlook())
         choice = fit.search()
     say(f"chosen: {choice.recipe.name}")
-    rival, regressions = _rival(fit)
+    regressions = _measured_rival(fit)
     measured, answers = _measure(fit, choice.recipe)
     measured["regressions"] = regressions
-    say(f"on {measured['images']:,} test images, which had no part in training: {_summary(measured)}")
-    say(rival)
+    _say_measured(say, f"on {measured['images']:,} test images, which had no part in training", measured)
+    rival = "two logistic regressions, for comparison"
+    if regressions is None:
+        say(f"{rival}, are left out: {fit.no_regressions}")
+    else:
+        _say_measured(say, rival, regressions)
     say(f"fitting the model to all {len(fit.data.manifest):,} labelled images")
     run = fit_on_all_images(fit, choice)
     with sole_model_writer(out, "then run the same command again"):
@@ -302,31 +306,26 @@ def _measure(fit: FolderFit, recipe: Trial) -> tuple[dict[str, Any], GroupAnswer
     return numbers, answers
 
 
-def _summary(measured: Mapping[str, Any]) -> str:
-    closed = measured["metrics"]["closed"]
-    parts = [f"AUC {closed['auc']:.1f} (closed world), calibration error {measured['calibration_error']:.1f} %"]
+def _say_measured(say: Say, about: str, measured: Mapping[str, Any]) -> None:
+    auc = measured["metrics"]["closed"]["auc"]
+    say(f"{about}: AUC {auc:.1f} (closed world), calibration error {measured['calibration_error']:.1f} %")
+    say(f"{'right answers, %':<38}known pairs  new pairs")
     wordings = {
-        "assumed": "if {:.0f} % of images are of new pairs",
-        "estimated": "over these images, with {:.0f} ± {:.0f} % estimated from them",
-        "true": "if {:.0f} % are, as among these images",
+        "assumed": "if {:.0f} % of images show new pairs",
+        "estimated": "if {:.0f} ± {:.0f} % do, as estimated",
+        "true": "if {:.0f} % do, as is true",
     }
     for name, at in measured["at_shares"].items():
-        shares = wordings[name].format(100 * at["new_share"], 100 * at.get("error", 0.0))
-        parts.append(
-            f"accuracy {at['accuracy']:.1f} % {shares} "
-            f"({at['accuracy_seen']:.1f} % for pairs with training images, {at['accuracy_unseen']:.1f} % for new pairs)"
-        )
-    return "; ".join(parts)
+        share = wordings[name].format(100 * at["new_share"], 100 * at.get("error", 0.0))
+        say(f"  {share:<36}{at['accuracy_seen']:>11.1f}  {at['accuracy_unseen']:>9.1f}")
 
 
-def _rival(fit: FolderFit) -> tuple[str, dict[str, Any] | None]:
-    # a line on how the plain rival does on the same test images, and its numbers
-    about = "two logistic regressions, for comparison"
+def _measured_rival(fit: FolderFit) -> dict[str, Any] | None:
+    # the plain rival on the same test images
     if fit.no_regressions is not None:
-        return f"{about}, are left out: {fit.no_regressions}", None
+        return None
     fit.trials.result(fit.space.rival)  # trains it, unless the search did
-    rival, _ = _measure(fit, fit.space.rival)
-    return f"{about}: {_summary(rival)}", rival
+    return _measure(fit, fit.space.rival)[0]
 
 
 def _write_model(

@@ -83,7 +83,7 @@ def test_accuracy_is_also_measured_at_the_test_images_own_share_and_at_the_estim
         assumed, estimated, own = (numbers["at_shares"][origin] for origin in ("assumed", "estimated", "true"))
         assert assumed["new_share"] == 0.1
         assert abs(estimated["new_share"] - own["new_share"]) < 0.1 + 3 * estimated["error"]
-        assert f"{100 * estimated['new_share']:.0f} ± {100 * estimated['error']:.0f} % estimated from them" in printed
+        assert f"{100 * estimated['new_share']:.0f} ± {100 * estimated['error']:.0f} % do, as estimated " in printed
         assert f"| {name} | {100 * own['new_share']:.1f} % (true) | {own['accuracy_seen']:.1f} |" in card
         assert 0.1 < own["new_share"] < 0.9 and own["accuracy_unseen"] >= assumed["accuracy_unseen"]
         share = own["new_share"]
