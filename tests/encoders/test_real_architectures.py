@@ -21,7 +21,7 @@ from duplex.labels import LabelSpace
 from duplex.methods.prompts import Prompts
 from tests.encoders.small import noise_image, write_gemma_tokenizer
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 SIZES = (1, 1, 2, 1)  # blocks of the four stages of a convolutional tower
 
 
