@@ -125,7 +125,8 @@ def test_encoders_of_the_paper_have_their_own_rows(benchmark: Path, command: Com
         record["evaluation"]["word_vectors"] = "../words.txt"
     monkeypatch.chdir(benchmark)
     lines = lines_of(command("reproduce", "mit-states-resnet18", "--dry-run", "--seeds", "0"))
-    assert lines["rows"].endswith("2 × seeds 0: cge, cge_visual") and "of cge, cge_visual on this device" in lines["hours"]
+    assert lines["rows"].endswith("2 × seeds 0: cge, cge_visual")
+    assert "of cge, cge_visual on this device" in lines["hours"]
     assert "9.7 MB of features" in lines["disk"], "64 times 3 x 224 x 224 pixels"
     monkeypatch.chdir(benchmark)
     lines = lines_of(command("reproduce", "mit-states-blip", "--dry-run", "--seeds", "0"))
