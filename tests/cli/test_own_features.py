@@ -17,6 +17,8 @@ from duplex.project.reproduce import plan_reproduction
 from duplex.project.run import ProjectData
 from tests.commands import Command
 
+pytestmark = pytest.mark.slow
+
 WIDTH = 12
 
 

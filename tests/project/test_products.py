@@ -24,6 +24,8 @@ from duplex.training.checkpoint import read_record
 from tests.commands import Command
 from tests.projects import edited_params, encoded_project
 
+pytestmark = pytest.mark.slow
+
 PRODUCTS = {
     "both": {"kind": "product", "of": ["csp", "closed_form"]},
     "csp_seeds": {"kind": "product", "of": ["csp"], "seeds": "all"},

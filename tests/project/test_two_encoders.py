@@ -18,6 +18,8 @@ from duplex.project.train import train_stage
 from duplex.recognition.recognizer import Recognizer
 from tests.projects import draw_project, edited_params
 
+pytestmark = pytest.mark.slow
+
 OTHER = "timm:test_efficientnet"
 
 

@@ -28,6 +28,8 @@ from tests.recognition.test_server_page import cards, upload
 from tests.subprocesses import ROOT, duplex
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = ROOT / "duplex" / "recognition" / "browser.js"
 
 

@@ -24,6 +24,8 @@ from tests.data.makers import encoded
 from tests.features.test_image_files import bomb
 from tests.recognition.serving import BOUNDARY, RunningServer, form, form_headers
 
+pytestmark = pytest.mark.slow
+
 
 def data_of(trained, place: int = 0) -> bytes:
     return trained.images()[place].read_bytes()

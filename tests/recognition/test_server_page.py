@@ -9,6 +9,8 @@ pytest.importorskip("fastapi")
 
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def page(browser, server):
