@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 INFO = f"duplex_czsl-{version(DISTRIBUTION)}.dist-info"
 METADATA = {"METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE", "top_level.txt"}
 DATA = {
-    "py.typed", "config/recipes.yaml", "data/benchmarks.yaml",
+    "py.typed", "config/recipes.yaml", "data/benchmarks.yaml", "recognition/encoders.csv",
     "encoders/tiny/model.json", "encoders/tiny/weights.safetensors",
     "recognition/browser.js", "recognition/docs.html", "recognition/page.html",
     "report/blocks.html.j2", "report/charts.css", "report/claims.yaml",

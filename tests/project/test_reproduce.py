@@ -272,7 +272,7 @@ MAIN = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", MAIN)
 def test_the_plan_of_a_benchmark_of_its_size(clip_rows: Path, command: Command, name: str):
     make_benchmark(clip_rows / "data" / name, name)
