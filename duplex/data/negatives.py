@@ -37,7 +37,8 @@ def _noise(random: Generator) -> Image.Image:
     planes = (planes - planes.mean((1, 2), keepdims=True)) / planes.std((1, 2), keepdims=True)
     mix = random.normal(0, 0.6, (3, 3)) + random.normal(size=(3, 1))  # colours vary together
     mix /= np.linalg.norm(mix, axis=1, keepdims=True)
-    level, contrast = random.uniform(0.2, 0.8, 3), random.uniform(0.03, 0.3)
+    level = random.uniform(0.2, 0.8, 3)
+    contrast = random.uniform(0.03, 0.3)
     return _image(level + contrast * np.einsum("cp,pyx->yxc", mix, planes))
 
 
@@ -46,7 +47,8 @@ def _waves(random: Generator) -> Image.Image:
     y, x = np.mgrid[0:SIDE, 0:SIDE] / SIDE - 0.5
     total = np.zeros((SIDE, SIDE))
     for _ in range(random.integers(1, MOST_WAVES + 1)):
-        turn, rate = random.uniform(0, 2 * np.pi), random.uniform(0.3, 14)
+        turn = random.uniform(0, 2 * np.pi)
+        rate = random.uniform(0.3, 14)
         along = np.cos(turn) * x + np.sin(turn) * y
         total += np.sin(2 * np.pi * (rate * along + random.random()))
     if random.random() < 0.4:
@@ -66,7 +68,8 @@ def _shapes(random: Generator) -> Image.Image:
     image = Image.new("RGB", (SIDE, SIDE), colour())
     pen = ImageDraw.Draw(image)
     for _ in range(random.integers(1, MOST_SHAPES + 1)):
-        centre, radius = random.uniform(0, SIDE, 2), random.uniform(5, SIDE / 2)
+        centre = random.uniform(0, SIDE, 2)
+        radius = random.uniform(5, SIDE / 2)
         form = random.integers(3)
         if form == 0:
             reach = radius * random.uniform(0.3, 1, 2)

@@ -272,8 +272,8 @@ def missing_weights(name: str, weights: str | None = None) -> MissingWeights | N
 def unknown_words(name: str, texts: Iterable[str]) -> list[str]:
     """The distinct words in `texts` for which the text tower of an encoder has no embedding."""
     families = [find_family(part) for part, _ in joined_parts(name)]
-    reading = [family for family in families if family.has_text][:1]  # of joined ones, the first tower encodes
-    return [word for family in reading for word in family.unknown_words(texts)]
+    reading = next((family for family in families if family.has_text), None)  # of joined ones, the first tower encodes
+    return [] if reading is None else reading.unknown_words(texts)
 
 
 def resolve_device(device: str) -> str:

@@ -304,7 +304,8 @@ def number(value: float | None, form: str = ".2f") -> str:
 
 def interval_of(values: Mapping[str, Any], name: str = "auc") -> tuple[float, float] | None:
     """The ends of a metric's 95 % interval, `NAME_low` and `NAME_high`; None if one is missing."""
-    low, high = values.get(f"{name}_low"), values.get(f"{name}_high")
+    low = values.get(f"{name}_low")
+    high = values.get(f"{name}_high")
     return None if low is None or high is None else (low, high)
 
 

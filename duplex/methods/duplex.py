@@ -71,7 +71,8 @@ class CounterfactualSum(torch.autograd.Function):
         """
         a, b, w, i, j, cell = ctx.saved_tensors
         rectified: bool = ctx.rectified
-        da, db = torch.zeros_like(a), torch.zeros_like(b)
+        da = torch.zeros_like(a)
+        db = torch.zeros_like(b)
         dw = torch.empty_like(w)
         for rows in _blocks(len(i), a):
             r, inverse = _counterfactuals(a, b, i[rows], j[rows], rectified)
@@ -150,7 +151,8 @@ class BatchCandidates:
         if not diagonal:
             np.fill_diagonal(of_pair, -1)
         i, j = np.nonzero(of_pair >= 0)
-        partners_s, partners_o = inside.sum(1).clip(min=1), inside.sum(0).clip(min=1)
+        partners_s = inside.sum(1).clip(min=1)
+        partners_o = inside.sum(0).clip(min=1)
         labels = (distinct_s, distinct_o, state_of, object_of, partners_s, partners_o)
         return cls(grid[inside], *copy_to_device(device, *labels, row, column, i, j, of_pair[i, j]))
 
@@ -234,8 +236,10 @@ def _counterfactual_sums(
     j = candidates.j
     cell = candidates.cell
     if by_label:  # one pair (m, n) per candidate, of means over their images
-        a, b = candidates.means_by_state(a), candidates.means_by_object(b)
-        label_s, label_o = candidates.means_by_state(label_s), candidates.means_by_object(label_o)
+        a = candidates.means_by_state(a)
+        b = candidates.means_by_object(b)
+        label_s = candidates.means_by_state(label_s)
+        label_o = candidates.means_by_object(label_o)
         i = candidates.row
         j = candidates.column
         cell = torch.arange(len(candidates), device=a.device)

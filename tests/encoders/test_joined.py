@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from safetensors.torch import save_file
 
 from duplex.encoders.base import (
     encoder_identity,
@@ -18,27 +17,22 @@ from duplex.encoders.base import (
     part_widths,
     unknown_words,
 )
-from duplex.encoders.libraries import timm
 from duplex.encoders.prompt_tree import PromptTree
 from duplex.errors import DuplexError, UsageError
 from duplex.features.encode import WantedOutputs, encode_outputs
 from duplex.methods.layers import unit
-
-OTHER = "timm:test_efficientnet"
+from tests.encoders.small_timm import SMALL, write_weights
 
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A file with random weights of a small network without a text tower."""
-    path = tmp_path_factory.mktemp("weights") / "weights.safetensors"
-    torch.manual_seed(0)
-    save_file(timm.create_model("test_efficientnet", num_classes=0).state_dict(), path)
-    return path
+    return write_weights(tmp_path_factory.mktemp("weights"))
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["text first", "text last"])
 def parts(request, weights) -> list[tuple[str, str | None]]:
-    listed = [("tiny", None), (OTHER, str(weights))]
+    listed = [("tiny", None), (SMALL, str(weights))]
     return listed[::-1] if request.param else listed
 
 
@@ -50,7 +44,7 @@ def test_a_name_lists_encoders_and_weights(parts):
     name = joined_name(parts)
     assert joined_parts(name) == parts and name.startswith("joined:")
     assert joined_parts("tiny", "tag") == [("tiny", "tag")]
-    assert has_text(name) and not has_text(OTHER)
+    assert has_text(name) and not has_text(SMALL)
     assert unknown_words(name, ["red circle"]) == [] and unknown_words(name, ["gryphon"]) == ["gryphon"]
     assert set(family_modules(name)) == {"duplex.encoders.joined", "duplex.encoders.tiny", "duplex.encoders.others"}
 

@@ -4,11 +4,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from duplex.artifacts import ArtifactPaths
 from duplex.config.params import load_params
-from duplex.encoders.libraries import timm
 from duplex.errors import UsageError
 from duplex.project.evaluate import evaluate_stage
 from duplex.project.extract import extract
@@ -16,24 +14,22 @@ from duplex.project.prepare import prepare
 from duplex.project.run import ProjectData, ProjectRun
 from duplex.project.train import train_stage
 from duplex.recognition.recognizer import Recognizer
+from tests.encoders.small_timm import SMALL, write_weights
 from tests.projects import draw_project, edited_params
 
 pytestmark = pytest.mark.slow
-
-OTHER = "timm:test_efficientnet"
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("two")
-    torch.manual_seed(0)
-    save_file(timm.create_model("test_efficientnet", num_classes=0).state_dict(), folder / "weights.safetensors")
+    write_weights(folder)
 
     def two(record):
-        listed = [{"name": "tiny"}, {"name": OTHER, "weights": str(folder / "weights.safetensors")}]
+        listed = [{"name": "tiny"}, {"name": SMALL, "weights": str(folder / "weights.safetensors")}]
         record["datasets"]["own"]["encoder"] = listed
         record["methods"]["one"] = {"extends": "csp", "encoder": "tiny"}
-        record["methods"]["other"] = {"extends": "linear", "encoder": OTHER}
+        record["methods"]["other"] = {"extends": "linear", "encoder": SMALL}
 
     draw_project(folder, ["closed_form", "dual", "one", "other", "csp"], changes=two, epochs=1)
     params, paths = load_params(folder / "params.yaml"), ArtifactPaths(folder / "artifacts")
@@ -53,11 +49,11 @@ def test_runs_read_both_encoders_or_the_one_that_they_name(folder: Path, tmp_pat
     evaluate_stage(own)
     inputs = own.data.open().read(own.spec.request)
     record = own.checkpoint().record.encoder
-    names = {"one": "tiny", "other": OTHER}
+    names = {"one": "tiny", "other": SMALL}
     if method in names:
         assert record["name"] == names[method] and "parts" not in record
     else:
-        assert record["name"] == f"joined:tiny + {OTHER} @ {folder / 'weights.safetensors'}"
+        assert record["name"] == f"joined:tiny + {SMALL} @ {folder / 'weights.safetensors'}"
         assert tuple(map(int, record["parts"].split(" + "))) == (128, inputs.examples["test"].cls.shape[1] - 128)
     recognizer = Recognizer.load(own.files.root, device="cpu", exact=True)
     test = inputs.examples["test"]
@@ -98,7 +94,7 @@ def test_unfitting_settings_are_refused(folder: Path, tmp_path: Path, changes: d
     ("listed", "message"),
     [
         ([{"name": "tiny"}], "needs two or more"),
-        ([{"name": "tiny"}, {"name": OTHER, "precision": "bf16"}], "differ in"),
+        ([{"name": "tiny"}, {"name": SMALL, "precision": "bf16"}], "differ in"),
     ],
 )
 def test_wrong_lists_are_refused(folder: Path, tmp_path: Path, listed: list, message: str) -> None:

@@ -10,11 +10,9 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from duplex import Recognizer, load_dataset
 from duplex.data import contents
-from duplex.encoders.libraries import timm
 from duplex.errors import DuplexError, UsageError
 from duplex.features import shared
 from duplex.project.suspects import OUTLIERS, open_labelled, rank_suspects, relabelled, write_suspects_page
@@ -22,6 +20,7 @@ from duplex.recognition import fit
 from duplex.recognition.export import read_fit
 from duplex.recognition.update import update_model
 from duplex.training import lineup, recipes, trials
+from tests.encoders.small_timm import write_weights
 from tests.recognition.drawn_folder import LACKING, OBJECTS, STATES, draw_pair
 from tests.recognition.searches import only_the_first, only_the_product
 from tests.subprocesses import duplex, start_duplex
@@ -356,9 +355,7 @@ def test_the_default_name_of_a_model_is_that_of_its_source(name, folder, model, 
 
 
 def test_an_encoder_without_a_text_tower_is_fine_tuned(drawn, tmp_path, monkeypatch):
-    torch.manual_seed(0)
-    weights = tmp_path / "weights.safetensors"
-    save_file(timm.create_model("test_efficientnet", num_classes=0).state_dict(), weights)
+    weights = write_weights(tmp_path)
     monkeypatch.setattr(lineup, "DEPTHS", (1,))
     monkeypatch.setattr(lineup, "EPOCHS", (2, 3))
     monkeypatch.setattr(recipes, "EPOCHS", (2, 3))

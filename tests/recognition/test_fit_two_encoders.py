@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from duplex import Recognizer
 from duplex.encoders.base import joined_name
-from duplex.encoders.libraries import timm
 from duplex.errors import UsageError
 from duplex.features import shared
 from duplex.recognition import fit, folder_fit, numpy_example, onnx_files
@@ -19,18 +18,15 @@ from duplex.recognition.fit import checked_encoders
 from duplex.recognition.labelled_folder import read_labelled_folder
 from duplex.recognition.update import update_model
 from duplex.training import lineup, recipes
+from tests.encoders.small_timm import SMALL, write_weights
 from tests.recognition.drawn_folder import draw_pair
 
 pytestmark = pytest.mark.slow
-OTHER = "timm:test_efficientnet"
 
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("weights") / "weights.safetensors"
-    torch.manual_seed(0)
-    save_file(timm.create_model("test_efficientnet", num_classes=0).state_dict(), path)
-    return path
+    return write_weights(tmp_path_factory.mktemp("weights"))
 
 
 @pytest.fixture
@@ -43,7 +39,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_both_at_once_are_exported_predict_as_in_the_run_and_are_updated(drawn, tmp_path, monkeypatch, weights, short):
-    encoders = ["tiny", f"{OTHER} @ {weights}"]
+    encoders = ["tiny", f"{SMALL} @ {weights}"]
     wanted = f"closed form times regressions, {folder_fit.ALL}"
 
     def chosen(candidates):
@@ -63,7 +59,7 @@ def test_both_at_once_are_exported_predict_as_in_the_run_and_are_updated(drawn, 
     monkeypatch.setattr(folder_fit, "choose", lambda candidates: candidates[-1])
     lines: list[str] = []
     model = fit.fit_folder(drawn, tmp_path / "model", encoder=encoders, say=lines.append)
-    assert extracted == ["tiny", OTHER]
+    assert extracted == ["tiny", SMALL]
     record = read_fit(model)
     assert record["chosen"] == wanted
     names = [row["recipe"] for row in record["recipes"]]
@@ -74,7 +70,7 @@ def test_both_at_once_are_exported_predict_as_in_the_run_and_are_updated(drawn, 
     assert "text prompts, rate 0.001, all encoders" in names and any(row["blocks"] for row in record["recipes"])
     recognizer = Recognizer.load(model, device="cpu", exact=True)
     stored = recognizer.trained.backbone.record
-    assert stored["name"] == joined_name([("tiny", None), (OTHER, str(weights))])
+    assert stored["name"] == joined_name([("tiny", None), (SMALL, str(weights))])
     assert len(stored["weights"].split(" + ")) == 2
     images = sorted(drawn.glob("*/*/0000.png"))
     found = recognizer.scores(images, "open")
@@ -98,19 +94,19 @@ def test_both_at_once_are_exported_predict_as_in_the_run_and_are_updated(drawn, 
 
 def test_the_encoder_alone_is_chosen_where_validation_says_so(drawn, tmp_path, weights, short):
     """The random network only adds noise."""
-    encoders = ["tiny", f"{OTHER} @ {weights}"]
+    encoders = ["tiny", f"{SMALL} @ {weights}"]
     model = fit.fit_folder(drawn, tmp_path / "model", encoder=encoders, say=lambda _: None)
     record = read_fit(model)
     aucs = {row["recipe"]: row["auc"] for row in record["recipes"]}
     assert aucs["nothing trained, encoder 1"] > aucs["nothing trained, encoder 2"]
     name = Recognizer.load(model, device="cpu").trained.backbone.record["name"]
     is_alone = not record["chosen"].endswith(folder_fit.ALL)
-    assert name == ("tiny" if is_alone else joined_name([("tiny", None), (OTHER, str(weights))]))
+    assert name == ("tiny" if is_alone else joined_name([("tiny", None), (SMALL, str(weights))]))
 
 
 def test_weights_and_repeated_encoders_are_refused_in_one_line(drawn):
     labels = read_labelled_folder(drawn).labels
     with pytest.raises(UsageError, match=r"could belong to any of 2 encoders; .*'NAME @ WEIGHTS'"):
-        checked_encoders(["tiny", OTHER], "file", labels)
+        checked_encoders(["tiny", SMALL], "file", labels)
     with pytest.raises(UsageError, match="'tiny' is given twice"):
         checked_encoders(["tiny", "tiny"], None, labels)
