@@ -32,6 +32,8 @@ from tests.projects import encoded_project, kill_and_resume_training
 from tests.recognition.serving import RunningServer
 from tests.subprocesses import start_duplex
 
+pytestmark = pytest.mark.slow
+
 
 @dataclass(frozen=True)
 class Project:

@@ -28,6 +28,8 @@ from tests.commands import command
 from tests.features.conftest import update_checksums
 from tests.projects import edited_params, encoded_project, interrupt, kill_and_resume_training, with_evaluation
 
+pytestmark = pytest.mark.slow
+
 __all__ = ["command"]
 METHODS = ("clip", "csp", "cso", "duplex")
 

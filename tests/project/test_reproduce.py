@@ -16,6 +16,8 @@ from tests.encoders import small
 from tests.projects import SHIPPED, draw_project, edited_params, interrupt
 from tests.subprocesses import ROOT
 
+pytestmark = pytest.mark.slow
+
 __all__ = ["command"]
 
 ROWS = ("duplex_five", "duplex_five_open", "module_cso", "module_sp", "troika")

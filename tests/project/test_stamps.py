@@ -47,6 +47,8 @@ from tests.features.conftest import update_checksums
 from tests.projects import inside, make_project, with_evaluation
 from tests.subprocesses import ROOT
 
+pytestmark = pytest.mark.slow
+
 PLUGIN = "from duplex.methods.prompt_method import PromptMethod\n\n\nclass Mine(PromptMethod):\n    pass\n"
 CSP = ArtifactPaths().run("own", "csp", 0)
 

@@ -23,8 +23,8 @@ from duplex.project.train import train_stage
 from duplex.system import plugins
 from tests.projects import with_evaluation
 
+pytestmark = pytest.mark.slow
 QUICK = {"learning_rate": 1e-2, "alpha": 1.0, "contrast": 1.0, "theta": 1.0, "warm": False}
-
 
 CLASSES = ("Prior", "Forgetful", "Hasty", "Short", "Choosy")
 PLUG_IN = '''

@@ -18,6 +18,8 @@ from duplex.report.blocks import Note
 from duplex.report.figures import Scene, compute_tsne_maps, map_figures
 from duplex.report.images import swap_parts
 
+pytestmark = pytest.mark.slow
+
 
 def test_report_prints_the_page(command):
     done = command("report")

@@ -18,6 +18,8 @@ from tests.report.own_data import own_data
 from tests.report.reading import Page
 from tests.report.test_browser import CONTRAST
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
