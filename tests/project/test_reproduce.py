@@ -287,8 +287,9 @@ def test_the_plan_of_a_benchmark_of_its_size(clip_rows: Path, command: Command, 
     costs = {row: (hours, size) for row, hours, size in re.findall(r"^ +(\w+) +(\S+) +([\d.]+ [MG]B)", plan.out, re.M)}
     assert list(costs) == lines["rows"].partition(": ")[2].split(", ")
     assert all(float(hours.replace(",", "")) > 0 for hours, _ in costs.values())
-    if name == "cgqa":  # all 278,362 pairs may be refined: 49 numbers of four bytes each
-        assert costs["duplex_five_open"][1] == "54.7 MB"
+    if name == "cgqa":  # all 278,362 pairs may be refined: 49 numbers of four bytes each, beside prompts and adapters
+        megabytes = float(costs["duplex_five_open"][1].removesuffix(" MB"))
+        assert 278_362 * 49 * 4 / 1e6 < megabytes < 58
 
 
 @pytest.mark.slow
