@@ -184,6 +184,25 @@ def _largest(similar: Floats, k: int) -> Ints:
     return np.take_along_axis(columns, order, axis=1)
 
 
+def silhouette(vectors: Vectors, groups: Ints) -> float:
+    """Mean over vectors of (b - a) / max(a, b).
+
+    a is a vector's mean cosine distance to the others of its group, b that to the nearest other group. With m the mean
+    of a group's unit vectors, the mean distance of z to the group is 1 - z m. Each group has at least two vectors.
+    """
+    z = unit(vectors)
+    _, group, counts = np.unique(groups, return_inverse=True, return_counts=True)
+    means = np.zeros((len(counts), z.shape[1]))
+    np.add.at(means, group, z)
+    means /= counts[:, None]
+    distances = 1 - z @ means.T  # [n, G]
+    own = np.arange(len(z)), group
+    a = distances[own] * counts[group] / (counts[group] - 1)  # its distance to itself is 0
+    distances[own] = np.inf
+    b = distances.min(axis=1)
+    return float(np.mean((b - a) / np.maximum(np.maximum(a, b), np.finfo(float).tiny)))
+
+
 def precision(rows: Ints, labels: Ints, wanted: Ints) -> float:
     """Share of retrieved `rows` [Q, k] with the label `wanted` [Q]; NaN without items."""
     return float((labels[rows] == wanted[:, None]).mean()) if rows.size else float("nan")

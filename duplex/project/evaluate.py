@@ -16,6 +16,7 @@ from duplex.methods.base import UnsuitableMethod
 from duplex.project.run import LoadInputs, ProjectRun, load_inputs
 from duplex.project.stream import AdaptableRun, evaluate_stream
 from duplex.recognition.worlds import calibration_for, evaluate_world, frequency_accuracies, term_metrics
+from duplex.report.retrieval import Retrieval, retrieval_numbers
 from duplex.system.files import write_json, write_text
 from duplex.training.checkpoint import load_checkpoint
 from duplex.training.inputs import InputRequest
@@ -46,6 +47,8 @@ def evaluate_stage(run: ProjectRun, load: LoadInputs = load_inputs) -> dict[str,
         if "closed" in results:
             metrics["groups"] = frequency_accuracies(results["closed"], inputs)
             metrics |= {"terms": settings.terms, **(term_metrics(model, inputs) if settings.terms else {})}
+            numbers = retrieval_numbers(Retrieval(model.inspectable(), inputs.labels, inputs.examples["test"]))
+            metrics |= {"retrieval": numbers} if numbers else {}
         predictions = [result.predictions for result in results.values()]
         if settings.stream is not None:
             stream = AdaptableRun(model, inputs, settings, settings.stream)

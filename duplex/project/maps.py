@@ -12,8 +12,8 @@ from torch.nn.functional import normalize
 from duplex.labels import Ints
 from duplex.project.run import ProjectData
 from duplex.project.runs import LoadedRun, load_run, run_shown_in_maps
-from duplex.report import images
 from duplex.report.figures import COLUMNS, EARLY, STEPS, Prototypes, Scene, compute_tsne_maps, map_count
+from duplex.report.retrieval import image_features
 from duplex.system.files import write_text
 from duplex.system.processes import ProgressBar
 from duplex.training.run import initialised_method
@@ -40,7 +40,7 @@ def scene_of(run: LoadedRun, kind: str, seed: int) -> Scene:
         untrained = initialised_method(kind, run.method.options, run.method.context, run.inputs, seed, cpu).eval()
         start = untrained.inspectable().visual
     raw = normalize(test.cls, dim=-1).numpy()
-    trained = images.image_features(method, test).z
+    trained = image_features(method, test).z
     return Scene(
         labels=run.inputs.labels,
         compositions=test.compositions.numpy(),

@@ -63,6 +63,10 @@ def aggregate(runs: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]) -> Ag
         for name in records[0] if records else ():
             if name.startswith(TERMS) and all(name in record for record in records):
                 summaries[name] = _summary([record[name] for record in records])
+        retrieved = [record.get("retrieval", {}) for record in records]
+        means = _means(retrieved, retrieved[0] if retrieved else ())
+        if means:
+            summaries["retrieval"] = means
         groups = [record.get("groups", {}) for record in records]
         for grouping, name in GROUPINGS.items():
             numbers = [{key: group.get(name) for key, group in each.items()} for each in groups]

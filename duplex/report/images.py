@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
 
 from duplex.data.images import thumbnail, uncropped_path
 from duplex.errors import UsageError
 from duplex.evaluation.accumulate import Floats
 from duplex.evaluation.vectors import nearest, precision
-from duplex.features.tokens import Examples
-from duplex.labels import Bools, Ints, LabelSpace
-from duplex.methods.base import Inspectable
+from duplex.labels import Bools, Ints
 from duplex.report.blocks import (
     Block,
     Caption,
@@ -34,12 +29,10 @@ from duplex.report.blocks import (
     number_cell,
     text_cell,
 )
+from duplex.report.retrieval import NEAREST, Retrieval, swaps_of
 
-NEAREST, SHOWN = 4, 4  # images per prototype, and pairs in the gallery of prototypes
-SWAP_NEAREST, SWAPS_SHOWN = 5, 3  # images per swap, and swaps in the gallery
+SHOWN, SWAPS_SHOWN = 4, 3  # pairs in the gallery of prototypes, and swaps in theirs
 TEXTS_SHOWN = 3  # nearest texts of an image
-BLOCK = 4096  # images at a time
-Array = NDArray[np.float32]
 Thumbnails = Callable[[str], str | None]  # data URI of an image, by its name in the manifest
 
 
@@ -56,74 +49,11 @@ def missing_images_note(root: Path, images: Sequence[str], dataset: str) -> list
 
 
 @dataclass(frozen=True)
-class ImageFeatures:
-    """Features of test images, as the method compares them with its prototypes."""
+class RetrievalContext(Retrieval):
+    """What is retrieved, and the test images with thumbnails."""
 
-    z: Array | None  # z^c [n, d], of unit length; None if the method has none
-    text_space: Array | None  # [n, d] features that semantic prototypes are compared with
-    states: Array | None  # z^s [n, d]; None without state and object factors
-    objects: Array | None  # z^o [n, d]
-
-    def in_space_of(self, prototype_kind: str) -> Array:
-        """The features compared with prototypes of the kind `semantic` or `visual`."""
-        features = self.text_space if prototype_kind == "semantic" else self.z
-        assert features is not None
-        return features
-
-
-def image_features(method: Inspectable, examples: Examples) -> ImageFeatures:
-    inputs = examples.inputs
-    starts = range(0, len(next(iter(inputs.values()))), BLOCK)
-    blocks = []
-    for start in starts:
-        blocks.append({name: values[start : start + BLOCK] for name, values in inputs.items()})
-
-    def joined(parts: Iterable[torch.Tensor]) -> Array:
-        return torch.cat(list(parts)).cpu().numpy()
-
-    z = None if method.features is None else joined(map(method.features, blocks))
-    text_space = z
-    if method.text_space_features is not None:
-        text_space = joined(map(method.text_space_features, blocks))
-    if method.factors is None:
-        return ImageFeatures(z, text_space, None, None)
-    states, objects = zip(*map(method.factors, blocks), strict=True)
-    return ImageFeatures(z, text_space, joined(states), joined(objects))
-
-
-@dataclass(frozen=True)
-class RetrievalContext:
-    """A method with its features and prototypes, and the test images with thumbnails."""
-
-    method: Inspectable
-    labels: LabelSpace
-    test: Examples
     images: Sequence[str]  # names of the test images
     thumbnails: Thumbnails
-
-    @property
-    def compositions(self) -> Ints:
-        return self.test.compositions.cpu().numpy()
-
-    @cached_property
-    def features(self) -> ImageFeatures:
-        return image_features(self.method, self.test)
-
-    @property
-    def can_retrieve(self) -> bool:
-        has_any = self.method.semantic or self.method.visual
-        return self.features.z is not None and bool(has_any)
-
-    def prototypes(self, compositions: Ints) -> dict[str, Array]:
-        """Kind (`semantic`, `visual`) -> prototypes [C, d], for the method's kinds."""
-        kinds = {"semantic": self.method.semantic, "visual": self.method.visual}
-        return {name: rows(compositions).cpu().numpy() for name, rows in kinds.items() if rows is not None}
-
-    def joined(self, states: Array, objects: Array) -> Array:
-        """Factors [n, d] joined by the learned fusion (the paper's Eq. 11) or concatenated."""
-        if self.method.fuse is None:
-            return np.concatenate([states, objects], axis=1)
-        return np.asarray(self.method.fuse(torch.from_numpy(states), torch.from_numpy(objects)).cpu())
 
 
 @dataclass(frozen=True)
@@ -185,7 +115,7 @@ def prototype_blocks(context: RetrievalContext, file: str) -> tuple[list[Block],
     present = np.unique(context.compositions)
     shares = {}
     for kind, prototypes in context.prototypes(present).items():
-        rows, _ = nearest(prototypes, context.features.in_space_of(kind), NEAREST)
+        rows = context.nearest_to_prototypes(kind, prototypes)
         shares[kind] = {
             name: 100 * precision(rows[mask], context.compositions, present[mask])
             for name, mask in _masks(context.labels.seen[present]).items()
@@ -258,7 +188,7 @@ def swap_parts(context: RetrievalContext, file: str) -> tuple[list[Block], dict[
     """Blocks on swapped factors of test images, and the numbers that they cite from `file`."""
     if context.features.states is None or context.features.objects is None:
         return [Note("The method has no state and object factors to swap.")], {}
-    numbers, gallery = _swap_all(context, context.features.states, context.features.objects)
+    numbers, gallery = _swap_all(context)
     forms = {"questions": "{}", "first_right": "{:.1f}"}
     cells = [number_cell(value, forms[key], json_pointer(file, "swap", key)) for key, value in numbers.items()]
     header = headings("swaps", "nearest image right, %", texts=0)[: len(cells)]
@@ -266,37 +196,20 @@ def swap_parts(context: RetrievalContext, file: str) -> tuple[list[Block], dict[
     return [Table("Swapped factors", header, [TableRow(cells)], note), gallery], {"swap": numbers}
 
 
-def _swap_all(context: RetrievalContext, states: Array, objects: Array) -> tuple[dict[str, float], Gallery]:
-    compositions = context.compositions
-    found = [_sources_of_swap(context, pair) for pair in np.unique(compositions).tolist()]
-    swaps = [swap for swap in found if swap is not None]
-    if not swaps:
+def _swap_all(context: RetrievalContext) -> tuple[dict[str, float], Gallery]:
+    found = swaps_of(context)
+    if found is None:
         return {"questions": 0}, Gallery([], "No two test images have a state and an object of another test pair.")
-    wanted, a, b = np.array(swaps).T
-    gallery = context.joined(states, objects)
-    rows, cosines = nearest(context.joined(states[a], objects[b]), gallery, SWAP_NEAREST + 2)
     groups = []
-    firsts = []
-    unseen_first = np.argsort(context.labels.seen[wanted], kind="stable")[:SWAPS_SHOWN]
-    for q, (pair, *sources) in enumerate(swaps):
-        others = [place for place, row in enumerate(rows[q]) if row not in sources][:SWAP_NEAREST]
-        firsts.append(bool(others) and compositions[rows[q, others[0]]] == pair)
-        if q in unseen_first:
-            hits = _hits(context, rows[q, others], cosines[q, others], pair)
-            groups.append(_swap_group(context, sources, pair, [_thumb(context, hit) for hit in hits]))
+    for q in np.argsort(context.labels.seen[found.wanted], kind="stable")[:SWAPS_SHOWN].tolist():
+        wanted, sources = int(found.wanted[q]), found.sources[q].tolist()
+        hits = _hits(context, found.rows[q], found.cosines[q], wanted)
+        groups.append((q, _swap_group(context, sources, wanted, [_thumb(context, hit) for hit in hits])))
     joined = "concatenated with" if context.method.fuse is None else "joined by φ (Eq. 11) with"
     caption = f"The state of A {joined} the object of B, and the test images nearest to it (A and B left out)."
-    return {"questions": len(swaps), "first_right": 100 * float(np.mean(firsts))}, Gallery(groups, caption)
-
-
-def _sources_of_swap(context: RetrievalContext, wanted: int) -> tuple[int, int, int] | None:
-    compositions = context.compositions
-    labels = context.labels
-    has_state = labels.state_of(compositions) == wanted // len(labels.objects)
-    has_object = labels.object_of(compositions) == wanted % len(labels.objects)
-    a = np.flatnonzero(has_state & ~has_object)
-    b = np.flatnonzero(has_object & ~has_state)
-    return (wanted, int(a[0]), int(b[0])) if a.size and b.size else None
+    strips = [group for _, group in sorted(groups, key=lambda pair: pair[0])]
+    first_right = 100 * float(np.mean(found.first_right(context.compositions)))
+    return {"questions": len(found.wanted), "first_right": first_right}, Gallery(strips, caption)
 
 
 def _swap_group(context: RetrievalContext, sources: Sequence[int], wanted: int, thumbs: list[Thumb]) -> Strips:
