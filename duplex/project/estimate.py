@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from statistics import median
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,7 +24,8 @@ from duplex.encoders.image_blocks import block_count, block_input_shape, last_bl
 from duplex.errors import UsageError
 from duplex.features.encode import WantedOutputs, encode_outputs
 from duplex.features.tokens import Examples
-from duplex.methods.base import Batch
+from duplex.labels import LabelSpace
+from duplex.methods.base import Batch, Method
 from duplex.methods.blocks import FinetunedBlocks
 from duplex.methods.registry import make_method
 from duplex.options import FinetuneOptions
@@ -36,6 +38,7 @@ from duplex.training.scoring import Validation
 
 FEW = 2  # images in a timed batch on a CPU; on a GPU it is a whole batch
 LONG = 20.0  # seconds; what takes longer is timed once
+SOME = 128  # validation images whose scoring is timed
 VALUE = 4  # bytes of a number in a checkpoint
 
 
@@ -140,8 +143,27 @@ def _step_seconds(spec: MethodSpec, data: Data, tower: Encoder) -> tuple[float, 
     rows = torch.arange(min(spec.training.batch_size, len(images)))
     work = partial(optimiser_step, method, batch, rows, spec.training, make_optimiser(method, spec.training))
     step = _seconds(lambda: next(iter(work().values()))) if method.groups() else 0.0
-    validate = Validation(inputs.examples["val"], data.labels)
-    return step, _seconds(lambda: torch.tensor(validate(method).value))
+    return step, _validation_seconds(method, inputs.examples["val"], data.labels)
+
+
+def _validation_seconds(method: Method[Any], images: Examples, labels: LabelSpace) -> float:
+    """Seconds of validating all images: those of some, and more in proportion, as texts are encoded once."""
+    count = min(SOME, len(images))
+    some = _seconds(_validation(method, images, labels, count))
+    half = _seconds(_validation(method, images, labels, count // 2))
+    per_image = max(0.0, some - half) / (count - count // 2)
+    return some + (len(images) - count) * per_image
+
+
+def _validation(method: Method[Any], images: Examples, labels: LabelSpace, count: int) -> Callable[[], torch.Tensor]:
+    """A validation of `count` images, evenly spaced, and one of a seen and one of an unseen pair."""
+    is_seen = torch.from_numpy(labels.is_seen(images.compositions.cpu().numpy())).int()
+    rows = torch.linspace(0, len(images) - 1, max(1, count)).long()
+    rows = torch.cat([rows, is_seen.argmax()[None], is_seen.argmin()[None]]).unique()
+    own = {name: values[rows.to(values.device)] for name, values in images.inputs.items()}
+    chosen = Examples(images.rows[rows.numpy()], own, images.compositions[rows.to(images.compositions.device)])
+    validate = Validation(chosen, labels)
+    return lambda: torch.tensor(validate(method).value)
 
 
 def _with_blocks(inputs: RunInputs, spec: MethodSpec, tower: Encoder) -> RunInputs:
