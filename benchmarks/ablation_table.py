@@ -1,7 +1,8 @@
-"""Write the test results of `make ablations` as one table: python -m benchmarks.ablation_table
+"""Write the test results of `make ablations` or `duplex reproduce` as one table: python -m benchmarks.ablation_table
 
-Reads ablations/artifacts/summary.json and the report's list of tables; writes docs/results/ablations.csv. A row of
-several tables of the paper is written once, in the first. `untrained`: the seeds whose best epoch is the start.
+Reads a summary (default: ablations/artifacts/summary.json; `duplex reproduce` writes one beside its page) and the
+report's list of tables; writes a table (default: docs/results/ablations.csv). A row of several tables of the paper is
+written once, in the first. `untrained`: the seeds whose best epoch is the start.
 """
 
 from __future__ import annotations
@@ -21,9 +22,12 @@ TABLE = ROOT / "docs" / "results" / "ablations.csv"
 
 
 def main() -> None:
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
-    runs = json.loads(SUMMARY.read_text(encoding="utf-8"))["shapes"]
-    rows_of(runs, read_package_yaml("ablation_tables.yaml")["tables"]).to_csv(TABLE, index=False)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("summary", type=Path, nargs="?", default=SUMMARY)
+    parser.add_argument("--csv", type=Path, default=TABLE)
+    given = parser.parse_args()
+    runs = json.loads(given.summary.read_text(encoding="utf-8"))["shapes"]
+    rows_of(runs, read_package_yaml("ablation_tables.yaml")["tables"]).to_csv(given.csv, index=False)
 
 
 def rows_of(runs: dict[str, Any], tables: list[dict[str, Any]]) -> pd.DataFrame:

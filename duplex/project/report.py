@@ -55,22 +55,23 @@ def report_stage(
     for by_method, (name, other) in product(summary.values(), copies.items()):
         if other in by_method:
             by_method[name] = by_method[other]
-    write_json(paths.summary, summary)
-    if write_metrics:
-        write_json(paths.metrics, aggregate.headline_numbers(summary))
     evaluated = {dataset for dataset, _ in runs}
     if shown := tuple(name for name in params.run.datasets if name in evaluated):
         run = params.run.model_copy(update={"datasets": shown})
         params = params.model_copy(update={"run": run})
     results = replace(read_results(params, summary, paths), not_evaluated=not_evaluated)
     table = run_table(results, configured_options(params))
-    write_text(paths.runs, table.to_csv(index=False, lineterminator="\n"))
     parts: dict[str, list[ReportPart]] = {}
     numbers: dict[str, object] = {}
     for dataset in track(params.run.datasets, "report", len(params.run.datasets)):
         parts[dataset], more = image_parts(ProjectData(params, dataset, paths))
         numbers |= more
+    # the page first: those of a reproduction share its folder, which is replaced
     page = write_report(build_report(results, parts), paths.report, paths.plots / "figures", numbers)
+    write_json(paths.summary, summary)
+    if write_metrics:
+        write_json(paths.metrics, aggregate.headline_numbers(summary))
+    write_text(paths.runs, table.to_csv(index=False, lineterminator="\n"))
     tables = {"curves": curve_table(results), "training": auc_by_epoch_table(results)}
     for name, table in tables.items():
         with replace_file(paths.plots / f"{name}.csv") as scratch:
@@ -164,7 +165,8 @@ def read_metrics_of(data: ProjectData) -> tuple[dict[str, list[Tree]], list[str]
 
 def read_results(params: Params, summary: Tree, paths: ArtifactPaths) -> Results:
     """Read what the report shows; `summary` has means over seeds (from `average_runs`)."""
-    ablations = aggregate.stored_numbers(paths.ablations) or {}
+    is_reproduction = paths.ablations == paths.summary
+    ablations = summary if is_reproduction else aggregate.stored_numbers(paths.ablations) or {}
     datasets = [
         DatasetResults(
             name=dataset,

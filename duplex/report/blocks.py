@@ -428,13 +428,13 @@ def write_report(report: Report, folder: Path, figures: Path, numbers: Mapping[s
 
     Both folders are replaced as a whole, because their old files may be links into DVC's cache.
     """
-    with replace_folder(figures) as fresh:
-        for figure in report.figures:
-            (fresh / f"{figure.name}.svg").write_text(standalone_svg(figure.svg), encoding="utf-8")
     with replace_folder(folder) as fresh:
         for name, record in (numbers or {}).items():
             write_json(fresh / name, record)
         (fresh / "index.html").write_text(render_page(report), encoding="utf-8")
+    with replace_folder(figures) as fresh:
+        for figure in report.figures:
+            (fresh / f"{figure.name}.svg").write_text(standalone_svg(figure.svg), encoding="utf-8")
     return folder / "index.html"
 
 

@@ -311,6 +311,9 @@ def test_main_rows_of_a_small_random_encoder_end_to_end_killed_and_resumed(
     assert done.code == 0, done.err
     assert "continuing after epoch 1" in done.err
     page = (clip_rows / done.out.strip()).read_text()
+    beside = clip_rows / done.out.strip().removesuffix("index.html")
+    assert list((beside / "plots/figures").glob("*.svg")) and json.loads((beside / "summary.json").read_text())
+    assert "cso" in (beside / "runs.csv").read_text()
     assert "Claims of the paper" in page and "not comparable" in page
     folder = clip_rows / "ablations/artifacts/ut-zappos"
     stamp = json.loads((folder / "duplex_five/0/train.stamp.json").read_text())
