@@ -8,12 +8,10 @@ their blocks may differ. A row whose best epoch is 0 in most seeds is no evidenc
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
-from statistics import fmean
 from typing import Any
 
 from ruamel.yaml import YAML
@@ -22,8 +20,10 @@ from duplex.data.tables import read_benchmarks
 from duplex.evaluation.metrics import METRICS, MISSING
 from duplex.evaluation.vectors import unlike_published
 from duplex.labels import SPLITS, WORLDS
-from duplex.report.aggregate import TERMS, DatasetResults, Results, RunRecord, Tree, standard_error
-from duplex.report.blocks import json_pointer, package_text
+from duplex.report.aggregate import DatasetResults, Results, Tree
+from duplex.report.blocks import package_text
+from duplex.report.measured import SHARED, Measured, measured_methods
+from duplex.report.paired import PairedGaps
 from duplex.report.verdicts import (
     NOT_COMPARABLE,
     NOT_RUN,
@@ -35,8 +35,6 @@ from duplex.report.verdicts import (
 
 PAPER_SEEDS = 5  # of numbers with a standard error
 CLIP = "CLIP ViT-L/14"
-AMONG_THREE = "among_three"  # share of wrong answers whose label is the second or the third, in percent
-SHARED = ("encoder", "counts", "finetune")  # settings that both sides of a comparison share
 COSTS = {"parameters": "parameters", "peak_bytes": "memory"}
 COSTS |= {"seconds_per_epoch": "epoch", "test_seconds": "test"}
 
@@ -45,119 +43,6 @@ COSTS |= {"seconds_per_epoch": "epoch", "test_seconds": "test"}
 def read_package_yaml(name: str) -> Tree:
     """Read quoted.yaml (published numbers), claims.yaml or ablation_tables.yaml."""
     return dict(YAML(typ="safe", pure=True).load(package_text(name)))
-
-
-@dataclass(frozen=True)
-class Measured:
-    """One method's results on one data set, to compare with rows of the paper's tables."""
-
-    name: str
-    dataset: str
-    file: str  # the summary
-    tree: Tree
-    runs: Mapping[int, RunRecord] = field(default_factory=dict)
-    part: str = ""  # table of the summary with some score terms of the method; empty: all terms
-
-    @property
-    def seeds(self) -> int:
-        counts = [self.tree[world].get("seeds", 1) for world in WORLDS if world in self.tree]
-        return max(map(int, counts), default=1)
-
-    @property
-    def untrained(self) -> int | None:
-        """Number of seeds whose best epoch is 0; None if the summary does not tell."""
-        count = self.tree.get("validation", {}).get("untrained")
-        return None if count is None else int(count)
-
-    def lacks_training(self, table: str) -> bool:
-        """Whether most seeds in a `table` kept the untrained model, although there was a loss to train."""
-        has_own_run = table == "open" and "settings_open" in self.tree  # `validation` is of the other
-        settings = self.settings(table) or {}
-        if has_own_run or settings.get("losses") == []:
-            return False
-        return 2 * (self.untrained or 0) > self.seeds
-
-    def settings(self, table: str = "closed") -> Tree | None:
-        found: Tree | None = self.tree.get(f"settings_{table}", self.tree.get("settings"))
-        return found
-
-    def value(self, table: str, metric: str, sampled: bool = False) -> MeanWithError | None:
-        """Mean of a metric in a table of the summary (or `costs`); None if not measured.
-
-        `sampled`: prefer the value by the published protocol, which samples the bias.
-        """
-        if table == "costs":
-            return self._cost(metric)
-        if metric == AMONG_THREE:
-            return self._labels_among_three(table)
-        numbers: Tree = self.tree.get(table, {})
-        ends = ["_sampled", ""] if sampled else [""]
-        if table == "open":
-            ends = [f"{end}_by_words" for end in ends] + ends
-        key = next((metric + end for end in ends if metric + end in numbers), None)
-        if key is None:
-            return None
-        seeds = numbers.get("seeds", self.seeds)
-        error = numbers.get(f"{key}_se") if seeds > 1 else None
-        source = json_pointer(self.file, self.dataset, self.name, self.part or table, key)
-        return MeanWithError(numbers[key], error, seeds, source)
-
-    def _cost(self, metric: str) -> MeanWithError | None:
-        part = "evaluation_timing" if metric == "test_seconds" else "timing"
-        found = [run for run in self.runs.values() if metric in getattr(run, part)]
-        if not found:
-            return None
-        numbers = [float(getattr(run, part)[metric]) for run in found]
-        error = standard_error(numbers) if len(numbers) > 1 else None
-        sources = " ".join(json_pointer(run.files[part], metric) for run in found)
-        return MeanWithError(fmean(numbers), error, len(numbers), sources)
-
-    def _labels_among_three(self, world: str) -> MeanWithError | None:
-        shares = []
-        sources = []
-        for run in self.runs.values():
-            if run.predictions is not None:
-                rows = run.predictions[run.predictions["world"] == world]
-                wrong = rows[rows["label"] != rows["top1"]]
-                if len(wrong):
-                    shares.append(100 * float(wrong["top2"].eq(wrong["label"]).mean()))
-                    shares[-1] += 100 * float(wrong["top3"].eq(wrong["label"]).mean())
-                    sources.append(run.files["predictions"])
-        if not shares:
-            return None
-        error = standard_error(shares) if len(shares) > 1 else None
-        return MeanWithError(fmean(shares), error, len(shares), " ".join(sources))
-
-    def surroundings(self, table: str, shared: Sequence[str] = SHARED) -> str:
-        """The settings named in `shared`, as JSON; if equal, results can be compared."""
-        settings = self.settings(table)
-        return "" if settings is None else json.dumps([settings.get(key) for key in shared])
-
-
-def measured_methods(results: Results, data: DatasetResults) -> list[Measured]:
-    """All methods measured: the ablations, which have more seeds, those under `run:`, then parts of their scores."""
-    is_reproduction = results.ablations_file == results.metrics_file
-    ablations = {} if is_reproduction else data.ablations
-    found = []
-    for name, tree in ablations.items():
-        found.append(Measured(name, data.name, results.ablations_file, tree))
-    for name, tree in data.summary.items():
-        runs = data.runs.get(name, {})
-        found.append(Measured(name, data.name, results.metrics_file, tree, runs))
-    for each in tuple(found):
-        found += _parts_of_score(each)
-    return found
-
-
-def _parts_of_score(each: Measured) -> Iterator[Measured]:
-    """A method's results with some of its score terms, as those of a method that has only these."""
-    settings = each.settings()
-    for table in each.tree:
-        if table.startswith(TERMS) and settings is not None:
-            terms = table.removeprefix(TERMS).split("+")
-            tree = {"closed": each.tree[table], "validation": each.tree.get("validation", {})}
-            tree["settings"] = {**settings, "inference": terms}
-            yield replace(each, tree=tree, part=table)
 
 
 def paper_row(name: str) -> Tree:
@@ -390,12 +275,13 @@ def judge_all(results: Results, data: DatasetResults) -> list[Sentence]:
     """Judge every claim on a data set, once per setting of encoder and fine-tuning."""
     candidates = measured_methods(results, data)
     benchmark = benchmark_of(counts_of(data.statistics))
+    paired = PairedGaps()
     found: list[Sentence] = []
     for claim in read_package_yaml("claims.yaml")["claims"]:
         if benchmark is None or benchmark in claim["of"]:
             parts: list[Judgement] = []
             for line in comparisons_of(claim):
-                parts += _judge(line, candidates, benchmark)
+                parts += _judge(line, candidates, benchmark, paired)
             found += _sentences(claim, parts)
     return found
 
@@ -407,7 +293,9 @@ def _sentences(claim: Tree, parts: Sequence[Judgement]) -> Iterator[Sentence]:
         yield Sentence(claim["source"], parts[0].text, tuple(p for p in parts if p.setting in ("", setting)))
 
 
-def _judge(line: Comparison, candidates: Sequence[Measured], benchmark: str | None) -> list[Judgement]:
+def _judge(
+    line: Comparison, candidates: Sequence[Measured], benchmark: str | None, paired: PairedGaps
+) -> list[Judgement]:
     claim = line.claim
     shown = [benchmark] if benchmark else claim["of"]
     paper = "; ".join(f"{name} {line.paper(name)}" for name in shown)
@@ -444,7 +332,7 @@ def _judge(line: Comparison, candidates: Sequence[Measured], benchmark: str | No
     whole = [group for group in _groups(line, found) if len(group) == len(rows)]
     if not whole:
         return [judgement(NOT_COMPARABLE, "its rows were run with different encoders, data or fine-tuned blocks")]
-    return [judgement(**_order(line, group)) for group in whole]
+    return [judgement(**_order(line, group, paired)) for group in whole]
 
 
 def _groups(line: Comparison, found: Mapping[str, Sequence[Measured]]) -> list[dict[str, Measured]]:
@@ -475,7 +363,7 @@ def _one_per_setting(line: Comparison, runs: Sequence[Measured]) -> list[Measure
     return list(first.values())
 
 
-def _order(line: Comparison, group: Mapping[str, Measured]) -> dict[str, Any]:
+def _order(line: Comparison, group: Mapping[str, Measured], paired: PairedGaps) -> dict[str, Any]:
     table = line.tables[0]
     settings = group[line.names[0]].settings(table)
     shared = SHARED[:2] if line.claim.get("methods") else SHARED
@@ -494,12 +382,27 @@ def _order(line: Comparison, group: Mapping[str, Measured]) -> dict[str, Any]:
     if "share" in line.claim:
         terms.append((-1.0, MeanWithError(line.claim["share"][1], 0.0, 0)))
     gap = Gap.of(*terms)
-    found |= {"reason": _with(group.values(), table), "gap": gap}
+    reason = _with(group.values(), table)
+    on_images = _gap_on_images(line, group, paired)
+    if on_images is not None:
+        gap = on_images
+        reason += "; over images and seeds"
+    found |= {"reason": reason, "gap": gap}
     if "cost" not in line.claim and any(run.lacks_training(table) for run in group.values()):
         return {**found, "verdict": UNTRAINED}
     if "equal" in line.claim:
         return {**found, "verdict": gap.equality}
     return {**found, "verdict": gap.near_order if line.claim.get("near") else gap.order}
+
+
+def _gap_on_images(line: Comparison, group: Mapping[str, Measured], paired: PairedGaps) -> Gap | None:
+    """The difference of two rows in one closed-world metric on the same images; None for other comparisons."""
+    if len(group) != 2 or line.tables != ("closed", "closed") or line.metrics[0] != line.metrics[1]:
+        return None
+    left, right = [group[name] for name in line.names]
+    if left.part or right.part:  # of whose score terms only means were measured
+        return None
+    return paired.gap(left.runs, right.runs, line.metrics[0])
 
 
 def number_verdict(each: Measured, row: Tree, table: str, metric: str) -> tuple[str, Gap | None, str]:

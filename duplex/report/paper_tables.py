@@ -22,6 +22,7 @@ from duplex.report.blocks import (
     text_cell,
     text_column,
 )
+from duplex.report.measured import Measured, measured_methods
 from duplex.report.tables import SummaryLine
 from duplex.report.verdicts import NOT_COMPARABLE, UNTRAINED, VERDICTS, Gap, MeanWithError
 
@@ -80,7 +81,7 @@ class PublishedLine:
     """A run, and the published row that it matches; without one, `row` is empty."""
 
     row: Tree
-    run: claims.Measured
+    run: Measured
     world: str
     benchmark: str
 
@@ -108,7 +109,7 @@ def published_table(results: Results, data: DatasetResults, world: str) -> Table
     A reproduction also shows rows that have no published numbers.
     """
     benchmark = claims.benchmark_of(claims.counts_of(data.statistics))
-    measured = claims.measured_methods(results, data)
+    measured = measured_methods(results, data)
     here = [each for each in measured if each.file == results.metrics_file and world in each.tree and not each.part]
     lines = _published_lines(here, world, benchmark)
     order = claims.read_package_yaml("ablation_tables.yaml")["groups"]["main"]
@@ -144,7 +145,7 @@ def published_table(results: Results, data: DatasetResults, world: str) -> Table
     return table_of(f"{data.name}, {world} world: {title}", columns, lines, _published_note(world, benchmark))
 
 
-def _published_lines(here: Sequence[claims.Measured], world: str, benchmark: str | None) -> list[PublishedLine]:
+def _published_lines(here: Sequence[Measured], world: str, benchmark: str | None) -> list[PublishedLine]:
     quoted = claims.read_package_yaml("quoted.yaml")
     lines = []
     for line in claims.published_rows(world):
@@ -178,7 +179,7 @@ def _published_note(world: str, benchmark: str | None) -> str:
 def ablation_tables(results: Results, data: DatasetResults) -> list[tuple[str, Table | None]]:
     """Each table of `ablation_tables.yaml` with its title; None if its ablations were not run."""
     tables: list[tuple[str, Table | None]] = []
-    candidates = claims.measured_methods(results, data)
+    candidates = measured_methods(results, data)
     for entry in claims.read_package_yaml("ablation_tables.yaml")["tables"]:
         lines = []
         for row in entry["rows"]:
@@ -191,7 +192,7 @@ def ablation_tables(results: Results, data: DatasetResults) -> list[tuple[str, T
     return tables
 
 
-def _ablation(candidates: Sequence[claims.Measured], names: Sequence[str]) -> claims.Measured | None:
+def _ablation(candidates: Sequence[Measured], names: Sequence[str]) -> Measured | None:
     for name in names:
         for each in candidates:
             if each.name == name and not each.part and "closed" in each.tree:
@@ -199,7 +200,7 @@ def _ablation(candidates: Sequence[claims.Measured], names: Sequence[str]) -> cl
     return None
 
 
-def _part_of_score(candidates: Sequence[claims.Measured], names: Sequence[str]) -> claims.Measured | None:
+def _part_of_score(candidates: Sequence[Measured], names: Sequence[str]) -> Measured | None:
     """Score terms of a trained method that are those of a row which was not trained by itself."""
     rows = claims.read_package_yaml("claims.yaml")["rows"]
     for name in names:
@@ -215,7 +216,7 @@ class AblationLine:
     """A row of an ablation table, and the run that it shows."""
 
     row: Tree
-    run: claims.Measured
+    run: Measured
 
     @cached_property
     def paper(self) -> Tree:
@@ -241,7 +242,7 @@ class AblationLine:
         shown = [MISSING if value is None else f"{value.mean:.1f}" for value in values]
         return text_cell(" / ".join(shown))
 
-    def below(self, last: claims.Measured) -> str:
+    def below(self, last: Measured) -> str:
         """Verdict on whether AUC is below that of the `last` row; empty if not defined."""
         above = last.value("closed", "auc")
         below = self.run.value("closed", "auc")

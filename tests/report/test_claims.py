@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import assume, given
@@ -14,11 +15,13 @@ from scipy import stats
 
 from duplex.artifacts import ArtifactPaths
 from duplex.config.params import load_params
+from duplex.evaluation.intervals import compare_seeds
 from duplex.evaluation.metrics import MISSING
 from duplex.methods.registry import find_method
 from duplex.report import claims
-from duplex.report.aggregate import DatasetResults, Results, RunRecord
+from duplex.report.aggregate import DatasetResults, Results, RunRecord, margins_of
 from duplex.report.claims import comparisons_of, counts_of, is_row, judge_all, paper_row
+from duplex.report.paired import ROUNDS
 from duplex.report.paper_tables import ablation_tables, claims_tables
 from duplex.report.verdicts import (
     CLOSE,
@@ -347,6 +350,32 @@ def test_labels_of_wrong_answers_are_counted_among_the_next_two(right, verdict):
     (part,) = found.parts
     assert found.verdict == part.verdict == verdict and part.rows == "duplex > 50 %"
     assert part.left.mean == 25 * right and part.left.source == "0.csv 1.csv"
+
+
+def test_rows_with_answers_are_compared_on_the_same_images_and_seeds():
+    """The interval is that of `compare_seeds`; one seed leaves it to the means."""
+    rng = np.random.default_rng(3)
+    seen = np.arange(80) % 2
+
+    def answers(shift: float) -> pd.DataFrame:
+        return pd.DataFrame({"world": "closed", "seen": seen, "margin": rng.normal((2 * seen - 1) * shift, 1.0)})
+
+    tables = {name: [answers(shift) for _ in range(3)] for name, shift in (("module_sp", 0.9), ("fixed_plain", 0.2))}
+    runs = {}
+    for name, each in tables.items():
+        runs[name] = {seed: RunRecord({}, predictions=table) for seed, table in enumerate(each)}
+    summary = {name: ablation(name, 50.0) for name in runs}
+    (found,) = judged({}, summary=summary, runs=runs)["Tab. 5", "module_sp > fixed_plain", "AUC"]
+    margins = {name: [margins_of(table, "closed") for table in each] for name, each in tables.items()}
+    expected = compare_seeds(margins["fixed_plain"], margins["module_sp"], ROUNDS)["auc"]
+    assert expected.interval is not None and found.verdict == "reproduced"
+    assert (found.gap.low, found.gap.value, found.gap.high) == pytest.approx(
+        [100 * number for number in (expected.interval[0], expected.value, expected.interval[1])]
+    )
+    assert found.reason.endswith("over images and seeds")
+    single = {name: {0: each[0]} for name, each in runs.items()}
+    (alone,) = judged({}, summary=summary, runs=single)["Tab. 5", "module_sp > fixed_plain", "AUC"]
+    assert "images" not in alone.reason
 
 
 def test_seen_bias_is_judged_by_answers_without_a_bias():
