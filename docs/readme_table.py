@@ -4,31 +4,37 @@ from __future__ import annotations
 
 import csv
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs/results"
 TABLE = re.compile(r"(?<=<!-- table -->\n).*?(?=<!-- end -->)", re.S)
-FIT, SHAPES, PHOTOS = "first_minutes.csv", "shapes_splits.csv", "photos_untouched.csv"
-Cell = tuple[str, str, str, str] | None  # file, its column of names, the name, the column of the AUC
-ROWS: list[tuple[str, Cell, Cell]] = [
-    (
-        "two logistic regressions",
-        (FIT, "images", "mean", "regressions: AUC"),
-        (PHOTOS, "method", "linear", "closed AUC"),
-    ),
-    ("the paper's *Duplex*, frozen encoder", (SHAPES, "method", "duplex", "AUC"), None),
-    (
-        "ours, frozen encoder",
-        (SHAPES, "method", "dual", "AUC"),
-        (PHOTOS, "method", "dual_visual", "closed AUC"),
-    ),
-    (
-        "ours, four blocks of the encoder trained",
-        (FIT, "images", "mean", "AUC"),
-        (PHOTOS, "method", "dual_visual@4", "closed AUC"),
-    ),
-]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A row: what is compared, on which images, and the cell of a file that has the difference.
+
+    `sign` is -1 if the file has the difference the other way round.
+    """
+
+    what: str
+    images: str
+    file: str
+    method: str
+    column: str
+    sign: int = 1
+
+
+CLAIMS = [
+    Claim("ours, four trained blocks, over two regressions", "photographs", "photos_untouched.csv", "dual_visual@4",
+          "linear minus it, closed", -1),
+    Claim("ours, frozen encoder, over two regressions", "photographs", "photos_untouched.csv", "dual_visual",
+          "linear minus it, closed", -1),
+    Claim("ours, frozen encoder, over trained prompts", "drawn shapes", "shapes_splits.csv", "cso", "dual minus it"),
+    Claim("the paper's graph", "drawn shapes", "shapes_splits.csv", "duplex_static", "duplex minus it"),
+]  # fmt: skip
 
 
 def main() -> None:
@@ -38,19 +44,23 @@ def main() -> None:
 
 
 def readme_table() -> str:
-    """The Markdown table: AUC in the closed world, on drawn shapes and on photographs."""
-    lines = ["| | drawn shapes | photographs |", "|---|---|---|"]
-    lines += [f"| {name} | {auc(shapes)} | {auc(photos)} |" for name, shapes, photos in ROWS]
+    """The Markdown table: differences of AUC in the closed world, with their intervals."""
+    lines = ["| | images | AUC | 95 % interval |", "|---|---|---|---|"]
+    for claim in CLAIMS:
+        value, low, high = difference(claim)
+        lines.append(f"| {claim.what} | {claim.images} | {value} | {low} to {high} |")
     return "\n".join(lines) + "\n"
 
 
-def auc(cell: Cell) -> str:
-    """A method's AUC from a file of results; a dash where there is none."""
-    if cell is None:
-        return "–"
-    file, names, name, column = cell
-    with (RESULTS / file).open(encoding="utf-8", newline="") as lines:
-        return next(row[column] for row in csv.DictReader(lines) if row[names] == name)
+def difference(claim: Claim) -> list[str]:
+    """A difference and the ends of its interval, with typographic signs."""
+    with (RESULTS / claim.file).open(encoding="utf-8", newline="") as lines:
+        row = next(row for row in csv.DictReader(lines) if row["method"] == claim.method)
+    cells = [row[claim.column], *sorted((row[f"{claim.column} low"], row[f"{claim.column} high"]), key=float)]
+    numbers = [claim.sign * float(cell) for cell in cells]
+    if claim.sign < 0:
+        numbers[1:] = reversed(numbers[1:])
+    return [f"{number:+.1f}".replace("-", "−") for number in numbers]
 
 
 if __name__ == "__main__":

@@ -48,6 +48,8 @@ def page_text(uri: str, text: str) -> str:
         target = _normal(folder / path)
         if target in TOP:
             return f"[{words}]({up}project/{TOP[target]}.md{anchor})"
+        if target.endswith(".ipynb"):
+            return f"[{words}]({up}tutorials/{Path(target).name})"
         if not target.startswith("docs/"):
             return words
         return f"[{words}]({up}{target.removeprefix('docs/')}{anchor})" if is_top else match[0]

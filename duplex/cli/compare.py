@@ -219,7 +219,7 @@ PROTOCOLS = ("exact", "sampled")
 
 @app.command()
 def score(
-    file: Annotated[Path, Argument(help="Score file (.npz, .h5), or CSV of predicted pairs; see docs/scores.md.")],
+    file: Annotated[Path, Argument(help="Score file (.npz, .h5), or CSV of predicted pairs; see docs/metrics.md.")],
     other: Annotated[Path | None, Argument(help="A second score file for the same images, to compare.")] = None,
     k: Annotated[list[int] | None, Option("--k", help="k of top-k accuracy; repeatable; default: FILE's.")] = None,
     protocol: Annotated[str, Option(help="Curve: exact, or sampled at ~20 biases as in papers.")] = "exact",

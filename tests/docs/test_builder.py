@@ -102,9 +102,10 @@ def test_pages_are_written_without_importing_torch(tmp_path: Path) -> None:
 
 
 def test_links_lead_to_the_page_that_shows_a_file() -> None:
-    assert page_text("faq.md", "[a](../CHANGELOG.md) [b](../params.yaml)") == "[a](project/changelog.md) b"
-    assert page_text("project/security.md", "[a](docs/results/shapes.md#x)") == "[a](../results/shapes.md#x)"
-    assert page_text("results/shapes.md", "![a](../curve.png)") == "![a](../curve.png)"
+    assert page_text("concepts.md", "[a](../CHANGELOG.md) [b](../params.yaml)") == "[a](project/changelog.md) b"
+    assert page_text("library.md", "[a](../examples/quick_start.ipynb)") == "[a](tutorials/quick_start.ipynb)"
+    assert page_text("project/security.md", "[a](docs/results.md#x)") == "[a](../results.md#x)"
+    assert page_text("reference/api.md", "![a](../curve.png)") == "![a](../curve.png)"
 
 
 def test_the_page_of_references_is_written_from_the_file() -> None:
