@@ -30,10 +30,10 @@ test: $(VENV)/.ready
 	@PATH="$(BIN):$$PATH" OMP_NUM_THREADS=$(THREADS) OMP_WAIT_POLICY=passive \
 	    $(BIN)/python -m pytest -n auto --dist loadfile $(ARGS)
 
-# Write the manual as a site: site/index.html.
+# Check the manual, and write it as a site: site/index.html.
 docs: $(VENV)/.ready
 	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
-	@$(BIN)/python -m docs.builder
+	@$(BIN)/python -m docs.builder --site
 
 # Check results and measure speed on a GPU (ten minutes), and write a part of docs/speed.md.
 gpu: $(VENV)/.ready

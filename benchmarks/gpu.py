@@ -26,6 +26,7 @@ import torch
 from benchmarks.gpu_holds import holds
 from benchmarks.gpu_times import TIMES, Look
 from benchmarks.measure import say
+from docs.builder.blocks import with_blocks
 from duplex.system.files import write_text
 from duplex.training.run import reproducible
 
@@ -77,10 +78,10 @@ def failures(record: dict[str, Any]) -> list[str]:
 def write(out: Path, record: dict[str, Any]) -> None:
     """Write the page's last part, and the numbers of each table beside the page, as `results/gpu_PART.csv`."""
     before = out.read_text(encoding="utf-8").partition(HEAD)[0] if out.is_file() else ""
-    write_text(out, before + page(record))
     for name in set(PARTS) & set(record):
         rows = record[name] if name != "holds" else checks(record[name])
         write_text(out.parent / f"results/gpu_{name}.csv", csv_of(rows))
+    write_text(out, with_blocks(before + page(record), out.parent))
 
 
 def checks(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -100,7 +101,7 @@ def page(record: dict[str, Any]) -> str:
     for name in PARTS:
         if name in record:
             about = inspect.getdoc(TIMES[name]) if name in TIMES else "what was checked."
-            parts += [f"**{name.capitalize()}**: {about}", f"[Table: gpu_{name}.csv](results/gpu_{name}.csv)"]
+            parts += [f"**{name.capitalize()}**: {about}", f"<!-- table: results/gpu_{name}.csv -->\n<!-- end -->"]
     return "\n\n".join(parts) + "\n"
 
 
