@@ -13,6 +13,7 @@ import sys
 from importlib.util import find_spec
 
 from docs.builder.blocks import ROOT, pages, stale_blocks, write_blocks
+from docs.builder.prose import find_too_long, find_untraced
 from duplex.errors import install_command
 
 PAGES = ROOT / "build/manual"  # the pages as mkdocs reads them: `docs_dir` of mkdocs.yml
@@ -32,6 +33,7 @@ def main() -> int:
         return 1
     problems = [] if wanted.check or wanted.site else write_blocks()
     problems = problems or [*find_stale(), *find_undocumented(), *find_uncited()]
+    problems = problems or [*find_too_long(), *find_untraced()]
     if wanted.site:
         problems = problems or build()
     for line in problems:

@@ -103,11 +103,6 @@ def test_pages_show_what_their_files_hold(page: Path) -> None:
     assert not re.search(r"^\[\w+: |^::: ", page.read_text(encoding="utf-8"), re.M)
 
 
-def test_the_readme_is_short() -> None:
-    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
-    assert len(lines) <= 70 and max(map(len, lines)) <= 120
-
-
 def test_every_result_file_is_shown() -> None:
     text = "\n".join(page.read_text(encoding="utf-8") for page in pages())
     names = {path.name for path in (ROOT / "docs/results").glob("*.csv")}
