@@ -15,7 +15,7 @@ repro: $(VENV)/.ready
 	@PATH="$(BIN):$$PATH" $(BIN)/duplex sweep
 	@echo "3/4 dvc repro, which repeats no run, writes the report"
 	@PATH="$(BIN):$$PATH" $(BIN)/dvc repro
-	@echo "4/4 test results in percent, two seeds; docs/results/methods.md has five"
+	@echo "4/4 test results in percent, two seeds; docs/tables.md has five"
 	@$(BIN)/duplex metrics
 
 # Run the ablations, and write the report again with their tables.
@@ -30,12 +30,12 @@ test: $(VENV)/.ready
 	@PATH="$(BIN):$$PATH" OMP_NUM_THREADS=$(THREADS) OMP_WAIT_POLICY=passive \
 	    $(BIN)/python -m pytest -n auto --dist loadfile $(ARGS)
 
-# Write the manual as a site: site/index.html.
+# Check the manual, and write it as a site: site/index.html.
 docs: $(VENV)/.ready
 	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
-	@$(BIN)/python -m docs.builder
+	@$(BIN)/python -m docs.builder --site
 
-# Check results and measure speed on a GPU (ten minutes), and write docs/gpu.md.
+# Check results and measure speed on a GPU (ten minutes), and write a part of docs/speed.md.
 gpu: $(VENV)/.ready
 	@PATH="$(BIN):$$PATH" $(BIN)/python -m benchmarks.gpu $(ARGS)
 

@@ -1,10 +1,10 @@
-"""Check results and measure speed on a GPU in under ten minutes, and write docs/gpu.md.
+"""Check results and measure speed on a GPU in under ten minutes, and write a part of docs/speed.md.
 
     make gpu                                                    # python -m benchmarks.gpu
     python -m benchmarks.gpu --device cpu --quick --out PAGE    # a quick trial without a GPU
 
-The page says what is checked (`ABOUT`) and measured. Without a GPU this prints a message and exits with 0; it exits
-with 1 if a check fails. Parts that would start after LIMIT seconds are skipped and listed.
+The page's last part says what is checked (`ABOUT`) and measured. Without a GPU this prints a message and exits with 0;
+it exits with 1 if a check fails. Parts that would start after LIMIT seconds are skipped and listed.
 """
 
 from __future__ import annotations
@@ -26,18 +26,17 @@ import torch
 from benchmarks.gpu_holds import holds
 from benchmarks.gpu_times import TIMES, Look
 from benchmarks.measure import say
+from docs.builder.blocks import with_blocks
 from duplex.system.files import write_text
 from duplex.training.run import reproducible
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "gpu.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "speed.md"
+HEAD = "## On a GPU"
 ABOUT = """\
-`make gpu` takes under ten minutes to check results and measure speed on a machine with one GPU, using random weights
-and as many pairs as the benchmarks have. It exits with 1 if a check fails. To try small sizes on a CPU in about a
-minute, use `python -m benchmarks.gpu --device cpu --quick --out page.md`. The checks include the device tests. Features
-of drawn images must be within 1e-3 of those from a CPU. The test AUC of several methods, including the [paper's
-configuration](paper.md), must be within three points, as rounding can change individual answers in a small split. Patch
-tokens copied asynchronously must match the file. Training a seed twice, or killing and resuming it, must give
-byte-identical checkpoints, from features (`duplex`) and with blocks trained on augmented pixels (`augmented`)."""
+`make gpu` checks results and measures speed on a machine with one GPU in ten minutes, with random weights and as many
+pairs as the benchmarks have; it exits with 1 if a check fails. `--device cpu --quick --out page.md` is a trial without
+a GPU. Features must be near those from a CPU, test AUC within three points. A seed trained twice, or killed and
+resumed, must give byte-identical checkpoints."""
 LIMIT = 480  # seconds after which no further part begins
 PARTS: dict[str, Callable[[Look, Path], Any]] = {"holds": holds, **TIMES}
 
@@ -77,11 +76,12 @@ def failures(record: dict[str, Any]) -> list[str]:
 
 
 def write(out: Path, record: dict[str, Any]) -> None:
-    """Write the page, and the numbers of each part beside it, as `results/gpu_PART.csv`."""
-    write_text(out, page(record))
+    """Write the page's last part, and the numbers of each table beside the page, as `results/gpu_PART.csv`."""
+    before = out.read_text(encoding="utf-8").partition(HEAD)[0] if out.is_file() else ""
     for name in set(PARTS) & set(record):
         rows = record[name] if name != "holds" else checks(record[name])
         write_text(out.parent / f"results/gpu_{name}.csv", csv_of(rows))
+    write_text(out, with_blocks(before + page(record), out.parent))
 
 
 def checks(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -90,19 +90,18 @@ def checks(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def page(record: dict[str, Any]) -> str:
-    """The page as Markdown, which shows the tables."""
+    """The part of the page as Markdown, which shows the tables."""
     trial = " A quick trial in small sizes: its times mean nothing." if record["quick"] else ""
-    head = f"It wrote this page: {record['device']}, torch {record['torch']}, {record['seconds']:.0f} s in all.{trial}"
-    parts = ["# On a GPU", f"{ABOUT}\n\n{head}"]
+    head = f"Measured on {record['device']}, torch {record['torch']}, {record['seconds']:.0f} s in all.{trial}"
+    parts = [HEAD, f"{ABOUT}\n\n{head}"]
     wrong = failures(record)
     parts.append("**All checks passed.**" if not wrong else "**Not all checks passed:** " + "; ".join(wrong) + ".")
     if record["left_out"]:
         parts.append(f"Left out, for lack of time: {', '.join(record['left_out'])}.")
     for name in PARTS:
         if name in record:
-            about = [inspect.getdoc(TIMES[name]) or ""] if name in TIMES else []
-            title = name.capitalize() if name in TIMES else "Checks"
-            parts += [f"## {title}", *about, f"[Table: gpu_{name}.csv](results/gpu_{name}.csv)"]
+            about = inspect.getdoc(TIMES[name]) if name in TIMES else "what was checked."
+            parts += [f"**{name.capitalize()}**: {about}", f"<!-- table: results/gpu_{name}.csv -->\n<!-- end -->"]
     return "\n\n".join(parts) + "\n"
 
 
@@ -132,7 +131,7 @@ def main() -> int:
     if wanted.device == "cpu" and (not wanted.quick or wanted.out is None):
         parser.error("--device cpu is for trials: add --quick and --out")
     if wanted.device == "cuda" and not torch.cuda.is_available():
-        say("torch finds no GPU; nothing was run, and docs/gpu.md is unchanged")
+        say("torch finds no GPU; nothing was run, and docs/speed.md is unchanged")
         return 0
     record = measure(Look(wanted.device, wanted.quick))
     out = wanted.out or PAGE

@@ -56,10 +56,8 @@ class Look:
 
 
 def text(look: Look, _: Path) -> Table:
-    """The table shows timings of a forward and backward pass of all training pairs through ViT-L/14's text tower, by
-    prefix tree and with prompts cut to the longest. `over cut` is the time for cut prompts divided by the tree's, and
-    `times floor` is the tree's time divided by that of matrix products alone. `error` is the largest difference between
-    features of tree and cut prompts; `gradient error` is that of gradients, divided by the largest gradient."""
+    """Forward and backward pass of all training pairs through ViT-L/14's text tower, by prefix tree and with prompts
+    cut to the longest. `times floor`: the tree's time over that of matrix products alone."""
     found: Table = {}
     for name in look.datasets[-2:]:  # the largest two
         for precision in TIMED:
@@ -84,8 +82,7 @@ def text(look: Look, _: Path) -> Table:
 
 
 def sampling(look: Look, _: Path) -> Table:
-    """The table shows timings for the text side of a training step as large as C-GQA's. The step encodes either all
-    5,592 pairs, or the pairs of 32 images and 1,864 or 512 other pairs."""
+    """Text side of a step as large as C-GQA's, with all pairs, or the pairs of 32 images and some others."""
     found: Table = {}
     for precision in TIMED[:2]:
         tower = texts.random_tower("ViT-L-14-quickgelu", precision=precision, device=look.device, **look.tower)
@@ -102,8 +99,8 @@ def sampling(look: Look, _: Path) -> Table:
 
 
 def training(look: Look, _: Path) -> Table:
-    """The table shows timings for a training step of `duplex` with cached features and ViT-L/14's text tower, for its
-    parts and for an epoch. `with images` is the factor by which including the image encoder slows a step down."""
+    """A step of `duplex` with cached features and ViT-L/14's text tower. `with images`: times as long with the image
+    encoder."""
     device, found = torch.device(look.device), Table()
     encoder = steps.image_encoder(device, **({"layers": 1, "width": 64} if look.quick else {}))
     for name in look.datasets:
@@ -119,8 +116,7 @@ def training(look: Look, _: Path) -> Table:
 
 
 def paper(look: Look, _: Path) -> Table:
-    """The table shows the same costs as the paper's Tab. 10, in the paper's own configuration for UT-Zappos. A step has
-    a batch of 64 and starts at the inputs of the image tower's first block. The paper used an A800."""
+    """The paper's own configuration for UT-Zappos, from the inputs of the first block; the paper used an A800."""
     found: Table = {}
     for precision in ("fp32", "tf32"):
         with float32_arithmetic(precision):
@@ -145,7 +141,7 @@ def paper(look: Look, _: Path) -> Table:
 
 
 def graph(look: Look, _: Path) -> Table:
-    """The table compares the local graph with a dense matrix, forward and backward, in MIT-States' open world."""
+    """The local graph against a dense matrix, forward and backward, in MIT-States' open world."""
     rows = graphs.by_batch((8,) if look.quick else (32, 64, 128, 512), look.device)
     return {
         f"batch {row['batch']}": {
@@ -160,9 +156,8 @@ def graph(look: Look, _: Path) -> Table:
 
 
 def extraction(look: Look, folder: Path) -> Table:
-    """The table shows the images per second of `extract` with ViT-L/14, of the encoder alone on pixels in memory
-    (`bare`), of decoding alone, and of open_clip's example (`plain`). `held by` names the bottleneck.
-    """
+    """Images per second with ViT-L/14: of `extract`, the encoder alone (`bare`), decoding alone, and open_clip's
+    example (`plain`). `held by` names the bottleneck."""
     found: Table = {}
     for precision in TIMED:
         here = folder / precision
@@ -177,9 +172,7 @@ def extraction(look: Look, folder: Path) -> Table:
 
 
 def evaluation(look: Look, _: Path) -> Table:
-    """The table shows how long `duplex` takes to score C-GQA's pairs for as many images as C-GQA's test split has.
-    Scores are reduced on the device. Composition prompts are left out, because *Text* measures their encoding.
-    """
+    """Scores of C-GQA's pairs for as many images as its test split has, without the encoding of prompts."""
     labels = small_world() if look.quick else cgqa_labels()
     method, train = begun(labels, look.device)
     images = 16 if look.quick else 5_098

@@ -1,12 +1,13 @@
-"""Draw the manual's pictures: `python -m docs.pictures` writes problem, pipeline, method, curve and rooms.png to docs/.
+"""Draw the manual's pictures: `python -m docs.pictures` writes them to docs/, and with a name only that one.
 
-The curve is that of the run named in it, and the rooms are read from the code; the others show ideas.
-`python -m docs.pictures rooms` draws one of them.
+problem, pipeline and method.png show ideas, rooms.png the code. curve.png and curves.svg are drawn from runs in
+artifacts/, gains.svg from tables in docs/results. The SVG files follow the reader's colour scheme.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import sys
 from pathlib import Path
 
@@ -18,20 +19,29 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.patches import FancyBboxPatch
 
-from duplex.data.shapes import draw
+from duplex.data.shapes import draw as draw_shape
+from duplex.report.blocks import Axis, Chart, Series, coordinate, draw, standalone_svg
 from tests.test_architecture import ORDER, arrows
 
 HERE = Path(__file__).parent
 INK, SOFT, CARD = "#22303a", "#5d6b75", "#eef3f4"
 TEAL, ORANGE, PURPLE = "#0f6f86", "#c96f1a", "#7a4f96"
 RUN = Path("artifacts/shapes/cso/0")  # whose curve is annotated
+CURVES = ("clip", "linear", "duplex", "dual", "dual_finetuned")  # methods on shapes, seed 0
+GAINS = {"photographs": "photos_untouched.csv", "drawn shapes": "shapes_untouched.csv"}  # the same encoder
+OVER = "linear minus it, closed"  # their column
+PAPER = "<style>svg { background: #fff } @media (prefers-color-scheme: dark) { svg { background: #14171d } }</style>"
 
 
 def main() -> None:
     """Draw all pictures, or those named."""
-    pictures = {"problem": problem, "pipeline": pipeline, "method": method, "curve": curve, "rooms": rooms}
-    for name in sys.argv[1:] or pictures:
-        figure = pictures[name]()
+    drawings = {"problem": problem, "pipeline": pipeline, "method": method, "curve": curve, "rooms": rooms}
+    charts = {"curves": curves, "gains": gains}
+    for name in sys.argv[1:] or [*drawings, *charts]:
+        if name in charts:
+            (HERE / f"{name}.svg").write_text(charts[name](), encoding="utf-8")
+            continue
+        figure = drawings[name]()
         figure.savefig(HERE / f"{name}.png", dpi=130, facecolor="white", metadata={"Software": None})
         plt.close(figure)
 
@@ -156,6 +166,63 @@ def curve() -> plt.Figure:
     return figure
 
 
+def curves() -> str:
+    """Show the accuracy on images of seen pairs against that on images of new pairs, by method."""
+    lines = []
+    for method in CURVES:
+        table = pd.read_csv(RUN.parents[1] / method / "0/curve.csv").query("world == 'closed'")
+        lines.append(Series(method, (100 * table["unseen"]).tolist(), (100 * table["seen"]).tolist()))
+    alt = f"Accuracy on seen pairs against accuracy on new pairs of drawn shapes: {', '.join(CURVES)}."
+    return _file(draw(Chart(alt, "new pairs right, %", "seen pairs right, %", lines)))
+
+
+def gains() -> str:
+    """Show by how many points of AUC each method exceeds two logistic regressions, with 95 % intervals."""
+    found: dict[str, dict[str, tuple[float, float, float]]] = {}  # method -> images -> value, low, high
+    for images, name in GAINS.items():
+        for row in pd.read_csv(HERE / "results" / name).dropna(subset=[OVER]).to_dict("records"):
+            found.setdefault(row["method"], {})[images] = (-row[OVER], -row[f"{OVER} high"], -row[f"{OVER} low"])
+    order = sorted(found, key=lambda method: -max(value for value, _, _ in found[method].values()))
+    bounds = [bound for dots in found.values() for dot in dots.values() for bound in dot]
+    steps = [10.0 * tens for tens in range(math.floor(min(bounds) / 10), math.ceil(max(bounds) / 10) + 1)]
+    x = Axis(160, 426, steps)
+    top, step = 34, 24
+    bottom = top + step * len(order)
+    parts = [f'<path class="grid" d="M{coordinate(x(tick))} {top}V{bottom}"/>' for tick in steps]
+    parts.append(f'<path class="axis" d="M{coordinate(x(0))} {top}V{bottom}"/>')
+    for tone, images in enumerate(GAINS):
+        parts.append(_dot(170 + 130 * tone, 16, tone) + f'<text x="{180 + 130 * tone}" y="20">{images}</text>')
+    for place, method in enumerate(order):
+        middle = top + step * (place + 0.5)
+        parts.append(f'<text x="150" y="{coordinate(middle + 4)}" text-anchor="end">{method}</text>')
+        for tone, images in enumerate(GAINS):
+            if images in found[method]:
+                value, low, high = found[method][images]
+                y = middle - 4 + 8 * tone
+                reach = f"M{coordinate(x(low))} {coordinate(y)}H{coordinate(x(high))}"
+                parts += [f'<path class="line t{tone}" d="{reach}"/>', _dot(x(value), y, tone)]
+    for tick in steps:
+        label = f"{tick:+g}".replace("-", "−") if tick else "0"
+        parts.append(
+            f'<text class="tick" x="{coordinate(x(tick))}" y="{bottom + 16}" text-anchor="middle">{label}</text>'
+        )
+    notes = ("points of AUC above two logistic regressions, 95 % intervals", "@4: four blocks of the encoder trained")
+    for line, words in enumerate(notes):
+        parts.append(f'<text class="name" x="426" y="{bottom + 36 + 17 * line}" text-anchor="end">{words}</text>')
+    head = f'<svg class="chart" viewBox="0 0 440 {bottom + 62}" role="img" xmlns="http://www.w3.org/2000/svg"'
+    alt = f"Methods by AUC above two logistic regressions: {', '.join(order)}."
+    return _file("\n".join([f'{head} aria-label="{alt}">', *parts, "</svg>"]))
+
+
+def _dot(x: float, y: float, tone: int) -> str:
+    return f'<circle class="dot t{tone}" cx="{coordinate(x)}" cy="{coordinate(y)}" r="3.5"/>'
+
+
+def _file(svg: str) -> str:
+    """An SVG file with a background of its own, light or dark."""
+    return standalone_svg(svg).replace("</svg>", f"{PAPER}\n</svg>")
+
+
 def _canvas(figure: plt.Figure, height: float = 3.4) -> Axes:
     """Axes over the whole figure, in tenths of its width."""
     axes = figure.add_axes((0, 0, 1, 1))
@@ -166,7 +233,7 @@ def _canvas(figure: plt.Figure, height: float = 3.4) -> Axes:
 
 def _image(figure: plt.Figure, left: float, state: str, thing: str, words: str, colour: str) -> None:
     axes = figure.add_axes((left, 0.3, 0.145, 0.5))
-    axes.imshow(draw(f"{state}_{thing}/0001.png").resize((224, 224)))
+    axes.imshow(draw_shape(f"{state}_{thing}/0001.png").resize((224, 224)))
     axes.axis("off")
     axes.set_title(words, size=13, color=colour, y=-0.22)
 

@@ -1,4 +1,4 @@
-"""The rooms of docs/architecture.md, held against every import of the package."""
+"""The rooms of CONTRIBUTING.md, held against every import of the package."""
 
 import ast
 import re
@@ -17,7 +17,7 @@ ARROWS = 125
 MODULE_LINES = 550  # a subject; a method with a derivation may have more
 LONG_LINES = 0.06  # share of lines with 100 characters or more
 TRAINING = 44
-ORDER = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs" / "architecture.md").read_text(), re.M)  # lowest first
+ORDER = re.findall(r"^\| `(\w+)` \|", (ROOT / "CONTRIBUTING.md").read_text(), re.M)  # lowest first
 APART = [("encoders", "data"), ("evaluation", "encoders"), ("evaluation", "data"), ("evaluation", "methods")]
 READS_FILES = re.compile(r"^\s*(?:from|import) (?:h5py|pandas|dvc|duplex\.(?:features|data|config|artifacts))\b", re.M)
 KNOWS_PARAMS = ("config", "training", "recognition", "library", "project", "cli")

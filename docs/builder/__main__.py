@@ -1,32 +1,51 @@
-"""Build the manual as a site: `python -m docs.builder` (or `make docs`) writes site/; every problem is one line."""
+"""Make the manual; every problem is one line.
+
+`python -m docs.builder` writes the parts of README.md and docs/ that are made from files, and checks all pages. With
+`--check` it writes nothing. With `--site`, as `make docs` runs it, it checks and then writes the site to site/.
+"""
 
 from __future__ import annotations
 
+import argparse
 import logging
 import shutil
 import sys
 from importlib.util import find_spec
-from pathlib import Path
 
+from docs.builder.blocks import ROOT, pages, stale_blocks, write_blocks
+from docs.builder.prose import find_too_long, find_untraced
 from duplex.errors import install_command
 
-ROOT = Path(__file__).resolve().parents[2]
 PAGES = ROOT / "build/manual"  # the pages as mkdocs reads them: `docs_dir` of mkdocs.yml
 NEEDED = ("mkdocs", "material", "mkdocstrings", "mkdocs_jupyter")
 
 
 def main() -> int:
-    """Check the packages and the docstrings, then build; the result is the exit code."""
+    """Write or check, then build; the result is the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m docs.builder", description=__doc__)
+    choice = parser.add_mutually_exclusive_group()
+    choice.add_argument("--check", action="store_true", help="write nothing")
+    choice.add_argument("--site", action="store_true", help="check, then write the site")
+    wanted = parser.parse_args()
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
         print(f"the manual needs {', '.join(missing)}: {install_command('docs')}", file=sys.stderr)
         return 1
-    problems = find_undocumented() or write_references() or build()
+    problems = [] if wanted.check or wanted.site else write_blocks()
+    problems = problems or [*find_stale(), *find_undocumented(), *find_uncited()]
+    problems = problems or [*find_too_long(), *find_untraced()]
+    if wanted.site:
+        problems = problems or build()
     for line in problems:
         print(line, file=sys.stderr)
-    if not problems:
+    if wanted.site and not problems:
         print(f"wrote {ROOT / 'site' / 'index.html'}")
     return int(bool(problems))
+
+
+def find_stale() -> list[str]:
+    """One line per part of a page that does not show what its file holds."""
+    return [line for page in pages() for line in stale_blocks(page)]
 
 
 def find_undocumented() -> list[str]:
@@ -42,15 +61,11 @@ def find_undocumented() -> list[str]:
     return absent + [f"{name}: has no docstring that describes it" for name in undocumented(ROOT, shown)]
 
 
-def write_references() -> list[str]:
-    """Write docs/references.md; the result is one line per citation without an entry in docs/references.bib."""
-    from docs.builder.references import missing_references, read_references, references_page
+def find_uncited() -> list[str]:
+    """One line per citation without an entry in docs/references.bib."""
+    from docs.builder.references import missing_references, read_references
 
-    references = read_references(ROOT / "docs/references.bib")
-    page = ROOT / "docs/references.md"
-    if not page.is_file() or page.read_text(encoding="utf-8") != references_page(references):
-        page.write_text(references_page(references), encoding="utf-8")
-    return missing_references(ROOT, references)
+    return missing_references(ROOT, read_references(ROOT / "docs/references.bib"))
 
 
 def build() -> list[str]:

@@ -17,7 +17,7 @@ from PIL import Image
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ROOT / "examples/gallery"
 THUMBNAILS = ROOT / "docs/assets/gallery"
-SHOWN = re.compile(r"^\[File: \w+\.py\]\(\.\./examples/gallery/(\w+)\.py\)$", re.M)
+SHOWN = re.compile(r"^<!-- file: \.\./examples/gallery/(\w+)\.py -->$", re.M)
 WIDTH, COLOURS = 540, 128  # of a thumbnail
 
 

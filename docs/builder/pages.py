@@ -9,8 +9,7 @@ from pathlib import Path
 
 from docs.builder.commands import commands_page
 from docs.builder.examples import read_examples
-from docs.builder.public_names import DIRECTIVE, summaries
-from docs.builder.results import with_tables
+from docs.builder.public_names import names_on_page
 from docs.builder.tables import read_classes, table
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,14 +26,14 @@ def write_pages(folder: Path) -> None:
     pages |= {f"project/{name}.md": (ROOT / path).read_text(encoding="utf-8") for path, name in TOP.items()}
     pages |= {"reference/commands.md": commands_page(), "reference/params.md": params_page()}
     pages |= {"reference/methods.md": methods_page()}
-    pages |= api_pages(pages["reference/api.md"])
+    pages |= api_pages()
     for uri, text in pages.items():
         (folder / uri).parent.mkdir(exist_ok=True)
         (folder / uri).write_text(page_text(uri, text), encoding="utf-8")
 
 
 def page_text(uri: str, text: str) -> str:
-    """A page with its tables of results, and with links to files of the repository pointed at the pages that show them.
+    """A page whose links to files of the repository lead to the pages that show them.
 
     Where no page shows a file, the words stay and the link goes.
     """
@@ -48,11 +47,13 @@ def page_text(uri: str, text: str) -> str:
         target = _normal(folder / path)
         if target in TOP:
             return f"[{words}]({up}project/{TOP[target]}.md{anchor})"
+        if target.endswith(".ipynb"):
+            return f"[{words}]({up}tutorials/{Path(target).name})"
         if not target.startswith("docs/"):
             return words
         return f"[{words}]({up}{target.removeprefix('docs/')}{anchor})" if is_top else match[0]
 
-    return LINK.sub(replaced, with_tables(text, ROOT / folder))
+    return LINK.sub(replaced, text)
 
 
 def _normal(path: Path) -> str:
@@ -67,17 +68,16 @@ def _normal(path: Path) -> str:
     return "/".join(parts)
 
 
-def api_pages(overview: str) -> dict[str, str]:
-    """The API's overview, which lists each name with its first sentence, and a page per name with its example."""
-    examples, names = read_examples(ROOT), DIRECTIVE.findall(overview)
-    pages = {"reference/api.md": overview}
-    for name, summary in zip(names, summaries(ROOT, names), strict=True):
+def api_pages() -> dict[str, str]:
+    """The API's overview, which links each name to its page, and a page per name with its example."""
+    page = ROOT / "docs/reference/api.md"
+    examples, overview, pages = read_examples(ROOT), page.read_text(encoding="utf-8"), {}
+    for name in names_on_page(page):
         short = name.rpartition(".")[2]
-        line = f"* [`{short}`](api/{short}.md): {summary}"
-        pages["reference/api.md"] = pages["reference/api.md"].replace(f"::: {name}\n", f"{line}\n")
+        overview = overview.replace(f"* `{short}`: ", f"* [`{short}`](api/{short}.md): ")
         example = f"\n## Example\n\n```pycon\n{examples[short]}\n```\n" if short in examples else ""
         pages[f"reference/api/{short}.md"] = f"::: {name}\n    options: {{heading_level: 1}}\n{example}"
-    return pages
+    return {"reference/api.md": overview, **pages}
 
 
 def params_page() -> str:

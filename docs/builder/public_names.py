@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import griffe
 
-DIRECTIVE = re.compile(r"^::: (\S+)$", re.M)
+NAMES = re.compile(r"^<!-- names: ([^>]+) -->$", re.M)
 
 
 def names_on_page(page: Path) -> list[str]:
     """The dotted names that an API page shows."""
-    return DIRECTIVE.findall(page.read_text(encoding="utf-8"))
+    return " ".join(NAMES.findall(page.read_text(encoding="utf-8"))).split()
 
 
 def undocumented(root: Path, names: list[str]) -> list[str]:
@@ -24,6 +25,12 @@ def undocumented(root: Path, names: list[str]) -> list[str]:
     return missing
 
 
+def names_list(root: Path, names: list[str]) -> str:
+    """A line per name, without its module, and the first sentence of its docstring."""
+    found = zip(names, summaries(root, names), strict=True)
+    return "\n".join(f"* `{name.rpartition('.')[2]}`: {summary}" for name, summary in found)
+
+
 def summaries(root: Path, names: list[str]) -> list[str]:
     """The first paragraph of each name's docstring."""
     docstrings = [item.docstring for item in _items(root, names)]
@@ -31,12 +38,17 @@ def summaries(root: Path, names: list[str]) -> list[str]:
 
 
 def _items(root: Path, names: list[str]) -> Iterator[griffe.Object]:
-    package = griffe.load(
-        "duplex", search_paths=[str(root)], allow_inspection=False, resolve_aliases=True, try_relative_path=False
-    )
+    package = _package(root)
     for name in names:
         item = package[name.removeprefix("duplex.")]
         yield item.final_target if isinstance(item, griffe.Alias) else item
+
+
+@cache
+def _package(root: Path) -> griffe.Object | griffe.Alias:
+    return griffe.load(
+        "duplex", search_paths=[str(root)], allow_inspection=False, resolve_aliases=True, try_relative_path=False
+    )
 
 
 def _missing(item: griffe.Object, name: str) -> Iterator[str]:

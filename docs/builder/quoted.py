@@ -1,7 +1,4 @@
-"""Tables of quoted numbers: a line `[Quoted: mit-states](…/quoted.yaml)` of a page becomes the table of a benchmark.
-
-The rows are those of duplex/report/quoted.yaml, the newest publication last.
-"""
+"""Tables of published numbers: the rows of duplex/report/quoted.yaml on a benchmark, the newest publication last."""
 
 from __future__ import annotations
 

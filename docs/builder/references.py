@@ -1,4 +1,4 @@
-"""The page of references, written from docs/references.bib, and the citations that have no entry there."""
+"""The list of references, made from docs/references.bib, and the citations that have no entry there."""
 
 from __future__ import annotations
 
@@ -16,23 +16,6 @@ TOPICS = {
     "metric": "Metrics and statistics",
     "quoted": "Quoted in the report only",
 }
-OPENING = """# References
-
-This page is written from `docs/references.bib` by `python -m docs.builder`; words in backticks are the keys of that
-file. If you use this package, cite it and the paper whose method it implements:
-
-```bibtex
-@software{duplex_czsl,
-  title = {duplex: Compositional Zero-Shot Learning over Cached CLIP Features},
-  author = "{The duplex authors}", year = {2026}, license = {MIT}
-}
-@misc{peng2025duplex,
-  title = {Semantically Guided Dynamic Visual Prototype Refinement for Compositional Zero-Shot Learning},
-  author = {Peng, Zhong and Xu, Yishi and Wang, Gerong and Chen, Wenchao and Chen, Bo and Zhang, Jing and Liu, Hongwei},
-  year = {2025}, eprint = {2501.07114}, archivePrefix = {arXiv}, doi = {10.48550/arXiv.2501.07114}
-}
-```
-"""
 ENTRY = re.compile(r"^@\w+\{(\w+),\n(.*?)^\}$", re.M | re.S)
 FIELD = re.compile(r"(\w+) = \{((?:[^{}]|\{[^{}]*\})*)\}")
 CITATION = re.compile(r"\b([A-Z][a-zA-Z-]+) (?:et al\.|and [A-Z][a-z]+),? ([^.;|`]{0,160}?)\(?\b((?:19|20)\d\d)\b")
@@ -78,9 +61,10 @@ def read_references(path: Path) -> list[Reference]:
     ]
 
 
-def references_page(references: list[Reference]) -> str:
-    """The entries by topic."""
-    parts = [OPENING]
+def references_list(path: Path) -> str:
+    """The entries of a file by topic."""
+    references = read_references(path)
+    parts = []
     for topic, title in TOPICS.items():
         lines = [entry.line() for entry in references if entry.fields["topic"] == topic]
         parts.append(f"## {title}\n\n" + "\n".join(lines) + "\n")

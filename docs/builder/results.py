@@ -1,46 +1,66 @@
-"""Files in pages: a line `[Table: x.csv](results/x.csv)` becomes the table, `[File: x.py](../examples/x.py)` the text.
+"""Tables of results, from files to Markdown.
 
-A line `[Quoted: mit-states](../duplex/report/quoted.yaml)` becomes the table of published numbers on a benchmark.
-
-Where the page is read without the site, the line is a link to the file.
-
-A file has one plain number per cell. Columns that belong together are shown in one cell: `AUC`, `AUC ±`, `AUC low` and
-`AUC high` as `26.2 ± 0.3 (23.3 to 29.0)`.
+A CSV file has one plain number per cell. Columns that belong together are shown in one cell: `AUC`, `AUC ±`, `AUC low`
+and `AUC high` as `26.2 ± 0.3 (23.3 to 29.0)`. A YAML file collects cells of CSV files beside it.
 """
 
 from __future__ import annotations
 
 import csv
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from docs.builder.quoted import quoted_records
+from ruamel.yaml import YAML
 
-DIRECTIVE = re.compile(r"^\[Table: \S+\]\((\S+\.csv)\)$", re.M)
-INCLUDED = re.compile(r"^\[File: \S+\]\((\S+\.(\w+))\)$", re.M)
-QUOTED = re.compile(r"^\[Quoted: (\S+)\]\((\S+\.yaml)\)$", re.M)
 PARTS = (" ±", " low", " high")  # endings of columns that are shown in the cell of another column
 
 
-def with_tables(markdown: str, folder: Path) -> str:
-    """A page with its directives replaced by tables, each with a link to its file, and by the text of files.
+def table_of_file(path: Path) -> str:
+    """A CSV file, or cells of several, as a Markdown table."""
+    if path.suffix == ".csv":
+        return markdown_table(*read_csv(path))
+    collected = YAML(typ="safe").load(path)
+    rows: list[dict[str, str]] = []
+    for row in collected["rows"]:
+        rows.append({})
+        for column, cell in zip(collected["columns"], row, strict=True):
+            rows[-1] |= {column: cell} if isinstance(cell, str) else collected_cell(path.parent, column, cell)
+    return markdown_table(collected["columns"], rows)
 
-    folder: the folder of the page; paths in directives are relative to it.
 
-    Raises `FileNotFoundError` if a file is absent.
-    """
-    shown = INCLUDED.sub(
-        lambda match: f"```{match[2]}\n{(folder / match[1]).read_text('utf-8').rstrip()}\n```", markdown
-    )
-    shown = QUOTED.sub(lambda match: markdown_table(*quoted_records(match[1])), shown)
-    return DIRECTIVE.sub(lambda match: f"{result_table(folder / match[1])}\n\n[CSV]({match[1]})", shown)
-
-
-def result_table(path: Path) -> str:
-    """A CSV file as a Markdown table."""
+def read_csv(path: Path) -> tuple[list[str], list[dict[str, str]]]:
+    """The columns and rows of a CSV file."""
     with path.open(encoding="utf-8", newline="") as file:
         reader = csv.DictReader(file)
-        return markdown_table(list(reader.fieldnames or ()), list(reader))
+        return list(reader.fieldnames or ()), list(reader)
+
+
+def collected_cell(folder: Path, title: str, cell: Mapping[str, Any]) -> dict[str, str]:
+    """A column `title` with a number of a file, and the ends of its interval if the file has them.
+
+    cell: `file`, `row` (a name in its first column), `column`, and `negated` if the file has the opposite difference
+
+    Raises `ValueError` if the file has no such number.
+    """
+    columns, rows = read_csv(folder / cell["file"])
+    for row in rows:
+        if row[columns[0]] == cell["row"] and cell["column"] in row:
+            ends = {end: row.get(cell["column"] + end, "") for end in ("", " low", " high")}
+            if cell.get("negated"):
+                ends = {"": negated(ends[""]), " low": negated(ends[" high"]), " high": negated(ends[" low"])}
+            return {f"{title}{end}": text for end, text in ends.items()}
+    raise ValueError(f"{cell['file']} has no row {cell['row']!r} with a column {cell['column']!r}")
+
+
+def negated(number: str) -> str:
+    """A number with the other sign and as many digits.
+
+    >>> negated("-5.2"), negated("+0.60"), negated("")
+    ('+5.2', '-0.60', '')
+    """
+    return f"{-float(number):+.{len(number.partition('.')[2])}f}" if number else ""
 
 
 def markdown_table(columns: list[str], rows: list[dict[str, str]]) -> str:

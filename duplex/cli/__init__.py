@@ -28,6 +28,15 @@ if TYPE_CHECKING:
     from duplex.data.check import DataIssue
 
 MODULES = ["data", "features", "runs", "compare", "model"]
+PANELS = {  # of `duplex --help`: its commands, the most used first
+    "Pictures": ("fit", "predict", "serve", "update", "next", "export"),
+    "Methods": ("compare", "score", "methods", "tune", "reproduce", "retrieve"),
+    "Data": ("data", "suspects", "relabel", "encoders", "cache"),
+    "Pipeline": (
+        *("prepare", "extract", "train", "evaluate", "sweep"),
+        *("metrics", "report", "init", "params", "doctor"),
+    ),
+}
 
 
 def _completed(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
@@ -107,7 +116,15 @@ def issue_lines(name: str, issues: Iterable[DataIssue], notes: dict[str, int], d
 
 
 class CommandGroup(TyperGroup):
-    """Typer's command group, but Ctrl-C and closed pipes get the exit codes that shells expect."""
+    """Typer's command group in panels; Ctrl-C and closed pipes get the exit codes that shells expect."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        panels = {name: panel for panel, names in PANELS.items() for name in names}
+        commands: dict[str, Any] = {name: self.commands[name] for name in sorted(self.commands, key=list(panels).index)}
+        for name, command in commands.items():
+            command.rich_help_panel = panels[name]
+        self.commands = commands
 
     def invoke(self, ctx: Any) -> Any:
         try:

@@ -40,14 +40,14 @@ def compare(
     splits: Annotated[int | None, Option(min=2, help="Average over as many splits of `duplex data split`.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print how far the second method's S, U, HM and AUC exceed the first's, in percentage points.
+    """Print the differences of two methods' S, U, HM and AUC, second minus first.
 
-    Each difference has a 95 % interval and a p-value, which cover variance over test images, seeds
-    and re-splits (other random choices of unseen pairs). Below are both methods' accuracy without a
-    bias, and the share of images of unseen pairs that they answer by a seen pair. METHOD+stream is a
-    method that adapts to the test images, in the first order of `duplex evaluate --stream`. Margins,
-    the biases at which images become right or wrong, are read with nine digits; equal margins count
-    as ties.
+    Differences are in percentage points. Each has a 95 % interval and a p-value, which cover
+    variance over test images, seeds and re-splits (other random choices of unseen pairs). Below are
+    both methods' accuracy without a bias, and the share of images of unseen pairs that they answer
+    by a seen pair. METHOD+stream is a method that adapts to the test images, in the first order of
+    `duplex evaluate --stream`. Margins, the biases at which images become right or wrong, are read
+    with nine digits; equal margins count as ties.
     """
     from duplex.data.tables import split_name
 
@@ -219,7 +219,7 @@ PROTOCOLS = ("exact", "sampled")
 
 @app.command()
 def score(
-    file: Annotated[Path, Argument(help="Score file (.npz, .h5), or CSV of predicted pairs; see docs/scores.md.")],
+    file: Annotated[Path, Argument(help="Score file (.npz, .h5), or CSV of predicted pairs; see docs/metrics.md.")],
     other: Annotated[Path | None, Argument(help="A second score file for the same images, to compare.")] = None,
     k: Annotated[list[int] | None, Option("--k", help="k of top-k accuracy; repeatable; default: FILE's.")] = None,
     protocol: Annotated[str, Option(help="Curve: exact, or sampled at ~20 biases as in papers.")] = "exact",

@@ -75,7 +75,7 @@ def list_(as_json: AsJson = False) -> None:
 
 @group.command()
 def stats(name: Name, root: Root = None, as_json: AsJson = False) -> None:
-    """Print the number of pairs and images per split, and the shares of frequent and rare pairs."""
+    """Print the pairs and images of each split, and the shares of frequent and rare pairs."""
     from duplex.data.tables import count_dataset, statistics_text
 
     labels, dataset = _load(*_source(name, root))
@@ -88,7 +88,10 @@ def stats(name: Name, root: Root = None, as_json: AsJson = False) -> None:
 
 @group.command()
 def check(name: Name, root: Root = None, as_json: AsJson = False) -> None:
-    """Check images, pair lists, labels and splits of a data set. Exits with 1 if there is a problem."""
+    """Check the images, pair lists, labels and splits of a data set.
+
+    Exits with 1 if there is a problem.
+    """
     from duplex.data.check import check_dataset, check_labels_of
     from duplex.data.sources import draw_missing_images
     from duplex.data.tables import count_dataset, published_differences
@@ -121,7 +124,10 @@ def download(
     name: Annotated[str, Argument(help="Benchmark to download: mit-states, ut-zappos or cgqa.")],
     to: Annotated[Path | None, Option(help="Folder; default: that of params.yaml, or data/NAME.")] = None,
 ) -> None:
-    """Download a benchmark and unpack it. The same command resumes an interrupted download."""
+    """Download a benchmark and unpack it.
+
+    The same command resumes an interrupted download.
+    """
     from duplex.data.download import BENCHMARKS
     from duplex.data.download import download as fetch
 
@@ -270,7 +276,7 @@ def split(
     images_per_pair: Annotated[int | None, Option(min=1, help="Most training images per pair.")] = None,
     no_run: NoRun = False,
 ) -> None:
-    """Write datasets/NAME-split1.yaml, -split2.yaml, …, with other random choices of unseen pairs.
+    """Write NAME-split1.yaml, -split2.yaml, … to datasets/, with other random unseen pairs.
 
     The new data sets have the images, encoder, options and number of unseen pairs of NAME;
     features are copied if they exist. If a re-split exists already, only a changed `source` of
@@ -345,7 +351,10 @@ def remove(
     name: DatasetName,
     results: Annotated[bool, Option("--results", help="Also delete artifacts/NAME.")] = False,
 ) -> None:
-    """Delete datasets/NAME.yaml and the data set's part of the report. Images are never deleted."""
+    """Delete datasets/NAME.yaml and the data set's part of the report.
+
+    Images are never deleted.
+    """
     from duplex.config.datasets import remove_dataset
 
     remove_dataset(name)
@@ -455,9 +464,10 @@ def suspects(
     out: Annotated[Path | None, Option(help="Folder to write to; default: suspects/NAME.")] = None,
     force: Force = False,
 ) -> None:
-    """Rank labelled images by how likely their labels are wrong, and find near-copies and outliers.
+    """Rank labelled images by how likely their labels are wrong, and find near-copies.
 
-    Reads features that `extract` or `fit` has cached; writes suspects.csv and suspects.html.
+    Finds outliers, too. Reads features that `extract` or `fit` has cached; writes suspects.csv
+    and suspects.html.
     """
     from duplex.project.suspects import copied_pairs, open_labelled, rank_suspects, write_suspects_page
 

@@ -76,7 +76,7 @@ def verify(
     seed: Annotated[int, seed_option("Seed of the random choice of images.", "--seed")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Encode a random sample of a cache's images again, and compare the results with the cache."""
+    """Encode a random sample of a cache's images again, and compare with the cache."""
     from duplex.project.extract import verify_cache
     from duplex.project.runs import data_of_cache
 
@@ -126,7 +126,7 @@ def convert_encoder(
     encoder: Annotated[str, Option(help="Architecture, such as ViT-L-14-quickgelu.")],
     tag: Annotated[str | None, Option(help="Published weights with ARCHIVE's preprocessing.")] = None,
 ) -> None:
-    """Convert an encoder's weights file to a folder that loads offline, as `local-dir:FOLDER`.
+    """Convert an encoder's weights to a folder that loads offline as `local-dir:FOLDER`.
 
     TorchScript archives contain code: convert only those you trust.
     """

@@ -56,7 +56,7 @@ LABELLED = "Labelled images: folder with state/object/*.jpg"
 def report(
     dataset: Annotated[str | None, dataset_option("Write only this data set's page.")] = None,
 ) -> None:
-    """Write the report of all evaluated runs, or the page of one data set, and print its path.
+    """Write the report of all runs, or one data set's page, and print its path.
 
     Does not write artifacts/metrics.json, which git tracks; `dvc repro report` does.
     """
@@ -77,7 +77,7 @@ def retrieve(
     top: Annotated[int, Option(min=1, help="Number of images in each of the two lists.")] = 4,
     as_json: AsJson = False,
 ) -> None:
-    """Print the test images nearest to a pair's prototype from text, and to its visual one."""
+    """Print the test images nearest to a pair's text and visual prototypes."""
     from duplex.project import runs
     from duplex.report.images import prototype_hits
 
@@ -110,7 +110,7 @@ def init(folder: Annotated[Path, Argument(help="Folder of the new project, empty
 
 @app.command()
 def doctor(as_json: AsJson = False) -> None:
-    """Check versions, device, disk, weights, data and caches; print a remedy for each problem.
+    """Check versions, device, disk, weights, data and caches, and print remedies.
 
     Changes and downloads nothing. Exits with 1 if there is a problem.
     """
@@ -176,7 +176,7 @@ def update(
     in_place: Annotated[bool, Option("--in-place", help="Replace MODEL.")] = False,
     force: Force = False,
 ) -> None:
-    """Add labelled images to a model without training it; they may show new states and objects.
+    """Add labelled images to a model without training it; they may show new words.
 
     Visual prototypes are recomputed in closed form; prompts and fine-tuned blocks stay.
     """
@@ -218,9 +218,10 @@ def predict(
     num_workers: Annotated[int | None, Option(min=0, help="Decoding processes; default: cores - 1.")] = None,
     device: Device = "auto",
 ) -> None:
-    """Name the state and object in each image. Default --model: the run with the best validation AUC.
+    """Name the state and object in each image.
 
-    A file that is not a readable image gets a line with the reason, and the exit code is 3.
+    Without --model, the run with the best validation AUC answers. A file that is not a readable
+    image gets a line with the reason, and the exit code is 3.
     """
     from duplex.recognition.recognizer import list_images
 
@@ -313,9 +314,10 @@ def next_(
     device: Device = "auto",
     force: Force = False,
 ) -> None:
-    """List the unlabelled images whose labels would help a model most in a CSV file to label.
+    """List the unlabelled images whose labels would help a model most.
 
-    Leaves out files that a model of `duplex fit` was fitted to. Features are cached.
+    Writes a CSV file to label. Leaves out files that a model of `duplex fit` was fitted to.
+    Features are cached.
     """
     from duplex.project.suspects import rank_unlabelled
     from duplex.recognition.export import FIT, fitted_digests, read_fit
@@ -353,7 +355,10 @@ def export(
     name: Annotated[str | None, Option(help="Title of the model card.")] = None,
     force: Force = False,
 ) -> None:
-    """Export a run: prototypes, labels, card, and recognize.py (needs numpy and safetensors)."""
+    """Export a run as a folder that needs only numpy and safetensors.
+
+    It holds prototypes, labels, a card and recognize.py.
+    """
     from duplex.recognition import export as export_folder
     from duplex.recognition.export import FIT, model_card_facts
 
@@ -414,7 +419,10 @@ def serve(
     workers: Annotated[int | None, Option(min=1, max=64, help="Processes; default: 2, or 1 with a GPU.")] = None,
     seconds: Annotated[float, Option(min=0.1, max=3600, help="Time limit per request, in seconds.")] = Limits.seconds,
 ) -> None:
-    """Serve a model over HTTP: POST /predict, /labels, /health, /metrics, /docs, and a page at /."""
+    """Serve a model over HTTP, with a page for browsers.
+
+    Answers POST /predict, /labels, /health, /metrics and /docs; the page is at /.
+    """
     try:
         import uvicorn
 

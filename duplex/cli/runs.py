@@ -78,7 +78,7 @@ def _entry(params: Params, name: str) -> dict[str, Any]:
 
 @app.command()
 def methods(as_json: AsJson = False) -> None:
-    """List the installed kinds (classes) of methods: needed inputs, options and packages."""
+    """List the installed kinds of methods with their inputs, options and packages."""
     from duplex.methods.registry import describe_method, installed_methods
 
     kinds = [describe_method(kind) for kind in installed_methods()]
@@ -111,9 +111,9 @@ def prepare(dataset: Dataset) -> None:
 
 @app.command()
 def train(dataset: Dataset, method: Method = "duplex", seed: Seed = 0) -> None:
-    """Train a method on cached features; write the checkpoint that `training.select` chooses.
+    """Train a method on cached features, and write its checkpoint.
 
-    The same command resumes interrupted training.
+    The option `training.select` chooses the epoch. The same command resumes interrupted training.
     """
     from duplex.project.run import ProjectRun
     from duplex.project.train import train_stage
@@ -133,7 +133,7 @@ def evaluate(
     stream: Annotated[bool, Option("--stream", help="Also adapt to the unlabelled test images.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Evaluate a trained method on the test split; write and print metrics with 95 % intervals."""
+    """Evaluate a trained method on the test split, with 95 % intervals."""
     from duplex.config.params import StreamParams
     from duplex.project.evaluate import evaluate_stage
     from duplex.project.run import ProjectRun
@@ -193,11 +193,11 @@ def sweep(
     engine: Engine = "local",
     as_json: AsJson = False,
 ) -> None:
-    """Train and evaluate all missing runs (data set × method × seed), and commit them to DVC.
+    """Train and evaluate all missing runs of params.yaml, and commit them to DVC.
 
-    Writes the same files as `dvc repro`, byte for byte, so `dvc repro` repeats no run. The same
-    command resumes an interrupted sweep. A failed run does not stop the others; failures are
-    listed at the end, and the command exits with 1.
+    A run is a data set, a method and a seed. Writes the same files as `dvc repro`, byte for byte,
+    so `dvc repro` repeats no run. The same command resumes an interrupted sweep. A failed run does
+    not stop the others; failures are listed at the end, and the command exits with 1.
     """
     from duplex.project import sweep as stage
 
@@ -222,7 +222,7 @@ def reproduce(
     jobs: Jobs = None,
     dry_run: Annotated[bool, Option("--dry-run", help="Only time a step of each method; print the plan.")] = False,
 ) -> None:
-    """Reproduce the rows of the paper's tables for a data set, and judge the paper's claims on a page.
+    """Run the rows of the paper's tables on a data set, and judge its claims on a page.
 
     Each row is a method of ablations/params.yaml. The command prepares the data set, extracts its
     features, and trains and evaluates the rows by the exact and the published protocol; the same

@@ -1,4 +1,4 @@
-"""The text tower of an open_clip model (the Duplex paper's Eq. 2 and 7); `docs/text.md` explains the prefix tree."""
+"""The text tower of an open_clip model (the Duplex paper's Eq. 2 and 7); `docs/method.md` explains the prefix tree."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def test_a_trial_runs_every_part(tmp_path: Path) -> None:
     assert "**All checks passed.**" in page
     assert "A quick trial" in page
     for name in gpu.TIMES:
-        assert f"## {name.capitalize()}" in page
+        assert f"**{name.capitalize()}**: " in page
     assert [line.split('"')[1] for line in (tmp_path / "results/gpu_text.csv").read_text().splitlines()[1:]] == [
         f"ut-zappos, {p}" for p in ("fp32", "tf32", "bf16")
     ]

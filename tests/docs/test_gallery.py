@@ -18,7 +18,7 @@ def test_every_example_is_short_and_shown_with_its_output_and_a_small_picture() 
     sizes = []
     for name in names():
         assert len((SCRIPTS / f"{name}.py").read_text(encoding="utf-8").splitlines()) <= 30
-        assert f"[File: {name}.txt](../examples/gallery/{name}.txt)" in page and f"](assets/gallery/{name}.png)" in page
+        assert f"<!-- file: ../examples/gallery/{name}.txt -->" in page and f"](assets/gallery/{name}.png)" in page
         sizes.append((THUMBNAILS / f"{name}.png").stat().st_size)
     assert max(sizes) < 30_000 and sum(sizes) < 200_000
 

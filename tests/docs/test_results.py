@@ -1,14 +1,15 @@
-"""Tables of results: from a file with one number per cell to a page."""
+"""Parts of pages that are made from files: tables of results and of published numbers, listings, lists."""
 
 import re
 from pathlib import Path
 
 import pytest
 
-pytest.importorskip("mkdocs_jupyter", reason="needs the extra docs (`make docs` installs it)")
+pytest.importorskip("griffe", reason="needs the extra docs (`make docs` installs it)")
 
-from docs.builder.results import DIRECTIVE, INCLUDED, QUOTED, result_table, with_tables
-from docs.readme_table import TABLE, readme_table
+from docs.builder import blocks
+from docs.builder.blocks import pages, stale_blocks, with_blocks, without_blocks, write_blocks
+from docs.builder.results import table_of_file
 from duplex.report.claims import published_rows
 
 ROOT = Path(__file__).parents[2]
@@ -16,11 +17,12 @@ CSV = """method,AUC,AUC ±,AUC low,AUC high,over cso,over cso low,over cso high,
 cso,26.2,0.3,23.3,29.0,,,,416320
 dual,31.3,0.3,28.2,34.4,-0.5,-1.2,+0.2,416320
 """
+PAGE = "Before\n\n<!-- table: x.csv -->\n| a |\n| --- |\n| 1 |\n\n[CSV](x.csv)\n<!-- end -->\n\nafter\n"
 
 
 def test_a_file_is_shown_with_errors_and_intervals_in_one_cell(tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_text(CSV)
-    assert result_table(tmp_path / "x.csv").replace("\xa0", " ").splitlines() == [
+    assert table_of_file(tmp_path / "x.csv").replace("\xa0", " ").splitlines() == [
         "| method | AUC | over cso | trained |",
         "| --- | --- | --- | --- |",
         "| cso | 26.2 ± 0.3 (23.3 to 29.0) |  | 416320 |",
@@ -28,16 +30,61 @@ def test_a_file_is_shown_with_errors_and_intervals_in_one_cell(tmp_path: Path) -
     ]
 
 
-def test_a_directive_is_replaced_by_its_table_and_a_link(tmp_path: Path) -> None:
+def test_cells_of_files_are_collected_in_a_table(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text(CSV)
+    rows = """columns: ["", AUC, gain]
+rows:
+- [ours, {file: x.csv, row: dual, column: AUC}, {file: x.csv, row: dual, column: over cso, negated: true}]
+- [theirs, –, {file: x.csv, row: cso, column: trained}]
+"""
+    (tmp_path / "t.yaml").write_text(rows)
+    assert table_of_file(tmp_path / "t.yaml").replace("\xa0", " ").splitlines()[2:] == [
+        "| ours | 31.3 (28.2 to 34.4) | +0.5 (−0.2 to +1.2) |",
+        "| theirs | – | 416320 |",
+    ]
+    (tmp_path / "t.yaml").write_text(rows.replace("row: dual", "row: triple"))
+    with pytest.raises(ValueError, match=r"x\.csv has no row 'triple'"):
+        table_of_file(tmp_path / "t.yaml")
+
+
+def test_what_stands_between_the_comments_is_replaced(tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_text("a\n-1\n")
-    page = with_tables("Before\n\n[Table: x.csv](x.csv)\n\nafter", tmp_path)
-    assert page == "Before\n\n| a |\n| --- |\n| −1 |\n\n[CSV](x.csv)\n\nafter"
+    page = PAGE.replace("| 1 |", "| −1 |")
+    assert with_blocks(PAGE, tmp_path) == page
+    assert with_blocks(page, tmp_path) == page
+    assert without_blocks(page) == "Before\n\n\n\nafter\n"
+
+
+def test_a_file_is_shown_as_a_listing(tmp_path: Path) -> None:
+    (tmp_path / "x.py").write_text("print(1)\n")
+    page = with_blocks("<!-- file: x.py -->\n<!-- end -->\n", tmp_path)
+    assert page == "<!-- file: x.py -->\n```python\nprint(1)\n```\n<!-- end -->\n"
+
+
+def test_a_stale_part_and_an_absent_file_are_one_line_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocks, "ROOT", tmp_path)
+    (tmp_path / "docs").mkdir()
+    page, table = tmp_path / "docs/page.md", tmp_path / "docs/x.csv"
+    page.write_text(PAGE)
+    assert stale_blocks(page) == write_blocks() == ["docs/page.md: no file x.csv"]
+    table.write_text("a\n2\n")
+    assert stale_blocks(page) == ["docs/page.md: table x.csv is out of date; run `python -m docs.builder`"]
+    assert write_blocks() == stale_blocks(page) == []
+    assert "| 2 |" in page.read_text()
+
+
+@pytest.mark.parametrize(
+    "page, words", [("<!-- table: x.csv -->\n", "no line <!-- end -->"), ("<!-- plot: x -->\n<!-- end -->\n", "'plot'")]
+)
+def test_a_part_without_an_end_or_of_no_kind_is_refused(page: str, words: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=words):
+        with_blocks(page, tmp_path)
 
 
 @pytest.mark.parametrize("benchmark", ["mit-states", "ut-zappos", "cgqa"])
-def test_quoted_numbers_are_listed_by_world_the_newest_last(benchmark: str) -> None:
-    page = with_tables(f"Before\n\n[Quoted: {benchmark}](../duplex/report/quoted.yaml)\n", ROOT / "docs")
-    lines = [line.strip("| ").split(" | ") for line in page.splitlines()[2:]]
+def test_published_numbers_are_listed_by_world_the_newest_last(benchmark: str) -> None:
+    page = with_blocks(f"<!-- published: {benchmark} -->\n<!-- end -->\n", ROOT)
+    lines = [line.strip("| ").split(" | ") for line in page.splitlines()[1:-1]]
     assert lines[0] == ["world", "method", "year", "backbone", "S", "U", "HM", "AUC", "quoted from"]
     assert [line[0] for line in lines[2:]] == sorted(line[0] for line in lines[2:])
     for world in ("closed", "open"):
@@ -50,28 +97,13 @@ def test_quoted_numbers_are_listed_by_world_the_newest_last(benchmark: str) -> N
         assert duplex[3:8] == ["CLIP ViT-L/14", *cells]
 
 
-@pytest.mark.parametrize("page", sorted((ROOT / "docs").rglob("*.md")), ids=lambda page: page.name)
-def test_every_directive_names_a_file(page: Path) -> None:
-    text = page.read_text(encoding="utf-8")
-    names = [*DIRECTIVE.findall(text), *(name for name, _ in INCLUDED.findall(text))]
-    names += [name for _, name in QUOTED.findall(text)]
-    assert len(re.findall(r"\[(?:Table|File|Quoted): |\{\{", text)) == len(names), (
-        "write [Table: x.csv](results/x.csv) on a line"
-    )
-    assert all((page.parent / name).is_file() for name in names)
-
-
-def test_the_readme_has_the_numbers_of_the_results() -> None:
-    shown = TABLE.search((ROOT / "README.md").read_text(encoding="utf-8"))
-    assert shown and shown[0] == readme_table(), "run `python docs/readme_table.py`"
-
-
-def test_the_readme_is_short() -> None:
-    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
-    assert len(lines) <= 70 and max(map(len, lines)) <= 120
+@pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
+def test_pages_show_what_their_files_hold(page: Path) -> None:
+    assert stale_blocks(page) == []
+    assert not re.search(r"^\[\w+: |^::: ", page.read_text(encoding="utf-8"), re.M)
 
 
 def test_every_result_file_is_shown() -> None:
-    pages = "\n".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs").rglob("*.md"))
+    text = "\n".join(page.read_text(encoding="utf-8") for page in pages())
     names = {path.name for path in (ROOT / "docs/results").glob("*.csv")}
-    assert names == {Path(name).name for name in re.findall(DIRECTIVE, pages)}
+    assert names == {Path(name).name for name in re.findall(r"^<!-- table: (\S+\.csv) -->$", text, re.M)}
