@@ -48,7 +48,7 @@ COMMANDS = {  # name -> (arguments, changes of the module m before its main func
     "unknown": ("--json own=artifacts/own/manifest.csv:pictures", "m.DRAWN = 4"),
 }
 NAMED_IN = ("README.md", "CONTRIBUTING.md", "Makefile", "docs/results/commands.yaml")
-ELSEWHERE = {"ablation_table", "gpu", "mutants", "train_tiny_encoder"}  # with tests of their own
+ELSEWHERE = {"ablation_table", "claims", "gpu", "mutants", "train_tiny_encoder"}  # with tests of their own
 
 
 @pytest.fixture(scope="session")

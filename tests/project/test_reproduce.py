@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
+from benchmarks import claims
 from duplex.config.params import parse_params, published_recipes, read_yaml
 from duplex.project.plan import write_plan
+from duplex.report.verdicts import VERDICTS
 from tests.commands import Command, command
 from tests.data.makers import OBJECTS, STATES, make_benchmark, make_standard
 from tests.encoders import small
@@ -314,6 +316,9 @@ def test_main_rows_of_a_small_random_encoder_end_to_end_killed_and_resumed(
     beside = clip_rows / done.out.strip().removesuffix("index.html")
     assert list((beside / "plots/figures").glob("*.svg")) and json.loads((beside / "summary.json").read_text())
     assert "cso" in (beside / "runs.csv").read_text()
+    monkeypatch.chdir(clip_rows / "ablations")
+    judged = claims.judged("ut-zappos")
+    assert {each["verdict"] for each in judged} <= set(VERDICTS) and {each["source"] for each in judged} >= {"Fig. 7"}
     assert "Claims of the paper" in page and "not comparable" in page
     folder = clip_rows / "ablations/artifacts/ut-zappos"
     stamp = json.loads((folder / "duplex_five/0/train.stamp.json").read_text())
