@@ -87,7 +87,7 @@ def three_steps(name: str, kind: str, team: Team) -> Taken:
     torch.manual_seed(5)
     method.train()
     optimiser = SGD(method.groups(), lr=SETTINGS.learning_rate)
-    found = {}
+    found: dict[str, torch.Tensor] = {}
     for step in range(3):
         losses = optimiser_step(method, batch, torch.arange(FEW), SETTINGS, optimiser, team)
         found |= {f"loss {step} {term}": value for term, value in losses.items()}
