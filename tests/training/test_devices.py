@@ -115,7 +115,10 @@ def test_two_processes_take_the_steps_of_one(case: tuple[str, str], together) ->
         return
     alone = three_steps(*case, ALONE)
     assert isinstance(alone, dict) and any(name.startswith("loss") for name in alone)
-    torch.testing.assert_close(found, alone, atol=1e-5, rtol=1e-5)
+    assert found.keys() == alone.keys()
+    for name, value in found.items():
+        allowed = 1e-5 if name.startswith("loss") else 1e-4  # rounding decides where a relu is zero
+        torch.testing.assert_close(value, alone[name], atol=allowed, rtol=allowed)
 
 
 def last_words(team: Team) -> str:
