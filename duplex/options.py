@@ -217,6 +217,7 @@ class TrainingOptions(Options):
     threads: Annotated[int, Field(ge=1, le=1024)] | Literal["auto"] = "auto"
     memory: Annotated[float, Field(ge=2**-8)] = 2.0  # GiB of inputs; larger ones stay on disk
     checkpointing: bool = False  # recompute the text tower's activations: slower, less memory
+    devices: Count = 1  # GPUs of this machine (processes on a CPU) that train a run together
     log: str = "none"  # of losses: dvclive, tensorboard, wandb, mlflow, a plug-in's, or none
 
     def rules(self) -> Iterable[tuple[object, str]]:

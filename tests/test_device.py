@@ -10,7 +10,12 @@ import torch
 
 from duplex.evaluation.accumulate import ScoreAccumulator
 from duplex.features.tokens import Examples
+from duplex.methods.base import Batch
 from duplex.methods.duplex import DuplexOptions
+from duplex.methods.team import ALONE, Team
+from duplex.options import TrainingOptions
+from duplex.training.devices import divide
+from duplex.training.loop import optimiser_step
 from duplex.training.scoring import SplitScorer, score_split
 from tests.methods.world import features, small_labels, small_method, small_tower
 from tests.pretended import Pretended
@@ -44,6 +49,25 @@ def test_only_score_statistics_leave_the_device(pretended: Pretended, monkeypatc
         ("copy to the CPU", scoring): 2,
         ("copy to the CPU", statistics): 4,
     }
+
+
+def test_a_step_with_other_processes_adds_no_wait_of_the_host(
+    pretended: Pretended, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("duplex.methods.team.distributed.all_reduce", lambda values: None)
+    chosen = examples("train", 8, pretended.name)
+    images = Batch(chosen.inputs, chosen.compositions)
+    waits = []
+    for team in (ALONE, Team(1, 2)):
+        settings = TrainingOptions(0.1, 8, 1, devices=team.size)
+        method = method_on(pretended.name).train()
+        divide(method, settings, team)
+        optimiser = torch.optim.SGD(method.groups(), lr=0.1)
+        for _ in range(2):  # the first step makes index tensors
+            pretended.reset()
+            optimiser_step(method, images, torch.arange(8), settings, optimiser, team)
+        waits.append(dict(pretended.synchronisations))
+    assert waits[0] == waits[1]
 
 
 @pytest.mark.parametrize(("k", "bucketed", "kind"), [(1, False, "float32"), (3, True, "float64"), (2, True, "int64")])

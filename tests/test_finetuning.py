@@ -6,6 +6,7 @@ from pathlib import Path
 
 import h5py
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -25,7 +26,7 @@ from duplex.recognition import numpy_example
 from duplex.recognition.export import export, exported_tensors, model_card_facts
 from duplex.recognition.recognizer import Recognizer, open_image
 from duplex.training import inputs as inputs_module
-from duplex.training.checkpoint import load_checkpoint, read_record
+from duplex.training.checkpoint import load_checkpoint, read_header, read_record, read_tensors
 from duplex.training.inputs import InputRequest, RunInputs
 from duplex.training.run import initialised_method
 from tests.projects import encoded_project, kill_and_resume_training
@@ -67,6 +68,14 @@ def project(tmp_path_factory) -> Project:
         record["methods"]["deep"] = {"extends": "dual", "finetune": {"blocks": 1}, "training": {"select": "last"}}
         record["methods"]["deeper"] = {"extends": "deep", "finetune": {"blocks": 3}}
         record["methods"]["flat"] = {"extends": "cso"}
+        divided = {"devices": 2, "batch_size": 50, "clip": 1.0, "epochs": 5}
+        record["methods"]["whole"] = {
+            "extends": "duplex", "finetune": {"blocks": 2}, "training": {**divided, "devices": 1}
+        }  # fmt: skip
+        record["methods"]["divided"] = {"extends": "whole", "training": divided}
+        record["methods"]["flat_divided"] = {"extends": "flat", "training": {"devices": 2}}
+        record["methods"]["fixed"] = {"extends": "closed_form", "training": {"devices": 2}}
+        record["methods"]["tried"] = {"extends": "dual", "finetune": {"blocks": "auto"}, "training": {"devices": 2}}
         record["methods"]["both"] = {"extends": "cso", "finetune": {"blocks": 1, "text": "bottleneck"}}
 
     params, paths = encoded_project(folder, ["deep"], scale=0.05, changes=rows)
@@ -226,3 +235,32 @@ def test_too_few_block_inputs_are_reported_with_the_command_to_run(project) -> N
 def test_killed_training_resumes_to_the_same_bytes(project) -> None:
     kill_and_resume_training(project, "deep")
     assert json.loads(project.paths.run("own", "deep", 7).timing.read_text())["parameters"] > 20_000
+
+
+@pytest.mark.parametrize(("alone", "method", "kills"), [("whole", "divided", 2), ("flat", "flat_divided", 0)])
+def test_two_processes_give_the_losses_of_one_and_the_same_files(project, alone: str, method: str, kills: int) -> None:
+    """Killed as soon as an epoch is saved, and once more up to 0.3 s after another, they end in the same bytes."""
+    if kills:
+        kill_and_resume_training(project, method, kills)
+    else:
+        train_stage(ProjectRun("own", method, 7, project.params(), project.paths))
+    train_stage(ProjectRun("own", alone, 7, project.params(), project.paths))
+    paths = [project.paths.run("own", name, 7) for name in (alone, method)]
+    whole, divided = (pd.read_csv(path.history) for path in paths)
+    assert list(whole.columns) == list(divided.columns) and len(whole) > 2
+    np.testing.assert_allclose(divided.to_numpy(), whole.to_numpy(), rtol=1e-5, atol=1e-5)
+    one, two = (read_tensors(read_header(path.checkpoint, "checkpoint")) for path in paths)
+    assert {name: value.shape for name, value in one.items()} == {name: value.shape for name, value in two.items()}
+    assert read_record(paths[1].checkpoint).epoch == read_record(paths[0].checkpoint).epoch
+    assert not paths[1].unfinished_training.exists()
+    evaluate_stage(ProjectRun("own", method, 7, project.params(), project.paths))
+
+
+def test_what_several_devices_cannot_train_is_refused(project) -> None:
+    refused = {
+        "fixed": "trains neither blocks of the image tower .* set it to 1",
+        "tried": "finetune: auto tries recipes in one process; set it to 1 for tried",
+    }
+    for method, reason in refused.items():
+        with pytest.raises(UsageError, match=f"training.devices is 2, but .*{reason}"):
+            train_stage(ProjectRun("own", method, 0, project.params(), project.paths))

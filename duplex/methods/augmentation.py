@@ -34,10 +34,15 @@ EXACT = torch.float64  # of matrices, whose products neither TF32 nor bfloat16 m
 
 def augment(pixels: Tensor, names: Collection[str]) -> Tensor:
     """Augment pixels [B, 3, R, R] uint8 by `names`: crop, flip, perspective, rotation."""
-    matrices = _identities(len(pixels), pixels.device)
+    return warp(pixels, draw_matrices(len(pixels), names, pixels.device))
+
+
+def draw_matrices(count: int, names: Collection[str], device: torch.device) -> Tensor:
+    """Random matrices [B, 3, 3] of `count` images, the products M of those that `names` chooses."""
+    matrices = _identities(count, device)
     for name in [name for name in DRAWN if name in names]:
-        matrices = matrices @ DRAWN[name](len(pixels), pixels.device)
-    return warp(pixels, matrices)
+        matrices = matrices @ DRAWN[name](count, device)
+    return matrices
 
 
 def warp(pixels: Tensor, matrices: Tensor) -> Tensor:

@@ -24,6 +24,7 @@ from duplex.encoders.base import load_encoder
 from duplex.encoders.image_blocks import LastBlocks, block_count, block_input_shape, cached_blocks, last_blocks, stem
 from duplex.errors import UsageError
 from duplex.methods.adapters import BlockAdapters, ConceptBottlenecks, find_adapters
+from duplex.methods.team import ALONE, Team
 from duplex.options import FinetuneOptions
 from duplex.system.threads import float32_arithmetic
 
@@ -52,6 +53,8 @@ class FinetunedBlocks(nn.Module):
     precision: number format in which the encoder computed the cached block inputs.
     begin: computes the first block's input from pixels [B, 3, R, R], for caches that hold pixels.
     """
+
+    team: Team = ALONE  # which divides a batch's images in training; set by training
 
     def __init__(
         self,
@@ -101,7 +104,7 @@ class FinetunedBlocks(nn.Module):
     def method_inputs(self, block_inputs: Tensor) -> dict[str, Tensor]:
         """Inputs by name: `cls` [B, d] and, if set, `cls_state`, `cls_object` and `patch`."""
         if torch.is_grad_enabled():
-            return self._compute(block_inputs)
+            return self._compute_together(block_inputs) if self.training else self._compute(block_inputs)
         starts = range(0, max(1, len(block_inputs)), IMAGES)
         parts = [self._compute(block_inputs[start : start + IMAGES]) for start in starts]
         return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
@@ -110,15 +113,23 @@ class FinetunedBlocks(nn.Module):
         """CLS features [B, d] of all images in one pass, with gradients if these are enabled."""
         return self._compute(block_inputs)["cls"]
 
-    def _compute(self, block_inputs: Tensor) -> dict[str, Tensor]:
+    def _compute_together(self, block_inputs: Tensor) -> dict[str, Tensor]:
+        total = len(block_inputs)
+        if not self.team.divides(total):
+            return self._compute(block_inputs)
+        own = self._compute(block_inputs, self.team)
+        return {name: self.team.join(values, total) for name, values in own.items()}
+
+    def _compute(self, block_inputs: Tensor, team: Team = ALONE) -> dict[str, Tensor]:
         # TF32 only as in the cache, without gradients
         with nullcontext() if torch.is_grad_enabled() else float32_arithmetic(self.precision):
-            x = block_inputs.to(self._device)
+            total = len(block_inputs)
+            x = block_inputs[team.part(total)].to(self._device)
             is_pixels = x.dtype == torch.uint8
             if is_pixels and self.options.augment and self.training and torch.is_grad_enabled():
-                from duplex.methods.augmentation import augment
+                from duplex.methods.augmentation import draw_matrices, warp
 
-                x = augment(x, self.options.augment)
+                x = warp(x, draw_matrices(total, self.options.augment, self._device)[team.part(total)])
             is_bf16 = self.precision == "bf16"  # no cache of a step's old weights
             with torch.autocast(self._device.type, torch.bfloat16, enabled=is_bf16, cache_enabled=False):
                 with torch.no_grad():
@@ -126,7 +137,8 @@ class FinetunedBlocks(nn.Module):
                     for block in self._blocks[: self._frozen]:
                         x = block(x)
                 again = self.checkpointing and torch.is_grad_enabled()
-                run = partial(recompute, use_reentrant=False) if again else nn.Module.__call__
+                apply = nn.Module.__call__ if team.size == 1 else partial(team.run, total=total)
+                run = partial(recompute, apply, use_reentrant=False) if again else apply
                 outputs = self.trained.outputs(x, list(self._blocks[self._frozen :]), run)
                 named = zip(CONCEPT_FEATURES, outputs, strict=False)
                 inputs = {name: self._end(x).float() for name, x in named}

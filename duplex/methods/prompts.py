@@ -19,7 +19,8 @@ from duplex.encoders.base import TextTower
 from duplex.encoders.prompt_tree import PromptTree
 from duplex.errors import DuplexError
 from duplex.labels import Ints, LabelSpace, prompt_name
-from duplex.methods.layers import unit
+from duplex.methods.layers import copy_to_device, unit
+from duplex.methods.team import ALONE, Team
 
 Source = Literal["learned", "fixed"]
 PathsOption = Literal["composition", "three"]
@@ -76,6 +77,7 @@ class Prompts(nn.Module):
     frozen_rows: Tensor
     tower: TextTower
     word_dropout = 0.0  # of learned names, when training encodes them; set by training
+    team: Team = ALONE  # which divides the prompts in training; set by training
 
     def __init__(
         self,
@@ -134,7 +136,7 @@ class Prompts(nn.Module):
         tokens = np.arange(max(lengths))
         # [M + N, longest]
         self.name_rows = np.where(tokens < np.array(lengths)[:, None], offsets[:, None] + tokens, -1)
-        self._trees: tuple[tuple[object, ...], list[tuple[TextTower, PromptTree]]] | None = None
+        self._trees: tuple[tuple[object, ...], list[tuple[TextTower, PromptTree, Tensor | None]]] | None = None
         self._encoded: Tensor | None = None  # of the tree's prompts, if none is learned
 
     def lexicon(self) -> Tensor:
@@ -181,19 +183,38 @@ class Prompts(nn.Module):
         """Encode prompts with gradients; if no vector is learned, only once."""
         if not len(compositions) and "state" not in self.paths:
             return self._split(self.frozen_rows.new_empty(0, self.tower.dim), 0)
-        key = (compositions.tobytes(), self.frozen_rows.device, self.frozen_rows.dtype)
+        together = self.team.size > 1 and self.is_divisible and self.training and torch.is_grad_enabled()
+        key = (compositions.tobytes(), self.frozen_rows.device, self.frozen_rows.dtype, together)
         if self._trees is None or self._trees[0] != key:
             sequences = self.all_sequences(compositions)
-            self._trees = (key, [(tower, PromptTree.of(rows)) for tower, rows in sequences])
+            make = self._tree_of_part if together else lambda rows: (PromptTree.of(rows), None)
+            self._trees = (key, [(tower, *make(rows)) for tower, rows in sequences])
             self._encoded = None
         if self._encoded is not None:
             return self._split(self._encoded, len(compositions))
         lexicon = self.lexicon()
-        parts = [tower.encode(tree, lexicon, checkpoint=checkpointing) for tower, tree in self._trees[1]]
+        parts = []
+        for tower, tree, places in self._trees[1]:
+            features = tower.encode(tree, lexicon, checkpoint=checkpointing)
+            parts.append(features if places is None else self.team.join(features, len(places))[places])
         encoded = self.scaled(torch.cat(parts))
         if self.learned_rows is None and not getattr(self.tower, "is_trained", False):
             self._encoded = encoded
         return self._split(encoded, len(compositions))
+
+    @property
+    def is_divisible(self) -> bool:
+        """Whether processes may each encode a part of the prompts: these change, and no dropout is inside the tower."""
+        return self.learned_rows is not None and not getattr(self.tower, "is_trained", False)
+
+    def _tree_of_part(self, rows: Ints) -> tuple[PromptTree, Tensor | None]:
+        """The tree of the prompts that this process encodes, and the place of each prompt among all processes'."""
+        total = len(rows)
+        if not self.team.divides(total):
+            return PromptTree.of(rows), None
+        order = np.lexsort(rows.T[::-1])  # neighbours have the longest common beginnings
+        (places,) = copy_to_device(self.frozen_rows.device, np.argsort(order))
+        return PromptTree.of(rows[order[self.team.part(total)]]), places
 
     @torch.no_grad()
     def encode(self, compositions: Ints) -> Prototypes:

@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,14 +17,16 @@ from duplex.artifacts import RunPaths, log_folder
 from duplex.encoders.base import resolve_device
 from duplex.errors import UsageError
 from duplex.methods.registry import find_method
+from duplex.methods.team import ALONE, Team
 from duplex.options import AutoFinetune, CombinedRunsOptions
 from duplex.project.run import LoadInputs, ProjectRun, load_inputs, reader
 from duplex.system.files import json_digest, sole_writer, write_json
 from duplex.training.checkpoint import load_members, read_checkpoint_header
+from duplex.training.devices import in_team
 from duplex.training.inputs import require_configured_inputs
 from duplex.training.logs import TrainingHooks, open_log
 from duplex.training.loop import ResumePoint, TrainingResult
-from duplex.training.run import MethodSpec, TrainedMethod, reproducible, train_run
+from duplex.training.run import MethodSpec, TrainedMethod, reproducible, train_run, trained_method
 
 
 def train_stage(run: ProjectRun, out: RunPaths | None = None, load: LoadInputs = load_inputs) -> TrainingResult:
@@ -31,26 +34,43 @@ def train_stage(run: ProjectRun, out: RunPaths | None = None, load: LoadInputs =
     out = out or run.files
     run.data.require()
     require_configured_inputs(run.params, run.dataset, run.method)
+    devices = run.spec.training.devices
+    if devices == 1:
+        return _train(run, out, load)
+    if isinstance(run.params.finetune(run.method, run.dataset), AutoFinetune) or run.entry.members:
+        done = "finished runs are combined" if run.entry.members else "finetune: auto tries recipes"
+        raise UsageError(f"training.devices is {devices}, but {done} in one process; set it to 1 for {run.method}")
+    with sole_writer(out.checkpoint, "training"):
+        return in_team(partial(_train_in_team, run, out), devices, resolve_device(run.params.device))
+
+
+def _train_in_team(run: ProjectRun, out: RunPaths, team: Team) -> TrainingResult:
+    return _train(run, out, load_inputs, team)
+
+
+def _train(run: ProjectRun, out: RunPaths, load: LoadInputs, team: Team = ALONE) -> TrainingResult:
     device = torch.device(resolve_device(run.params.device))
     with reproducible(run.spec.training.threads):
         spec = with_members(run, out.root)
         inputs = load(run.data, spec.request)
         if isinstance(spec.options, CombinedRunsOptions):
             inputs = replace(inputs, members=load_members(spec.options, out.root, inputs.context(), inputs.encoder))
-        with sole_writer(out.checkpoint, "training"):
+        with sole_writer(out.checkpoint, "training") if team == ALONE else nullcontext():  # its parent holds the lock
             stamp = run.stamp("train", inputs.read)
             is_gpu = device.type == "cuda"
             machine = torch.cuda.get_device_name(device) if is_gpu else torch.get_num_threads()  # decides the last bits
             key = json_digest({**stamp, "machine": machine, "torch": torch.__version__})
             resume = ResumePoint(f"{run.dataset} {run.method} seed {run.seed}", out.unfinished_training, key)
             work = out.root / "recipes.partial"
+            if team.rank:  # the first process does the rest
+                return trained_method(spec, inputs, run.seed, device, resume, team=team)[1]
             auto = run.params.finetune(run.method, run.dataset)
             if isinstance(auto, AutoFinetune):
                 trained = _search(run, spec, auto, inputs.read, resume, work, device)
             else:
                 log = open_log(spec.training.log, _log_folder(run))
                 hooks = TrainingHooks(log=log)
-                trained = train_run(spec, inputs, run.seed, device, run.params.evaluation, resume, hooks)
+                trained = train_run(spec, inputs, run.seed, device, run.params.evaluation, resume, hooks, team=team)
             trained.write(out)
             run.write_stamp("train", stamp, [out.checkpoint, out.history])
             out.unfinished_training.unlink(missing_ok=True)

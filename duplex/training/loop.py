@@ -21,10 +21,12 @@ from duplex.errors import DuplexError, UsageError
 from duplex.features.tokens import Examples
 from duplex.methods.base import Batch, Method
 from duplex.methods.prompts import Prompts
+from duplex.methods.team import ALONE, Team
 from duplex.options import TrainingOptions
 from duplex.system.processes import ProgressBar
 from duplex.system.threads import float32_arithmetic, peak_resident, reset_peak_memory, threads
 from duplex.training.checkpoint import read_header, read_tensors, write_model
+from duplex.training.devices import divide, require_equal
 from duplex.training.logs import EpochReport, StepReport, TrainingHooks
 from duplex.training.scoring import Validated
 from duplex.training.thread_choice import choose_threads
@@ -102,6 +104,7 @@ class TrainingState:
     chosen_by: str = "last"  # name of this metric; without validation, the last epoch is kept
     history: list[dict[str, float]] = field(default_factory=list)
     best: dict[str, Tensor] = field(default_factory=dict)  # tensors of the best epoch
+    team: Team = ALONE  # the processes that take the same steps
 
     def keep(self) -> None:
         """Make the current epoch the best one."""
@@ -201,7 +204,7 @@ def train_epoch(
     for step, (batch, rows) in enumerate(steps, start=1):
         if settings.schedule == "cosine_steps" and hooks.schedule is None:
             _set_rates(state.optimiser, rate_share(state.progress * settings.epochs, settings))
-        terms = optimiser_step(method, batch, rows, settings, state.optimiser)
+        terms = optimiser_step(method, batch, rows, settings, state.optimiser, state.team)
         state.progress += pace.step()
         losses.add(step, len(rows), terms)
         if hooks.reads_steps or step % READ_EVERY == 0:
@@ -274,7 +277,12 @@ class EpochLosses:
 
 
 def optimiser_step(
-    method: Method[Any], images: Batch, rows: Tensor, settings: TrainingOptions, optimiser: torch.optim.Optimizer
+    method: Method[Any],
+    images: Batch,
+    rows: Tensor,
+    settings: TrainingOptions,
+    optimiser: torch.optim.Optimizer,
+    team: Team = ALONE,
 ) -> dict[str, Tensor]:
     """Take one optimiser step on the images of indices `rows`; returns each loss term's mean."""
     optimiser.zero_grad(set_to_none=True)
@@ -289,17 +297,18 @@ def optimiser_step(
         share = len(batch_rows) / len(rows)
         losses = method.losses(images[batch_rows], inputs)
         values = torch.stack(list(losses.values()))
-        values.backward(torch.full_like(values, share))
+        values.backward(torch.full_like(values, share / team.size))
         method.after_batch()
         for name, value in zip(losses, (share * values.detach()).unbind(), strict=True):
             terms[name] = terms[name] + value if name in terms else value
     grads = [leaf.grad if isinstance(leaf, Tensor) else None for leaf in leaves]
     reached = [value for value, grad in zip(shared, grads, strict=True) if grad is not None]
     torch.autograd.backward(reached, [grad for grad in grads if grad is not None])
+    parameters: list[Tensor] = []
+    for group in optimiser.param_groups:
+        parameters += group["params"]
+    team.add_gradients(parameters)
     if settings.clip is not None:
-        parameters: list[Tensor] = []
-        for group in optimiser.param_groups:
-            parameters += group["params"]
         torch.nn.utils.clip_grad_norm_(parameters, settings.clip)
     optimiser.step()
     method.after_step()
@@ -361,10 +370,12 @@ def train(
     validate: Validate | None,
     resume: ResumePoint = ResumePoint(),
     hooks: TrainingHooks = TrainingHooks(),
+    team: Team = ALONE,
 ) -> TrainingResult:
     """Train a method in place on images; it then holds the tensors of its best epoch.
 
     validate: called after epochs, from epoch 0 (untrained) on; None: the last epoch is kept.
+    team: the processes that all call this with equal arguments; the first one validates and saves.
     """
     if not len(examples):
         raise DuplexError(
@@ -375,7 +386,7 @@ def train(
         labels = examples.compositions.clone()  # other runs read them too
         images = Batch(examples.inputs, labels, labels.cpu().numpy())
         method.checkpointing = settings.checkpointing
-        state = _begin(method, images, settings, seed, validate, resume, hooks)
+        state = _begin(method, images, settings, seed, validate, resume, hooks, team)
         epochs = settings.epochs if method.groups() else 0
         if epochs:
             _drop_words(method, settings.word_dropout)
@@ -384,7 +395,7 @@ def train(
         trained = 0
         steps = math.ceil(len(images) / (settings.batch_size * settings.accumulate))
         pace = Pace(max(1, epochs * steps), resume.seconds, resume.clock)
-        with ProgressBar(f"{resume.label}, steps", epochs * steps) as bar:
+        with ProgressBar(f"{resume.label}, steps", 0 if team.rank else epochs * steps) as bar:
 
             def show(step: int, losses: dict[str, float]) -> None:
                 aucs = [row["val_auc"] for row in state.history if "val_auc" in row]
@@ -410,7 +421,7 @@ def train(
                 validated = _validated(state, validate, settings) if validates else None
                 _end_epoch(state, validated, losses, hooks)
                 show(0, losses)
-                if resume.path is not None:
+                if resume.path is not None and team.rank == 0:
                     state.save(resume.path)
         if validate is None:
             state.keep()
@@ -435,12 +446,14 @@ def _begin(
     validate: Validate | None,
     resume: ResumePoint,
     hooks: TrainingHooks,
+    team: Team,
 ) -> TrainingState:
+    divide(method, settings, team)
     optimiser = make_optimiser(method, settings, hooks)
     schedule = make_schedule(optimiser, settings, hooks)
     order = torch.Generator().manual_seed(seed)
     device = images.compositions.device
-    state = TrainingState(resume.key, method, optimiser, schedule, order, device)
+    state = TrainingState(resume.key, method, optimiser, schedule, order, device, team=team)
     torch.manual_seed(seed)
     if resume.path is not None and resume.path.exists():
         try:
@@ -469,7 +482,7 @@ def _set_threads(state: TrainingState, images: Batch, settings: TrainingOptions,
     if not state.threads:
         state.threads = torch.get_num_threads()
         seconds: dict[int, float] = {}
-        if settings.threads == "auto":
+        if settings.threads == "auto" and state.team == ALONE:  # processes could choose different numbers
             state.threads, seconds = choose_threads(state.method, images, settings.batch_size)
         if seconds:
             tried = [f"{1000 * value:.0f} ms with {count}" for count, value in seconds.items()]
@@ -490,7 +503,7 @@ def _check_finite(state: TrainingState, settings: TrainingOptions) -> None:
 def _validated(state: TrainingState, validate: Validate | None, settings: TrainingOptions) -> Validated | None:
     if validate is None:
         return None
-    found = validate(state.method)
+    found = state.team.by_first(partial(validate, state.method))
     validated = found if isinstance(found, Validated) else Validated({"auc": found})
     if settings.select == "last" and validated.chosen_by == "auc":  # no metric of the caller
         return Validated({**validated.metrics, "last": float(state.epoch)}, "last")
@@ -501,6 +514,7 @@ def _end_epoch(
     state: TrainingState, validated: Validated | None, losses: dict[str, float], hooks: TrainingHooks
 ) -> None:
     # adds the epoch to the history, keeps it if it is the best so far, and reports it
+    require_equal(state.method, state.team)
     metrics = {} if validated is None else validated.metrics
     row = {f"val_{name}": value for name, value in metrics.items()}
     state.history.append({"epoch": state.epoch, **losses, **row})

@@ -34,6 +34,7 @@ from duplex.features.tokens import Examples
 from duplex.labels import WORLDS, World
 from duplex.methods.base import Batch, Method, MethodContext
 from duplex.methods.registry import find_method, make_method, method_entry_point, parse_options, plugin_code_hash
+from duplex.methods.team import ALONE, Team
 from duplex.options import FinetuneOptions, Options, TrainingOptions
 from duplex.system.files import sha256, write_json, write_text
 from duplex.system.plugins import provider
@@ -173,6 +174,7 @@ def train_run(
     resume: ResumePoint = ResumePoint(),
     hooks: TrainingHooks = TrainingHooks(),
     choose_by: ChooseBy | None = None,
+    team: Team = ALONE,
 ) -> TrainedMethod:
     """Train a method, keep the epoch that validation chooses, and choose bias and threshold.
 
@@ -181,12 +183,8 @@ def train_run(
     code = plugin_code_hash(spec.kind)  # before training: the file may be edited while it runs
     images = inputs.examples["train"].to(device)
     val = inputs.examples["val"].to(device)
-    on_device = replace(inputs, examples={**inputs.examples, "train": images})
-    context = inputs.context(spec.trained_for)
-    method = initialised_method(spec.kind, spec.options, context, on_device, seed, device)
-    selecting = spec.training.select if choose_by is None else metric_name(choose_by)
-    validate = Validation(val, inputs.labels, selecting, choose_by, spec.training.select_world)
-    result = train(method, images, spec.training, seed, validate, resume, hooks)
+    on_device = replace(inputs, examples={**inputs.examples, "train": images, "val": val})
+    method, result = trained_method(spec, on_device, seed, device, resume, hooks, choose_by, team)
     margins, chosen = tune_and_score(spec, method, inputs, val, settings)
     record = TrainingRecord(
         kind=spec.kind,
@@ -211,6 +209,25 @@ def train_run(
         **chosen,
     )
     return TrainedMethod(spec.name, method, record, spec.training, result, margins)
+
+
+def trained_method(
+    spec: MethodSpec,
+    inputs: RunInputs,
+    seed: int,
+    device: torch.device,
+    resume: ResumePoint = ResumePoint(),
+    hooks: TrainingHooks = TrainingHooks(),
+    choose_by: ChooseBy | None = None,
+    team: Team = ALONE,
+) -> tuple[Method[Any], TrainingResult]:
+    """Build and train a method without choosing anything else; all of a `team` but its first process call this."""
+    images = inputs.examples["train"].to(device)
+    val = inputs.examples["val"].to(device)
+    method = initialised_method(spec.kind, spec.options, inputs.context(spec.trained_for), inputs, seed, device)
+    selecting = spec.training.select if choose_by is None else metric_name(choose_by)
+    validate = Validation(val, inputs.labels, selecting, choose_by, spec.training.select_world)
+    return method, train(method, images, spec.training, seed, validate, resume, hooks, team)
 
 
 def train_on_all_images(

@@ -22,8 +22,19 @@ from duplex.config.params import MethodEntry, Params, load_params
 from duplex.errors import DuplexError
 from duplex.project import sweep as sweep_module
 from duplex.project.evaluate import evaluate_stage
+from duplex.project.ray import run_on_actors
 from duplex.project.run import ProjectRun, load_inputs
-from duplex.project.sweep import DvcRepo, Outcome, SweptRun, TaskRunner, commit_targets, grid, run_in_processes, sweep
+from duplex.project.sweep import (
+    DvcRepo,
+    Outcome,
+    SweptRun,
+    TaskRunner,
+    commit_targets,
+    grid,
+    run_in_processes,
+    sweep,
+    workers_and_gpus,
+)
 from duplex.project.train import train_stage
 from duplex.training.checkpoint import read_record
 from tests.projects import edited_params, with_evaluation
@@ -156,6 +167,53 @@ def test_each_process_gets_one_gpu_in_turn(params, monkeypatch):
     assert {result.output for result in results} <= {"('4', 'passive', 2)", "('7', 'passive', 2)"}
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "4,7"
     assert "OMP_WAIT_POLICY" not in os.environ
+
+
+@pytest.mark.parametrize(("visible", "gpus"), [(None, ["0", "1", "2"]), ("4,7", ["4", "7"])])
+def test_a_sweep_has_one_process_per_visible_gpu(monkeypatch, visible: str | None, gpus: list[str]):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert workers_and_gpus("auto", None, 1) == (len(gpus), gpus)
+    assert workers_and_gpus("cuda", 5, 1) == (5, gpus)  # two processes share a GPU
+    assert workers_and_gpus("cpu", 5, 1) == (5, [])
+
+
+class PretendedCluster:
+    """What `run_on_actors` uses of Ray: two GPUs, and actors that answer at once."""
+
+    def __init__(self) -> None:
+        self.asked: list[dict[str, Any]] = []
+        self.killed = 0
+
+    def cluster_resources(self) -> dict[str, float]:
+        return {"CPU": 8.0, "GPU": 2.0}
+
+    def remote(self, **options: Any) -> Any:
+        def started(create: Any, folder: str) -> Any:
+            self.asked.append(options)
+            call = create()
+            return SimpleNamespace(run=SimpleNamespace(remote=lambda task: (call(task),)))
+
+        return lambda actor_class: SimpleNamespace(remote=started)
+
+    def wait(self, futures: list[Any], num_returns: int) -> tuple[list[Any], list[Any]]:
+        return futures[:num_returns], futures[num_returns:]
+
+    def kill(self, actor: Any) -> None:
+        self.killed += 1
+
+
+def test_on_ray_each_gpu_has_one_actor():
+    cluster = PretendedCluster()
+    done = dict(run_on_actors(cluster, lambda: lambda task: 2 * task, range(5), on_gpu=True))
+    assert done == {task: (2 * task,) for task in range(5)}
+    assert [(each["num_gpus"], each["num_cpus"]) for each in cluster.asked] == [(1, 1), (1, 1)]
+    assert cluster.killed == 2
+    assert len(dict(run_on_actors(cluster, lambda: abs, range(9), on_gpu=False, cpus=2))) == 9
+    assert [(each["num_gpus"], each["num_cpus"]) for each in cluster.asked[2:]] == 3 * [(0, 2)]
 
 
 def lengthen(project: Path, epochs: int) -> Params:
