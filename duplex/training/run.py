@@ -37,7 +37,7 @@ from duplex.methods.registry import find_method, make_method, method_entry_point
 from duplex.options import FinetuneOptions, Options, TrainingOptions
 from duplex.system.files import sha256, write_json, write_text
 from duplex.system.plugins import provider
-from duplex.system.threads import Threads, in_initial_modes, threads
+from duplex.system.threads import Threads, in_initial_modes, require_precision, threads
 from duplex.training.checkpoint import TrainingRecord, save_checkpoint
 from duplex.training.inputs import InputRequest, RunInputs
 from duplex.training.logs import TrainingHooks
@@ -178,6 +178,7 @@ def train_run(
 
     Call this inside `reproducible`. `choose_by`: the caller's own metric instead of `select`.
     """
+    require_precision(spec.training.precision, device, "training.precision")
     code = plugin_code_hash(spec.kind)  # before training: the file may be edited while it runs
     images = inputs.examples["train"].to(device)
     val = inputs.examples["val"].to(device)
