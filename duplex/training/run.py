@@ -33,6 +33,7 @@ from duplex.evaluation.curve import Margins
 from duplex.features.tokens import Examples
 from duplex.labels import WORLDS, World
 from duplex.methods.base import Batch, Method, MethodContext
+from duplex.methods.prompts import encoded_once
 from duplex.methods.registry import find_method, make_method, method_entry_point, parse_options, plugin_code_hash
 from duplex.options import FinetuneOptions, Options, TrainingOptions
 from duplex.system.files import sha256, write_json, write_text
@@ -188,7 +189,8 @@ def train_run(
     selecting = spec.training.select if choose_by is None else metric_name(choose_by)
     validate = Validation(val, inputs.labels, selecting, choose_by, spec.training.select_world)
     result = train(method, images, spec.training, seed, validate, resume, hooks)
-    margins, chosen = tune_and_score(spec, method, inputs, val, settings)
+    with encoded_once(method):
+        margins, chosen = tune_and_score(spec, method, inputs, val, settings)
     record = TrainingRecord(
         kind=spec.kind,
         provider=provider(method_entry_point(spec.kind)),
