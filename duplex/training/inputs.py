@@ -369,7 +369,8 @@ class Data:
             if key not in self.advanced:
                 self.advanced.clear()
                 found = advanced_pixels(pixels, self._image_tower(), blocks, precision, limit)
-                self.advanced |= {} if found is None else {key: found}
+                if found is not None:
+                    self.advanced[key] = found
             if key in self.advanced:
                 return self.advanced[key], {"block_inputs": str(blocks)}
         return pixels, {PIXELS: "true"}
