@@ -52,7 +52,6 @@ from duplex.methods.registry import find_method
 from duplex.options import FinetuneOptions, TrainingOptions
 from duplex.system.files import sha256, sha256_once
 from duplex.training.checkpoint import RESIZE, WORD_VECTORS, TrainingRecord
-from duplex.training.frozen_blocks import advanced_inputs, advanced_pixels
 
 if TYPE_CHECKING:
     from duplex.evaluation.vectors import WordVectors
@@ -355,6 +354,8 @@ class Data:
             tokens = read_tokens(path, "block_inputs", limit, chosen)
             if isinstance(tokens, DiskTokens):
                 return tokens.at(back), record
+            from duplex.training.frozen_blocks import advanced_inputs  # which few runs need
+
             self.advanced.clear()
             self.advanced[key] = advanced_inputs(tokens, self._image_tower(), stored, blocks, self.encoder.precision)
         return self.advanced[key][back], {**record, "block_inputs": str(blocks)}
@@ -367,6 +368,8 @@ class Data:
             precision = "bf16" if request.precision == "bf16" else self.encoder.precision
             key = (path, blocks, precision)
             if key not in self.advanced:
+                from duplex.training.frozen_blocks import advanced_pixels  # which few runs need
+
                 self.advanced.clear()
                 found = advanced_pixels(pixels, self._image_tower(), blocks, precision, limit)
                 if found is not None:
