@@ -5,15 +5,16 @@
 The bare loop has open_clip's towers, the same adapters, autocast, torch's optimiser (fused on a GPU) and three
 cross-entropies (pairs, states, objects), and nothing else; it encodes each prompt by itself, cut to the longest.
 Weights and images are random, labels have the sizes of UT-Zappos. Both begin at the inputs of the image tower's first
-block, and their steps alternate: `ratio` is the median of the rounds' ratios. On a GPU whose peak is known, `bare,
-share of peak` is the model FLOPs utilisation of the bare loop, and `share of peak` that of ours: the bare loop's
-products over our time.
+block, and their steps alternate. `ratio` is the median of the rounds' ratios, `images, ratio` that of forward and
+backward through the image tower alone. On a GPU whose peak is known, `bare, share of peak` is the model FLOPs
+utilisation of the bare loop, and `share of peak` that of ours: the bare loop's products over our time.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -58,10 +59,8 @@ class BareTower(nn.Module):
         return features
 
 
-def bare_step(tower: Tower, paths: Paths, finetune: FinetuneOptions, batch: Batch, device: str) -> Callable[[], Tensor]:
+def bare_step(tower: Tower, images: BareTower, paths: Paths, batch: Batch, device: str) -> Callable[[], Tensor]:
     """A step of the bare loop, with the prompts of a method's `paths`."""
-    torch.manual_seed(0)
-    images = BareTower(tower.encoder.visual, finetune).to(device).train()
     prompts = paths.prompts
     assert prompts.learned_rows is not None
     learned = nn.Parameter(prompts.learned_rows.detach().clone())
@@ -71,13 +70,10 @@ def bare_step(tower: Tower, paths: Paths, finetune: FinetuneOptions, batch: Batc
     targets = [torch.searchsorted(paths.negatives, batch.compositions), m, n]
     fused = True if device == "cuda" else None
     optimiser = torch.optim.Adam([learned, *images.parameters()], lr=RATE, fused=fused)
-    x = batch.inputs["block_inputs"]
 
     def step() -> Tensor:
         optimiser.zero_grad(set_to_none=True)
-        low = torch.autocast(torch.device(device).type, torch.bfloat16, enabled=tower.precision == "bf16")
-        with low:
-            z = normalize(images(x).float(), dim=-1)
+        z = normalize(bare_features(tower, images, batch), dim=-1)
         lexicon = torch.cat([prompts.frozen_rows, learned])
         t = normalize(tower.text.encode_plain(sequences, lexicon), dim=-1)
         logits = paths.scale * z @ t.T
@@ -88,6 +84,12 @@ def bare_step(tower: Tower, paths: Paths, finetune: FinetuneOptions, batch: Batc
         return loss.detach()
 
     return step
+
+
+def bare_features(tower: Tower, images: BareTower, batch: Batch) -> Tensor:
+    x = batch.inputs["block_inputs"]
+    with torch.autocast(x.device.type, torch.bfloat16, enabled=tower.precision == "bf16"):
+        return images(x).float()
 
 
 def our_step(method: Any, batch: Batch, precision: Any) -> Callable[[], dict[str, Tensor]]:
@@ -108,11 +110,18 @@ def measure(
         finetune = params.finetune(name, DATASET)
         assert isinstance(finetune, FinetuneOptions)
         method = tower.method(params.entry(name).kind, params.method(name, DATASET), finetune, device)
-        bare = bare_step(tower, method.method.paths, finetune, examples, device)
+        torch.manual_seed(0)
+        images = BareTower(tower.encoder.visual, finetune).to(device).train()
+        bare = bare_step(tower, images, method.method.paths, examples, device)
+        works: dict[str, Callable[[], object]] = {
+            "ours": our_step(method, examples, precision),
+            "bare": bare,
+            "our images": partial(_images, method.blocks.features, examples.inputs["block_inputs"]),
+            "bare images": partial(_images, partial(bare_features, tower, images), examples),
+        }
         with float32_arithmetic(precision):
             with FlopCounterMode(display=False) as counter:
                 bare()
-            works = {"ours": our_step(method, examples, precision), "bare": bare}
             works = {kind: finished(work, torch.device(device)) for kind, work in works.items()}
             seconds = all_rounds(works, rounds, warm=1)
         found[name] = summarised(seconds, counter.get_total_flops(), device)
@@ -120,9 +129,14 @@ def measure(
     return found
 
 
+def _images(features: Callable[[Any], Tensor], inputs: Any) -> None:
+    features(inputs).sum().backward()
+
+
 def summarised(seconds: dict[str, list[float]], flops: float, device: str) -> dict[str, float]:
     medians = {kind: statistics.median(times) for kind, times in seconds.items()}
-    row = {**medians, "ratio": median_ratio(seconds["ours"], seconds["bare"]), "bare, TFLOP": flops / 1e12}
+    row = {**medians, "ratio": median_ratio(seconds["ours"], seconds["bare"])}
+    row |= {"images, ratio": median_ratio(seconds["our images"], seconds["bare images"]), "bare, TFLOP": flops / 1e12}
     name = torch.cuda.get_device_name() if device == "cuda" else ""
     for gpu, peak in PEAKS.items():
         if gpu in name:
