@@ -2,8 +2,9 @@
 
 Three ways over the same images and weights alternate in one run: the encoder alone over tensors in memory, open_clip's
 example (open, transform, encode, one batch after another), and `extract`. Decoding alone, in as many processes as
-`extract` has, shows which of the two is the bottleneck. Weights are random: speed does not depend on them. The peak
-memory of an extraction, with its workers, is read for few and many images.
+`extract` has, shows which of the two is the bottleneck. Weights are random: speed does not depend on them. `ahead`
+shows the images per second of a small encoder by the number of batches that a worker decodes ahead. The peak memory of
+an extraction, with its workers, is read for few and many images.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from benchmarks.measure import all_rounds, apart, emit, finished, median_ratio, 
 from duplex.encoders.base import EncoderSource
 from duplex.encoders.libraries import open_clip
 from duplex.encoders.open_clip import ClipEncoder, complete_preprocess
+from duplex.features import encode
 from duplex.features.encode import ImageRows, decode_batches, decoding_workers, split_rows
 from duplex.features.extract import ExtractionSettings, extract
 from duplex.system.threads import PRECISIONS, keep_freed_memory
@@ -37,6 +39,8 @@ SMALL = {
     "vision_cfg": {"image_size": 224, "layers": 2, "width": 128, "patch_size": 32},
     "text_cfg": {"width": 64, "heads": 2, "layers": 1},
 }
+PREFETCH = (256, 32, 3)  # pictures, batch size, rounds
+DEPTHS = (1, 2, 4)  # batches that a worker is ahead
 PICTURE: dict[str, Any] = {"size": (400, 300), "coarse": 10}
 
 
@@ -55,8 +59,11 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             encoders[name] = compare(name, Path(folder), workers, precision=given.precision)
         say(f"{name}: {encoders[name]}")
+    with tempfile.TemporaryDirectory() as folder:
+        ahead = by_prefetch(Path(folder), *PREFETCH, workers)
     record = {
         "encoders": encoders,
+        "ahead": ahead,
         "peak_megabytes": {f"{count} pictures": apart("benchmarks.extraction", str(count)) for count in (1000, 8000)},
         "threads": torch.get_num_threads(),
         "workers": workers,
@@ -66,34 +73,57 @@ def main() -> None:
 
 
 def compare(
-    name: str, folder: Path, workers: int, *, precision: str, device: str = "cpu", scale: int = 1
+    name: str, folder: Path, workers: int, *, precision: str, device: str = "cpu", scale: int = 1, repeats: int = 1
 ) -> dict[str, Any]:
     """Images per second of each way: medians over rounds, and the median of each round's ratio.
 
     scale: factor for numbers of images and batch sizes, for a GPU.
+    repeats: how often `extract`, and decoding alone, read each image, so that starting workers is a small part.
     """
     count, batch, rounds = SIZES.get(name, (16, 8, 1))
     count, batch = count * scale, batch * scale
     encoder = random_encoder(name, folder, device, precision)
     images = [path.name for path in write_pictures(folder, count, **PICTURE)]
+    many = images * repeats
     pixels = torch.stack([encoder.image_transform(Image.open(folder / image)) for image in images])
     encoder.encode_images(pixels[:batch])
     ways: dict[str, Callable[[], object]] = {
         "bare": partial(bare, encoder, pixels, batch),
-        "decoding": partial(decode, encoder, folder, images, batch, workers),
-        "extract": partial(run, encoder, folder, images, batch, workers),
+        "decoding": partial(decode, encoder, folder, many, batch, workers),
+        "extract": partial(run, encoder, folder, many, batch, workers),
         "plain": partial(plain, encoder, folder, images, batch),
     }
     ways = {way: finished(work, encoder.device) for way, work in ways.items()}
     seconds = all_rounds(ways, rounds, warm=0)
-    rates = {f"{way}_per_second": round(count / statistics.median(times), 2) for way, times in seconds.items()}
+    each = {  # seconds per image
+        way: [taken / (len(many) if way in ("decoding", "extract") else count) for taken in times]
+        for way, times in seconds.items()
+    }
+    rates = {f"{way}_per_second": round(1 / statistics.median(times), 2) for way, times in each.items()}
     is_slow_to_decode = rates["decoding_per_second"] <= rates["bare_per_second"]
     return {
-        "share_of_bare_encoder": round(median_ratio(seconds["bare"], seconds["extract"]), 3),
-        "times_plain_loop": round(median_ratio(seconds["plain"], seconds["extract"]), 3),
+        "share_of_bare_encoder": round(median_ratio(each["bare"], each["extract"]), 3),
+        "times_plain_loop": round(median_ratio(each["plain"], each["extract"]), 3),
         **rates,
         "held_by": "decoding" if is_slow_to_decode else "the encoder",
     }
+
+
+def by_prefetch(folder: Path, count: int, batch: int, rounds: int, workers: int) -> dict[str, float]:
+    """Images per second of extracting with a small encoder, by the number of batches that a worker is ahead."""
+    encoder = random_encoder("small", folder, "cpu", "fp32")
+    images = [path.name for path in write_pictures(folder, count, **PICTURE)]
+    before = encode.AHEAD
+
+    def work(ahead: int) -> None:
+        encode.AHEAD = ahead
+        run(encoder, folder, images, batch, max(1, workers))
+
+    try:
+        seconds = all_rounds({str(ahead): partial(work, ahead) for ahead in DEPTHS}, rounds, warm=1)
+    finally:
+        encode.AHEAD = before
+    return {ahead: round(count / statistics.median(times), 1) for ahead, times in seconds.items()}
 
 
 def bare(encoder: ClipEncoder, pixels: torch.Tensor, batch: int) -> None:

@@ -27,7 +27,7 @@ from tests.subprocesses import ENVIRONMENT, ROOT
 
 TESTS = ("tests/test_life_cycle.py", "tests/system/test_precision.py", "tests/encoders/test_clip_text.py")
 METHODS = ("clip", "csp", "duplex", "duplex_paper", "closed_form")
-REPEATED = ("duplex", "augmented")  # trained again, and killed: from features, and blocks from augmented pixels
+REPEATED = ("duplex", "augmented", "augmented_bf16")  # trained again, and killed: from features, blocks from pixels
 DUPLEX = (sys.executable, "-c", "from duplex.cli import main; main()")
 FAR_FEATURES, FAR_AUC = 1e-3, 3.0  # largest difference of a feature of length one; of an AUC, in points
 
@@ -62,6 +62,7 @@ def with_pixels(record: dict[str, Any]) -> None:
     record["methods"]["duplex_paper"]["finetune"] = blocks
     augment = ["crop", "flip", "perspective", "rotation"]
     record["methods"]["augmented"] = {"extends": "dual", "finetune": {**blocks, "augment": augment}}
+    record["methods"]["augmented_bf16"] = {"extends": "augmented", "training": {"precision": "bf16"}}
 
 
 def tests_pass(look: Look) -> bool:

@@ -57,13 +57,17 @@ class Tower:
     """A random encoder, cut before its first block."""
 
     encoder: Any
+    text: Any
     labels: LabelSpace
+    precision: str = "fp32"  # of matrix products in training
 
     @classmethod
-    def of(cls, name: str, device: str) -> Tower:
+    def of(cls, name: str, device: str, precision: str = "fp32") -> Tower:
         states, objects, count, _ = SIZES[DATASET]
         labels = LabelSpace.from_pairs(dict.fromkeys(("train", "val", "test"), made_up(states, objects, count)))
-        return cls(load_encoder(name, "random:0", device=device), labels)
+        encoder = load_encoder(name, "random:0", device=device)
+        text = load_encoder(name, "random:0", towers="text", device=device, precision=precision).text
+        return cls(encoder, text, labels, precision)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -73,16 +77,16 @@ class Tower:
         blocks = None
         if finetune is not None:
             cut = last_blocks(self.encoder, block_count(self.encoder))
-            blocks = partial(FinetunedBlocks, cut, finetune, self.shape)
-        inputs = {"cls": (self.encoder.text.dim,), "block_inputs": self.shape}
-        context = MethodContext(self.labels, inputs, self.encoder.text, finetuned_blocks=blocks)
+            blocks = partial(FinetunedBlocks, cut, finetune, self.shape, self.precision)
+        inputs = {"cls": (self.text.dim,), "block_inputs": self.shape}
+        context = MethodContext(self.labels, inputs, self.text, finetuned_blocks=blocks)
         torch.manual_seed(0)
         return make_method(kind, chosen, context).to(device)
 
     def batch(self, size: int, device: str) -> Batch:
         seen = torch.as_tensor(self.labels.pairs["train"])
         chosen = seen[torch.arange(size) % len(seen)]
-        shapes = {"block_inputs": self.shape, "cls": (self.encoder.text.dim,)}
+        shapes = {"block_inputs": self.shape, "cls": (self.text.dim,)}
         inputs = {name: torch.randn(size, *shape, device=device) for name, shape in shapes.items()}
         return Batch(inputs, chosen.to(device))
 
@@ -116,10 +120,10 @@ def step(method: Any, batch: Batch) -> Callable[[], None]:
 
 
 def measure(
-    rows: Iterable[str], params: Params, encoder: str, batch: int, device: str, rounds: int
+    rows: Iterable[str], params: Params, encoder: str, batch: int, device: str, rounds: int, precision: str = "fp32"
 ) -> dict[str, dict[str, Any]]:
     """Trained parameters, in parts, and seconds and peak memory of a step, of rows of `PAPER`, one after the other."""
-    tower, found = Tower.of(encoder, device), dict[str, dict[str, Any]]()
+    tower, found = Tower.of(encoder, device, precision), dict[str, dict[str, Any]]()
     for row in rows:
         name = row.partition(",")[0]
         chosen, finetune = params.method(name, DATASET), params.finetune(name, DATASET)

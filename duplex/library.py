@@ -361,8 +361,10 @@ def fit(
     if spec.finetune is not None and isinstance(data._data.features, np.ndarray):
         call = f"load_dataset(..., block_inputs={spec.finetune.blocks})"
         raise UsageError(f"fine-tuning {spec.name!r} needs images; use {call}")
+    precision = settings.get("precision")
     reads_text = find_method(spec.kind).needs(spec.options) & {"text", "words"}
-    if settings.get("precision") in ("bf16", "fp16") and not reads_text:
+    has_tower = reads_text or (precision == "bf16" and spec.finetune is not None)
+    if precision in ("bf16", "fp16") and not has_tower:
         unused = f"precision is for the text tower, which {spec.name} does not use"
         raise UsageError(f"{unused}; leave out precision")
     for key, names in REPLACED.items():

@@ -212,7 +212,8 @@ class TrainingOptions(Options):
     validate_every: Count = 1  # epochs between two validations; the last epoch is always validated
     patience: Count | None = None  # stop after epochs without a better validation; null: never
     accumulate: Count = 1  # batches per optimiser step; prompts are encoded once per step
-    precision: Precision = "fp32"  # of the text tower; logits are always fp32
+    # of the text tower; bf16: of fine-tuned image blocks, too. Trained weights, norms, losses and scores are fp32
+    precision: Precision = "fp32"
     # CPU threads; auto: one or all, by timing. The last bits of results depend on their number
     threads: Annotated[int, Field(ge=1, le=1024)] | Literal["auto"] = "auto"
     memory: Annotated[float, Field(ge=2**-8)] = 2.0  # GiB of inputs; larger ones stay on disk

@@ -13,6 +13,7 @@ import torch
 from duplex.artifacts import ArtifactPaths
 from duplex.data.tables import read_manifest
 from duplex.encoders.base import load_encoder
+from duplex.encoders.image_blocks import capture_block_input
 from duplex.errors import UsageError
 from duplex.features.tokens import read_tokens
 from duplex.methods.blocks import finetuned_blocks_factory
@@ -78,6 +79,27 @@ def test_features_of_pixels_are_those_of_extraction_bit_for_bit(project) -> None
     with torch.no_grad():
         assert torch.equal(blocks(pixels), encoder.encode_images(pixels))
     torch.testing.assert_close(blocks(pixels), encoder.encode_images(pixels), rtol=0, atol=1e-4)
+
+
+def test_frozen_blocks_before_the_trained_ones_run_once_where_memory_allows(project) -> None:
+    finetune = FinetuneOptions(3)
+    data = ProjectData(project.params, "own", project.paths)
+    advanced = load_inputs(data, InputRequest(finetune=finetune))
+    assert advanced.encoder["block_inputs"] == "3" and "pixels" not in advanced.encoder
+    held = advanced.examples["val"].inputs["block_inputs"]
+    encoder = load_encoder("tiny", towers="image")
+    whole = load_inputs(data, InputRequest(finetune=finetune, memory=0.004))  # GiB: enough for the pixels alone
+    pixels = whole.examples["val"].inputs["block_inputs"]
+    assert whole.encoder["pixels"] == "true" and pixels.dtype == torch.uint8
+    with torch.no_grad(), capture_block_input(encoder, 3) as inputs:
+        encoder.encode_images(pixels)
+    assert held.dtype == torch.float16
+    torch.testing.assert_close(held.float(), inputs[0], rtol=2e-3, atol=1e-3)
+    ours, theirs = advanced.make_blocks(), whole.make_blocks()
+    with torch.no_grad():
+        torch.testing.assert_close(ours(held), theirs(pixels), rtol=0, atol=2e-2)
+    rounded = load_inputs(data, InputRequest(finetune=finetune, precision="bf16"))
+    assert not torch.equal(rounded.examples["val"].inputs["block_inputs"], held)
 
 
 def test_only_training_steps_see_augmented_pixels(project) -> None:

@@ -131,7 +131,8 @@ def attend(states: Tensor, plan: AttentionPlan) -> Tensor:
     states: query, key and value of each of R tokens [R, 3 * width]. plan: queries and ancestors.
     """
     wide = torch.promote_types(states.dtype, torch.float32)
-    output: Tensor = TreeAttention.apply(states.to(wide), plan).to(states.dtype)
+    with torch.autocast(states.device.type, enabled=False):
+        output: Tensor = TreeAttention.apply(states.to(wide), plan).to(states.dtype)
     return output
 
 

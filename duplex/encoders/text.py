@@ -230,9 +230,7 @@ class ClipTextTower:
             x = torch.cat([x, self.cls.expand(len(x), 1, -1)], 1)
         x = x + self.positions[: x.shape[1]]
         mask = self._attention_mask(real, x)
-        half = self.dtype in (torch.bfloat16, torch.float16)
-        # without a cache, as adapters' weights change
-        with torch.autocast(device.type, self.dtype, enabled=half, cache_enabled=False):
+        with self._autocast(device):
             for block in self.blocks:
                 if checkpoint and x.requires_grad:
                     x = recompute(block, x, attn_mask=mask, use_reentrant=False)
@@ -243,6 +241,11 @@ class ClipTextTower:
         else:
             pooled = x[:, 0] if self.cls is None and self.pool == "first" else x[:, -1]
         return self.finish(pooled.to(self.positions.dtype))
+
+    def _autocast(self, device: torch.device, wanted: bool = True) -> torch.autocast:
+        half = self.dtype in (torch.bfloat16, torch.float16)
+        # without a cache, as adapters' weights change
+        return torch.autocast(device.type, self.dtype, enabled=half and wanted, cache_enabled=False)
 
     def _attention_mask(self, real: Tensor, x: Tensor) -> Tensor | None:
         # [L, L], or [P * heads, L, L] if padding is masked, too; None if there is none
@@ -269,11 +272,13 @@ class ClipTextTower:
     def _shared(self, layout: TreeLayout, lexicon: Tensor, checkpoint: bool) -> Tensor:
         x = F.embedding(layout.entry_rows, lexicon).to(self.positions.dtype)
         x = x + self.positions[layout.entry_depths]  # [E, width]
-        for block, plan in zip(self.blocks, layout.layers, strict=True):
-            if checkpoint and x.requires_grad:
-                x = recompute(self._layer, block, x, plan, use_reentrant=False)
-            else:
-                x = self._layer(block, x, plan)
+        # trained weights are float32; frozen ones have the tower's type already
+        with self._autocast(lexicon.device, self.is_trained):
+            for block, plan in zip(self.blocks, layout.layers, strict=True):
+                if checkpoint and x.requires_grad:
+                    x = recompute(self._layer, block, x, plan, use_reentrant=False)
+                else:
+                    x = self._layer(block, x, plan)
         return F.embedding(layout.ends, self.finish(x))
 
     def _layer(self, block: Any, x: Tensor, plan: prompt_tree.AttentionPlan) -> Tensor:

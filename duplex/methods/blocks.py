@@ -41,7 +41,10 @@ def finetuned_blocks_factory(
     count = cached_blocks(tower, encoder)
     shape = block_input_shape(tower, count)
     begin = stem(tower) if count == block_count(tower) else None
-    return partial(FinetunedBlocks, last_blocks(tower, count), options, shape, encoder["precision"], begin)
+    precision = encoder["precision"]
+    if encoder.get("text_precision") == "bf16":  # `training.precision`, of both towers
+        precision = "bf16"
+    return partial(FinetunedBlocks, last_blocks(tower, count), options, shape, precision, begin)
 
 
 class FinetunedBlocks(nn.Module):
@@ -50,7 +53,8 @@ class FinetunedBlocks(nn.Module):
     The state dict, and so a checkpoint, holds only trained parameters.
 
     shape: shape of one image's block input: (T, w) for tokens, (C, H, W) for feature maps.
-    precision: number format in which the encoder computed the cached block inputs.
+    precision: bf16: matrix products are in bf16, weights, norms and outputs in float32, in training and evaluation;
+        otherwise the number format in which the encoder computed the cached block inputs.
     begin: computes the first block's input from pixels [B, 3, R, R], for caches that hold pixels.
     """
 
@@ -140,10 +144,10 @@ class FinetunedBlocks(nn.Module):
                 apply = nn.Module.__call__ if team.size == 1 else partial(team.run, total=total)
                 run = partial(recompute, apply, use_reentrant=False) if again else apply
                 outputs = self.trained.outputs(x, list(self._blocks[self._frozen :]), run)
-                named = zip(CONCEPT_FEATURES, outputs, strict=False)
-                inputs = {name: self._end(x).float() for name, x in named}
-                if self._tokens is not None:
-                    inputs["patch"] = self._tokens(outputs[0]).float()
+            outputs = [output.float() for output in outputs]
+            inputs = {name: self._end(x) for name, x in zip(CONCEPT_FEATURES, outputs, strict=False)}
+            if self._tokens is not None:
+                inputs["patch"] = self._tokens(outputs[0])
         return inputs
 
 
@@ -159,4 +163,7 @@ def add_text_adapters(tower: Any, options: FinetuneOptions) -> BlockAdapters:
     if isinstance(trained, ConceptBottlenecks):
         _, states, objects = trained.passes
         tower.of_paths = {"state": tower.with_blocks(states), "object": tower.with_blocks(objects)}
+    for parameter in trained.parameters():  # `full`: of a tower in half precision
+        if parameter.dtype in (torch.bfloat16, torch.float16):
+            parameter.data = parameter.data.float()
     return trained

@@ -7,7 +7,8 @@ those of the Duplex paper.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -138,6 +139,7 @@ class Prompts(nn.Module):
         self.name_rows = np.where(tokens < np.array(lengths)[:, None], offsets[:, None] + tokens, -1)
         self._trees: tuple[tuple[object, ...], list[tuple[TextTower, PromptTree, Tensor | None]]] | None = None
         self._encoded: Tensor | None = None  # of the tree's prompts, if none is learned
+        self.held: HeldPrompts | None = None  # set by `encoded_once`
 
     def lexicon(self) -> Tensor:
         if self.learned_rows is None:
@@ -221,9 +223,14 @@ class Prompts(nn.Module):
         """Encode prompts without gradients, of states and objects too if these have paths."""
         if not len(compositions) and "state" not in self.paths:
             return self._split(self.frozen_rows.new_empty(0, self.tower.dim), 0)
+        if self.held is not None and (found := self.held.find(compositions)) is not None:
+            return found
         lexicon = self.lexicon()
         parts = [tower.encode_blocks(rows, lexicon) for tower, rows in self.all_sequences(compositions)]
-        return self._split(self.scaled(torch.cat(parts)), len(compositions))
+        encoded = self._split(self.scaled(torch.cat(parts)), len(compositions))
+        if self.held is not None:
+            self.held.lists.append((compositions.copy(), encoded))
+        return encoded
 
     def scaled(self, features: Tensor) -> Tensor:
         return features if self.unscaled else unit(features)
@@ -231,6 +238,43 @@ class Prompts(nn.Module):
     def _split(self, encoded: Tensor, count: int) -> Prototypes:
         states = count + len(self.labels.states)
         return Prototypes(encoded[:count], encoded[count:states], encoded[states:])
+
+
+class HeldPrompts:
+    """Lists of compositions with their encoded prompts."""
+
+    def __init__(self, parts: bool) -> None:
+        self.parts = parts  # whether a part of a list may be read from it; its last bits can then be others
+        self.lists: list[tuple[Ints, Prototypes]] = []
+
+    def find(self, compositions: Ints) -> Prototypes | None:
+        """The prompts of the sorted `compositions`, if they were encoded."""
+        for listed, encoded in self.lists:
+            if np.array_equal(listed, compositions):
+                return encoded
+            if not self.parts or len(listed) < len(compositions):
+                continue
+            places = np.searchsorted(listed, compositions).clip(max=len(listed) - 1)
+            if np.array_equal(listed[places], compositions):
+                rows = torch.from_numpy(places).to(encoded.compositions.device)
+                return encoded._replace(compositions=encoded.compositions[rows])
+        return None
+
+
+@contextmanager
+def encoded_once(method: nn.Module, *, parts: bool = False) -> Iterator[None]:
+    """Context manager in which a method's parameters stay as they are: each list of prompts is encoded once.
+
+    parts: also take the prompts of fewer compositions from a list with all of them.
+    """
+    prompts = [part for part in method.modules() if isinstance(part, Prompts)]
+    for each in prompts:
+        each.held = HeldPrompts(parts)
+    try:
+        yield
+    finally:
+        for each in prompts:
+            each.held = None
 
 
 def encode_words(labels: LabelSpace, tower: TextTower) -> tuple[Tensor, Tensor]:

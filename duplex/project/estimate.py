@@ -6,7 +6,8 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
+from torch import Tensor, nn
 
 from duplex.config.params import Params
 from duplex.data.tables import LabelledImages
@@ -48,6 +50,7 @@ class RowCost:
 
     seconds: float  # of training, validation and evaluation
     checkpoint: int  # bytes, at most
+    activations: int  # bytes that a training step keeps for its backward pass
 
 
 @dataclass(frozen=True)
@@ -72,17 +75,18 @@ def estimate(params: Params, dataset: str, data: LabelledImages, rows: Iterable[
     features = np.random.default_rng(0).standard_normal((len(data.manifest), tower.dim), dtype=np.float32)
     made = Data(data.manifest, data.labels, features, entry, str(tower.device), params.evaluation.word_vectors)
     blocks = BlockCosts(tower)
-    seconds: dict[str, float] = {}
+    measured: dict[str, tuple[float, int]] = {}
     timed = []
     costs = {}
     for name in rows:
         spec = MethodSpec.of(params, dataset, name)
         alike = _trains_like(spec)
-        if alike not in seconds:
+        if alike not in measured:
             print(f"timing {name}", file=sys.stderr)
-            seconds[alike] = _run_seconds(spec, made, tower, blocks)
+            measured[alike] = _run_costs(spec, made, tower, blocks)
             timed.append(name)
-        costs[name] = RowCost(seconds[alike], VALUE * _stored_values(spec, made, tower))
+        seconds, activations = measured[alike]
+        costs[name] = RowCost(seconds, VALUE * _stored_values(spec, made, tower), activations)
     return Estimate(costs, tuple(timed), _image_seconds(params, dataset, tower), entry != own)
 
 
@@ -99,17 +103,19 @@ def _stored_values(spec: MethodSpec, data: Data, tower: Encoder) -> int:
     return make_method(spec.kind, spec.options, inputs.context(spec.trained_for)).stored_values()
 
 
-def _run_seconds(spec: MethodSpec, data: Data, tower: Encoder, costs: BlockCosts) -> float:
+def _run_costs(spec: MethodSpec, data: Data, tower: Encoder, costs: BlockCosts) -> tuple[float, int]:
+    """Seconds of a run, and bytes that a step keeps for its backward pass."""
     images = data.manifest["split"].value_counts()
     with reproducible(spec.training.threads):
-        step, validation = _step_seconds(spec, data, tower)
+        step, validation, kept = _step_costs(spec, data, tower)
         blocks = costs.of(spec)
+        kept += costs.activations(spec)
     steps = math.ceil(images["train"] / spec.training.batch_size)
     validation += images["val"] * blocks.forward
     epoch = steps * step + images["train"] * blocks.train + validation
     # each world is scored on validation images after training, then on test images
     scored = len(spec.worlds) * (1 + images["test"] / images["val"])
-    return float(spec.training.epochs * epoch + scored * validation)
+    return float(spec.training.epochs * epoch + scored * validation), kept
 
 
 def _image_seconds(params: Params, dataset: str, tower: Encoder) -> float:
@@ -131,7 +137,38 @@ def _inputs(spec: MethodSpec, data: Data, tower: Encoder) -> RunInputs:
     return replace(inputs, examples=examples)
 
 
-def _step_seconds(spec: MethodSpec, data: Data, tower: Encoder) -> tuple[float, float]:
+@contextmanager
+def kept_bytes(*owners: object) -> Iterator[Callable[[], int]]:
+    """Context manager that yields a function: bytes that autograd has kept inside it, apart from the owners' weights.
+
+    Each storage counts once. Casts of frozen weights to bf16 count, too, as they are kept.
+    """
+    own = {value.untyped_storage().data_ptr() for value in _weights(owners)}
+    kept: dict[int, int] = {}
+
+    def keep(value: Tensor) -> Tensor:
+        storage = value.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return value
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda value: value):
+        yield lambda: sum(kept.values())
+
+
+def _weights(owners: Iterable[object]) -> Iterator[Tensor]:
+    """Parameters and buffers of modules, and of the modules that other owners, such as text towers, have."""
+    for owner in owners:
+        for part in [owner] if isinstance(owner, nn.Module) else vars(owner).values():
+            if isinstance(part, nn.Module):
+                yield from part.parameters()
+                yield from part.buffers()
+            elif isinstance(part, Tensor):
+                yield part
+
+
+def _step_costs(spec: MethodSpec, data: Data, tower: Encoder) -> tuple[float, float, int]:
+    """Seconds of a step and of a validation from features, and bytes that the step keeps."""
     inputs = _inputs(spec, data, tower)
     if spec.finetune is not None and spec.finetune.text is not None:  # its adapters run in each step
         inputs = _with_blocks(inputs, spec, tower)
@@ -142,8 +179,14 @@ def _step_seconds(spec: MethodSpec, data: Data, tower: Encoder) -> tuple[float, 
     batch = Batch(images.inputs, images.compositions)
     rows = torch.arange(min(spec.training.batch_size, len(images)))
     work = partial(optimiser_step, method, batch, rows, spec.training, make_optimiser(method, spec.training))
-    step = _seconds(lambda: next(iter(work().values()))) if method.groups() else 0.0
-    return step, _validation_seconds(method, inputs.examples["val"], data.labels)
+    step = 0.0
+    kept = 0
+    if method.groups():
+        with kept_bytes(method, *([] if context.text is None else [context.text])) as count:
+            work()
+        kept = count()
+        step = _seconds(lambda: next(iter(work().values())))
+    return step, _validation_seconds(method, inputs.examples["val"], data.labels), kept
 
 
 def _validation_seconds(method: Method[Any], images: Examples, labels: LabelSpace) -> float:
@@ -185,20 +228,43 @@ def _with_blocks(inputs: RunInputs, spec: MethodSpec, tower: Encoder) -> RunInpu
 
 
 class BlockCosts:
-    """Seconds per image of fine-tuned blocks, measured once for each number of blocks."""
+    """What fine-tuned blocks cost, measured once for each kind of them."""
 
     def __init__(self, tower: Encoder) -> None:
         self._tower = tower
-        self._measured: dict[tuple[int, int], BlockCost] = {}
+        self._measured: dict[tuple[int, int, str], BlockCost] = {}
+        self._kept: dict[tuple[str, str], list[int]] = {}
 
     def of(self, spec: MethodSpec) -> BlockCost:
         if not isinstance(spec.finetune, FinetuneOptions):
             return BlockCost(0.0, 0.0)
         count = _tuned_blocks(spec.finetune, self._tower)
         batch = spec.training.batch_size if self._tower.device.type == "cuda" else FEW
-        if (count, batch) not in self._measured:
-            self._measured[count, batch] = block_cost(self._tower, count, count, batch)
-        return self._measured[count, batch]
+        key = (count, batch, spec.training.precision)
+        if key not in self._measured:
+            self._measured[key] = block_cost(self._tower, count, count, batch, precision=spec.training.precision)
+        return self._measured[key]
+
+    def activations(self, spec: MethodSpec) -> int:
+        """Bytes that a batch's pass through the blocks keeps: of one image, and as many more as the second adds."""
+        if not isinstance(spec.finetune, FinetuneOptions):
+            return 0
+        key = (json.dumps(spec.finetune.to_dict(), sort_keys=True), spec.training.precision)
+        if key not in self._kept:
+            self._kept[key] = self._kept_by_images(spec.finetune, spec.training.precision)
+        first, second = self._kept[key]
+        return first + (spec.training.batch_size - 1) * (second - first)
+
+    def _kept_by_images(self, finetune: FinetuneOptions, precision: str) -> list[int]:
+        count = _tuned_blocks(finetune, self._tower)
+        shape = block_input_shape(self._tower, count)
+        blocks = FinetunedBlocks(last_blocks(self._tower, count), finetune, shape, precision).to(self._tower.device)
+        found = []
+        for images in (1, 2):
+            with kept_bytes(blocks, *blocks._blocks) as kept:
+                blocks.train().features(torch.randn(images, *shape, device=self._tower.device))
+            found.append(kept())
+        return found
 
 
 def _tuned_blocks(finetune: FinetuneOptions, tower: Encoder) -> int:

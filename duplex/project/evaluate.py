@@ -13,6 +13,7 @@ import torch
 from duplex.encoders.base import resolve_device
 from duplex.labels import SPLITS
 from duplex.methods.base import UnsuitableMethod
+from duplex.methods.prompts import encoded_once
 from duplex.project.run import LoadInputs, ProjectRun, load_inputs
 from duplex.project.stream import AdaptableRun, evaluate_stream
 from duplex.recognition.worlds import calibration_for, evaluate_world, frequency_accuracies, term_metrics
@@ -37,18 +38,19 @@ def evaluate_stage(run: ProjectRun, load: LoadInputs = load_inputs) -> dict[str,
         for split in ["test"] if settings.stream is None else SPLITS:
             inputs.examples[split] = inputs.examples[split].to(device)
         model = load_checkpoint(checkpoint, inputs.context(), inputs.encoder).to(device)
-        start = time.perf_counter()
-        results = {
-            world: evaluate_world(model, inputs, settings, world, calibration_for(record, world, out.checkpoint))
-            for world in run.params.worlds(run.method)
-        }
-        timing = {"test_seconds": time.perf_counter() - start, "images": len(inputs.examples["test"])}
-        metrics: dict[str, Any] = {world: result.metrics for world, result in results.items()}
-        if "closed" in results:
-            metrics["groups"] = frequency_accuracies(results["closed"], inputs)
-            metrics |= {"terms": settings.terms, **(term_metrics(model, inputs) if settings.terms else {})}
-            numbers = retrieval_numbers(Retrieval(model.inspectable(), inputs.labels, inputs.examples["test"]))
-            metrics |= {"retrieval": numbers} if numbers else {}
+        with encoded_once(model):
+            start = time.perf_counter()
+            results = {
+                world: evaluate_world(model, inputs, settings, world, calibration_for(record, world, out.checkpoint))
+                for world in run.params.worlds(run.method)
+            }
+            timing = {"test_seconds": time.perf_counter() - start, "images": len(inputs.examples["test"])}
+            metrics: dict[str, Any] = {world: result.metrics for world, result in results.items()}
+            if "closed" in results:
+                metrics["groups"] = frequency_accuracies(results["closed"], inputs)
+                metrics |= {"terms": settings.terms, **(term_metrics(model, inputs) if settings.terms else {})}
+                numbers = retrieval_numbers(Retrieval(model.inspectable(), inputs.labels, inputs.examples["test"]))
+                metrics |= {"retrieval": numbers} if numbers else {}
         predictions = [result.predictions for result in results.values()]
         if settings.stream is not None:
             stream = AdaptableRun(model, inputs, settings, settings.stream)

@@ -251,11 +251,12 @@ def _least_telling(rows: PaperRows, costs: Estimate) -> list[str]:
 def _table(rows: PaperRows, costs: Estimate | None) -> tuple[str, ...]:
     if costs is None:
         return ()
-    lines = [f"{'':<27}{'h a run':>10}{'checkpoint':>12}{'sentences':>11}"]
+    lines = [f"{'':<27}{'h a run':>10}{'checkpoint':>12}{'activations':>13}{'sentences':>11}"]
     for name in rows.run:
         cost = costs.rows[name]
         hours = hours_text(cost.seconds / 3600)
-        lines.append(f"{name:<27}{hours:>10}{size_text(cost.checkpoint):>12}{rows.sentences.get(name, 0):>11}")
+        sizes = f"{size_text(cost.checkpoint):>12}{size_text(cost.activations):>13}"
+        lines.append(f"{name:<27}{hours:>10}{sizes}{rows.sentences.get(name, 0):>11}")
     return tuple(lines)
 
 

@@ -17,7 +17,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
-from duplex.errors import require
+from duplex.errors import UsageError, require
 
 if TYPE_CHECKING:
     import torch
@@ -64,6 +64,16 @@ def dtype_of(precision: str) -> torch.dtype:
 
     require(precision, PRECISIONS, "precision")
     return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, torch.float32)
+
+
+def require_precision(precision: str, device: torch.device, option: str) -> None:
+    """Raise `UsageError`, which names the `option`, for bf16 on a GPU that can only emulate it."""
+    import torch
+
+    if precision == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
+        name = torch.cuda.get_device_name(device)
+        problem = f"{option} is bf16, in which the GPU ({name}) cannot compute"
+        raise UsageError(f"{problem}; set it to fp32 or the device to cpu")
 
 
 @contextmanager

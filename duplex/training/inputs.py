@@ -23,6 +23,7 @@ from duplex.config.params import EncoderParams, Params
 from duplex.data.tables import COLUMNS, checked_cells, known_columns, manifest_bytes, read_manifest
 from duplex.encoders.base import (
     PACKAGED,
+    Encoder,
     TextTower,
     encoder_identity,
     has_text,
@@ -31,7 +32,7 @@ from duplex.encoders.base import (
     part_widths,
     resolve_device,
 )
-from duplex.encoders.image_blocks import block_count, last_blocks, select_blocks
+from duplex.encoders.image_blocks import block_count, select_blocks
 from duplex.errors import DuplexError, UsageError
 from duplex.features.file import (
     IMPORTED,
@@ -50,14 +51,11 @@ from duplex.methods.prompts import TEMPLATE, encode_words, name_tokens
 from duplex.methods.registry import find_method
 from duplex.options import FinetuneOptions, TrainingOptions
 from duplex.system.files import sha256, sha256_once
-from duplex.system.threads import float32_arithmetic
 from duplex.training.checkpoint import RESIZE, WORD_VECTORS, TrainingRecord
 
 if TYPE_CHECKING:
     from duplex.evaluation.vectors import WordVectors
     from duplex.features.shared import SharedFeatures  # which loads all that encodes images
-
-ADVANCED = 256  # images whose block inputs are computed at once
 
 
 @dataclass(frozen=True)
@@ -176,7 +174,8 @@ class Data:
     skip_frozen_blocks: bool = False  # run frozen blocks once if the cache starts at an earlier block
     files: Mapping[Path, str] = field(default_factory=dict)  # of a project -> sha256
     kept: dict[InputRequest, RunInputs] = field(default_factory=dict, init=False)  # by `inputs`
-    advanced: dict[tuple[Path, int], NDArray[Any]] = field(default_factory=dict)  # inputs of blocks
+    # cache, blocks, precision -> the blocks' inputs
+    advanced: dict[tuple[Path, int, str], NDArray[Any]] = field(default_factory=dict)
 
     def __getstate__(self) -> dict[str, Any]:
         # a text tower cannot be pickled
@@ -318,10 +317,12 @@ class Data:
         stored = int(opened.identity.get("block_inputs", 0))
         dataset = path.parent.name
         blocks = finetune.depth
+        total = blocks
         limit = int(request.memory * 2**30)
         if blocks > stored and self.encoder.name != IMPORTED:
             tower = load_encoder(self.encoder.name, self.encoder.weights, towers="image")
-            blocks = block_count(tower) if finetune.blocks == "all" else blocks
+            total = block_count(tower)
+            blocks = total if finetune.blocks == "all" else blocks
             select_blocks(tower, blocks)
         if opened.rows is not None and (finetune.augment or blocks > stored):
             needed = f"inputs of {blocks} blocks, but block_inputs is {stored}"
@@ -331,7 +332,7 @@ class Data:
                 remedy = "leave out finetune.augment"
             raise UsageError(f"fine-tuning needs {needed}; {remedy}")
         if PIXELS in opened.identity and (finetune.augment or blocks > stored):
-            return read_tokens(path, PIXELS, limit, opened.rows), {PIXELS: "true"}
+            return self._pixels(path, request, blocks, blocks < total and not finetune.augment)
         remedy = f"in params.yaml and run `duplex extract --dataset {dataset}`"
         if finetune.augment:
             raise UsageError(
@@ -348,28 +349,38 @@ class Data:
         if not self.skip_frozen_blocks or opened.rows is None or blocks == stored:
             return read_tokens(path, "block_inputs", limit, opened.rows), record
         chosen, back = np.unique(opened.rows, return_inverse=True)
-        if (path, blocks) not in self.advanced:
+        key = (path, blocks, self.encoder.precision)
+        if key not in self.advanced:
             tokens = read_tokens(path, "block_inputs", limit, chosen)
             if isinstance(tokens, DiskTokens):
                 return tokens.at(back), record
-            self.advanced.clear()
-            outputs = self._advance(np.asarray(tokens), stored, stored - blocks)
-            self.advanced[path, blocks] = outputs
-        return self.advanced[path, blocks][back], {**record, "block_inputs": str(blocks)}
+            from duplex.training.frozen_blocks import advanced_inputs  # which few runs need
 
-    def _advance(self, values: NDArray[Any], stored: int, blocks: int) -> NDArray[Any]:
+            self.advanced.clear()
+            self.advanced[key] = advanced_inputs(tokens, self._image_tower(), stored, blocks, self.encoder.precision)
+        return self.advanced[key][back], {**record, "block_inputs": str(blocks)}
+
+    def _pixels(self, path: Path, request: InputRequest, blocks: int, advance: bool) -> tuple[Any, dict[str, str]]:
+        """All images' pixels, or inputs of the last `blocks` blocks, if these are wanted and fit into memory."""
+        limit = int(request.memory * 2**30)
+        pixels = read_tokens(path, PIXELS, limit)
+        if advance:
+            precision = "bf16" if request.precision == "bf16" else self.encoder.precision
+            key = (path, blocks, precision)
+            if key not in self.advanced:
+                from duplex.training.frozen_blocks import advanced_pixels  # which few runs need
+
+                self.advanced.clear()
+                found = advanced_pixels(pixels, self._image_tower(), blocks, precision, limit)
+                if found is not None:
+                    self.advanced[key] = found
+            if key in self.advanced:
+                return self.advanced[key], {"block_inputs": str(blocks)}
+        return pixels, {PIXELS: "true"}
+
+    def _image_tower(self) -> Encoder:
         device = resolve_device(self.device)
-        entry = self.encoder
-        tower = load_encoder(entry.name, entry.weights, towers="image", device=device)
-        first = last_blocks(tower, stored).blocks[:blocks]
-        outputs = []
-        with torch.no_grad(), float32_arithmetic(entry.precision):
-            for part in torch.from_numpy(values).split(ADVANCED):
-                x = part.to(device).float()
-                for block in first:
-                    x = block(x)
-                outputs.append(x.half().cpu().numpy())
-        return np.concatenate(outputs)
+        return load_encoder(self.encoder.name, self.encoder.weights, towers="image", device=device)
 
 
 def open_data(params: Params, dataset: str, paths: ArtifactPaths) -> Data:

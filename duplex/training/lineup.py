@@ -85,7 +85,12 @@ class BlockCost:
 
 
 def block_cost(
-    encoder: Encoder, blocks: int, cached: int, images: int = TIMED_IMAGES, clock: Clock = time.perf_counter
+    encoder: Encoder,
+    blocks: int,
+    cached: int,
+    images: int = TIMED_IMAGES,
+    clock: Clock = time.perf_counter,
+    precision: str = "fp32",
 ) -> BlockCost:
     """Measure seconds per image to train the last blocks, and to run them, on random inputs.
 
@@ -98,7 +103,8 @@ def block_cost(
 
     def seconds(train: bool) -> float:
         start = clock()
-        with torch.set_grad_enabled(train):
+        low = torch.autocast(x.device.type, torch.bfloat16, enabled=precision == "bf16", cache_enabled=False)
+        with torch.set_grad_enabled(train), low:
             y = cut(x)
             if train:
                 torch.autograd.grad(y.float().sum(), parameters, allow_unused=True)

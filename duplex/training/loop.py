@@ -38,10 +38,13 @@ def make_optimiser(
     """The optimiser of a method's parameters (a dummy if it has none), by `hooks` or `settings`."""
     groups = [{**group, "params": list(group["params"])} for group in method.groups()]
     groups = groups or [{"params": [torch.nn.Parameter(torch.zeros(1))]}]
-    decay = settings.weight_decay
+    devices = {parameter.device.type for group in groups for parameter in group["params"]}
+    options: dict[str, Any] = {"eps": settings.eps, "weight_decay": settings.weight_decay}
+    if devices == {"cuda"}:
+        options["fused"] = True  # one kernel for all parameters
     kinds: dict[str, Callable[..., torch.optim.Optimizer]] = {
-        "adam": partial(torch.optim.Adam, eps=settings.eps, weight_decay=decay),
-        "adamw": partial(torch.optim.AdamW, eps=settings.eps, weight_decay=decay),
+        "adam": partial(torch.optim.Adam, **options),
+        "adamw": partial(torch.optim.AdamW, **options),
     }
     make = hooks.optimiser or kinds[settings.optimiser]
     optimiser = make([{"lr": settings.learning_rate, **group} for group in groups])

@@ -33,12 +33,13 @@ from duplex.evaluation.curve import Margins
 from duplex.features.tokens import Examples
 from duplex.labels import WORLDS, World
 from duplex.methods.base import Batch, Method, MethodContext
+from duplex.methods.prompts import encoded_once
 from duplex.methods.registry import find_method, make_method, method_entry_point, parse_options, plugin_code_hash
 from duplex.methods.team import ALONE, Team
 from duplex.options import FinetuneOptions, Options, TrainingOptions
 from duplex.system.files import sha256, write_json, write_text
 from duplex.system.plugins import provider
-from duplex.system.threads import Threads, in_initial_modes, threads
+from duplex.system.threads import Threads, in_initial_modes, require_precision, threads
 from duplex.training.checkpoint import TrainingRecord, save_checkpoint
 from duplex.training.inputs import InputRequest, RunInputs
 from duplex.training.logs import TrainingHooks
@@ -180,12 +181,14 @@ def train_run(
 
     Call this inside `reproducible`. `choose_by`: the caller's own metric instead of `select`.
     """
+    require_precision(spec.training.precision, device, "training.precision")
     code = plugin_code_hash(spec.kind)  # before training: the file may be edited while it runs
     images = inputs.examples["train"].to(device)
     val = inputs.examples["val"].to(device)
     on_device = replace(inputs, examples={**inputs.examples, "train": images, "val": val})
     method, result = trained_method(spec, on_device, seed, device, resume, hooks, choose_by, team)
-    margins, chosen = tune_and_score(spec, method, inputs, val, settings)
+    with encoded_once(method):
+        margins, chosen = tune_and_score(spec, method, inputs, val, settings)
     record = TrainingRecord(
         kind=spec.kind,
         provider=provider(method_entry_point(spec.kind)),

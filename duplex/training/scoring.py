@@ -28,6 +28,7 @@ from duplex.evaluation.probabilities import Confidence, UnseenMass, fit_probabil
 from duplex.features.tokens import Examples
 from duplex.labels import Bools, CandidateSet, Ints, LabelSpace, World
 from duplex.methods.base import Batch, Inputs, Method, PrimitiveVectors, Scorer
+from duplex.methods.prompts import encoded_once
 from duplex.methods.word_feasibility import feasibility
 
 BLOCK_SCORES = 2**24  # scores in memory at once: 64 MiB of float32
@@ -236,10 +237,11 @@ class Validation:
 
     def __call__(self, method: Method[Any]) -> Validated:
         chosen_by = "auc" if self.name == "last" else self.name
-        metrics = self._measured(method, chosen_by)
         if self.world == "closed":
-            return Validated(metrics, chosen_by)
-        closed = replace(self, world="closed")._measured(method, "auc")
+            return Validated(self._measured(method, chosen_by), chosen_by)
+        with encoded_once(method, parts=True):
+            metrics = self._measured(method, chosen_by)
+            closed = replace(self, world="closed")._measured(method, "auc")
         return Validated(
             {**closed, **{f"{name}{ALL_PAIRS}": value for name, value in metrics.items()}}, f"{chosen_by}{ALL_PAIRS}"
         )

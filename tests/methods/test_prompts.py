@@ -5,9 +5,12 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
+from duplex.features.tokens import Examples
 from duplex.methods.duplex import DuplexOptions
 from duplex.methods.prompt_method import PromptOptions
+from duplex.methods.prompts import encoded_once
 from duplex.options import OptionError
+from duplex.training.scoring import Validation
 from tests.methods import twin
 from tests.methods.field import CLIP, SOFT, M, N
 from tests.methods.loops import close, softmax
@@ -40,6 +43,39 @@ def test_fixed_prompts_are_encoded_once(monkeypatch):
     learned.shared()
     learned.shared()
     assert len(calls) == 3, "learned prompts are encoded at every step"
+
+
+def test_lists_of_prompts_are_encoded_once_while_parameters_stay(monkeypatch):
+    method = small_method(PromptOptions(width=5))
+    tower, calls = method.paths.prompts.tower, []
+    encode = tower.encode_blocks
+    monkeypatch.setattr(tower, "encode_blocks", lambda *args, **more: calls.append(1) or encode(*args, **more))
+    closed, every, z = LABELS.candidates("closed", "test"), np.arange(LABELS.size), features(4, 1)
+    apart = {len(columns): scores_of(method, columns, z) for columns in (closed, every)}
+    assert len(calls) == 2
+    for parts, needed in ((False, 2), (True, 1)):
+        calls.clear()
+        with encoded_once(method, parts=parts):
+            for columns in (every, closed, every, closed):
+                torch.testing.assert_close(scores_of(method, columns, z), apart[len(columns)], rtol=0, atol=1e-6)
+            torch.testing.assert_close(scores_of(method, closed[:0], z), apart[len(closed)][:, :0])
+        assert len(calls) == needed + (0 if parts else 1), parts
+    calls.clear()
+    with torch.no_grad():
+        method.paths.prompts.learned_rows.mul_(torch.linspace(-1, 1, 16))
+    assert not torch.equal(scores_of(method, closed, z), apart[len(closed)]) and len(calls) == 1
+
+
+def test_validation_in_all_worlds_encodes_prompts_once(monkeypatch):
+    method = small_method(PromptOptions(width=5))
+    tower, calls = method.paths.prompts.tower, []
+    encode = tower.encode_blocks
+    monkeypatch.setattr(tower, "encode_blocks", lambda *args, **more: calls.append(1) or encode(*args, **more))
+    own = np.resize(LABELS.pairs["val"], 8)
+    examples = Examples(np.arange(8), {"cls": features(8, 0)}, torch.as_tensor(own))
+    both = Validation(examples, LABELS, world="open")(method).metrics
+    assert len(calls) == 1
+    assert both["auc"] == pytest.approx(Validation(examples, LABELS)(method).metrics["auc"], abs=1e-6)
 
 
 def test_zero_shot_scores_are_softmaxes_over_prompts():
