@@ -366,7 +366,7 @@ def test_rows_with_answers_are_compared_on_the_same_images_and_seeds():
         runs[name] = {seed: RunRecord({}, predictions=table) for seed, table in enumerate(each)}
     summary = {name: ablation(name, 50.0) for name in runs}
     (found,) = judged({}, summary=summary, runs=runs)["Tab. 5", "module_sp > fixed_plain", "AUC"]
-    margins = {name: [margins_of(table, "closed") for table in each] for name, each in tables.items()}
+    margins: dict[str, Any] = {name: [margins_of(table, "closed") for table in each] for name, each in tables.items()}
     expected = compare_seeds(margins["fixed_plain"], margins["module_sp"], ROUNDS)["auc"]
     assert expected.interval is not None and found.verdict == "reproduced"
     assert (found.gap.low, found.gap.value, found.gap.high) == pytest.approx(

@@ -105,8 +105,7 @@ def test_the_silhouette_equals_loops_over_all_distances(seed: int, groups: int):
 
 @pytest.mark.parametrize(("semantic", "visual"), list(product([True, False], repeat=2))[1:])
 def test_methods_without_both_kinds_of_prototypes_have_no_numbers(semantic: bool, visual: bool):
-    kinds = {"semantic": semantic, "visual": visual}
-    given_kinds = {name: lambda compositions: TEXTS[compositions] for name, wanted in kinds.items() if wanted}
-    method = Inspectable(features=lambda inputs: inputs["cls"], **given_kinds)
+    prototypes = TEXTS.__getitem__
+    method = Inspectable(lambda inputs: inputs["cls"], prototypes if semantic else None, prototypes if visual else None)
     test = Examples(np.arange(len(OWN)), {"cls": TEXTS[OWN]}, torch.from_numpy(OWN))
     assert retrieval_numbers(Retrieval(method, LABELS, test)) == {}
