@@ -248,7 +248,7 @@ def test_the_public_names_exist_and_are_documented():
     text = (DOCS.parent / "reference" / "api.md").read_text(encoding="utf-8")
     for name in duplex.PUBLIC:
         assert getattr(duplex, name).__name__ == name
-        assert f"::: duplex.{name}\n" in text, f"docs/reference/api.md does not list {name}"
+        assert f"\n* `{name}`: " in text, f"docs/reference/api.md does not list {name}"
     with pytest.raises(AttributeError, match="nothing"):
         duplex.nothing  # noqa: B018
     names: dict[str, Any] = {}
