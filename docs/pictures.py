@@ -17,6 +17,7 @@ import pandas as pd
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 
 from duplex.data.shapes import draw as draw_shape
@@ -46,7 +47,7 @@ def main() -> None:
         plt.close(figure)
 
 
-def rooms() -> plt.Figure:
+def rooms() -> Figure:
     """Show which rooms of the package import which, lowest first."""
     figure, axes = plt.subplots(figsize=(6, 5.4), layout="constrained")
     for importer, imported in arrows():
@@ -62,7 +63,7 @@ def rooms() -> plt.Figure:
     return figure
 
 
-def problem() -> plt.Figure:
+def problem() -> Figure:
     """Show the task: pairs seen in training, and an image of a pair that was not."""
     figure = plt.figure(figsize=(10, 3.4))
     figure.text(0.24, 0.93, "training shows", ha="center", size=14, color=SOFT)
@@ -80,7 +81,7 @@ def problem() -> plt.Figure:
     return figure
 
 
-def pipeline() -> plt.Figure:
+def pipeline() -> Figure:
     """Show the stages of the pipeline and what each writes."""
     figure = plt.figure(figsize=(10, 2.7))
     axes = _canvas(figure, height=2.7)
@@ -102,7 +103,7 @@ def pipeline() -> plt.Figure:
     return figure
 
 
-def method() -> plt.Figure:
+def method() -> Figure:
     """Show the paper's method: three prompts, two kinds of prototypes, and the score."""
     figure = plt.figure(figsize=(10, 4.4))
     axes = _canvas(figure, height=4.4)
@@ -132,7 +133,7 @@ def method() -> plt.Figure:
     return figure
 
 
-def curve() -> plt.Figure:
+def curve() -> Figure:
     """Show one seen–unseen curve with the places that the numbers S, U, HM and AUC describe."""
     table = pd.read_csv(RUN / "curve.csv").query("world == 'closed'")
     numbers = json.loads((RUN / "metrics.json").read_text(encoding="utf-8"))["closed"]
@@ -140,16 +141,16 @@ def curve() -> plt.Figure:
     figure, axes = plt.subplots(figsize=(7, 5), layout="constrained")
     axes.fill_between(unseen, seen, color=TEAL, alpha=0.15)
     axes.plot(unseen, seen, color=TEAL, linewidth=2)
-    best = (2 * seen * unseen / (seen + unseen)).idxmax()
+    best = int((2 * seen * unseen / (seen + unseen)).argmax())
     marks = [
         (unseen.iloc[0], seen.max(), f"S = {seen.max():.1f}: bias so low that\nno unseen pair wins", (0.06, 0.8)),
         (
             unseen.max(),
-            seen[unseen.idxmax()],
+            seen.iloc[int(unseen.argmax())],
             f"U = {unseen.max():.1f}: bias so high that\nno seen pair wins",
             (0.58, 0.3),
         ),
-        (unseen[best], seen[best], f"HM = {numbers['hm']:.1f}:\nbest balance", (0.8, 0.93)),
+        (unseen.iloc[best], seen.iloc[best], f"HM = {numbers['hm']:.1f}:\nbest balance", (0.8, 0.93)),
     ]
     for x, y, words, place in marks:
         axes.plot([x], [y], "o", color=ORANGE, markersize=8)
@@ -223,15 +224,15 @@ def _file(svg: str) -> str:
     return standalone_svg(svg).replace("</svg>", f"{PAPER}\n</svg>")
 
 
-def _canvas(figure: plt.Figure, height: float = 3.4) -> Axes:
+def _canvas(figure: Figure, height: float = 3.4) -> Axes:
     """Axes over the whole figure, in tenths of its width."""
-    axes = figure.add_axes((0, 0, 1, 1))
+    axes: Axes = figure.add_axes((0, 0, 1, 1))
     axes.set(xlim=(0, 10), ylim=(0, height))
     axes.axis("off")
     return axes
 
 
-def _image(figure: plt.Figure, left: float, state: str, thing: str, words: str, colour: str) -> None:
+def _image(figure: Figure, left: float, state: str, thing: str, words: str, colour: str) -> None:
     axes = figure.add_axes((left, 0.3, 0.145, 0.5))
     axes.imshow(draw_shape(f"{state}_{thing}/0001.png").resize((224, 224)))
     axes.axis("off")
@@ -239,8 +240,8 @@ def _image(figure: plt.Figure, left: float, state: str, thing: str, words: str, 
 
 
 def _box(axes: Axes, corner: tuple[float, float], size: tuple[float, float], name: str, note: str, colour: str) -> None:
-    style = {"boxstyle": "round,pad=0,rounding_size=0.12", "facecolor": CARD, "edgecolor": colour, "linewidth": 2}
-    axes.add_patch(FancyBboxPatch(corner, *size, **style))
+    style = "round,pad=0,rounding_size=0.12"
+    axes.add_patch(FancyBboxPatch(corner, *size, boxstyle=style, facecolor=CARD, edgecolor=colour, linewidth=2))
     x, y = corner[0] + size[0] / 2, corner[1] + size[1] / 2
     middle = y + 0.08 * note.count("\n")
     axes.text(x, middle + 0.12, name, ha="center", va="bottom", size=13, weight="bold", color=colour)
