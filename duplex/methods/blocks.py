@@ -127,12 +127,14 @@ class FinetunedBlocks(nn.Module):
     def _compute(self, block_inputs: Tensor, team: Team = ALONE) -> dict[str, Tensor]:
         # TF32 only as in the cache, without gradients
         with nullcontext() if torch.is_grad_enabled() else float32_arithmetic(self.precision):
-            total = len(block_inputs)
-            x = block_inputs[team.part(total)].to(self._device)
+            alone = team.size == 1  # the length of a batch, once read, is fixed in an exported graph
+            own = block_inputs if alone else block_inputs[team.part(len(block_inputs))]
+            x = own.to(self._device)
             is_pixels = x.dtype == torch.uint8
             if is_pixels and self.options.augment and self.training and torch.is_grad_enabled():
                 from duplex.methods.augmentation import draw_matrices, warp
 
+                total = len(block_inputs)
                 x = warp(x, draw_matrices(total, self.options.augment, self._device)[team.part(total)])
             is_bf16 = self.precision == "bf16"  # no cache of a step's old weights
             with torch.autocast(self._device.type, torch.bfloat16, enabled=is_bf16, cache_enabled=False):
@@ -141,7 +143,7 @@ class FinetunedBlocks(nn.Module):
                     for block in self._blocks[: self._frozen]:
                         x = block(x)
                 again = self.checkpointing and torch.is_grad_enabled()
-                apply = nn.Module.__call__ if team.size == 1 else partial(team.run, total=total)
+                apply = nn.Module.__call__ if alone else partial(team.run, total=len(block_inputs))
                 run = partial(recompute, apply, use_reentrant=False) if again else apply
                 outputs = self.trained.outputs(x, list(self._blocks[self._frozen :]), run)
             outputs = [output.float() for output in outputs]
