@@ -24,7 +24,7 @@ from duplex.config.params import load_params
 from duplex.data.tables import read_manifest
 from duplex.evaluation.accumulate import Floats
 from duplex.evaluation.answered import GroupAnswers, Reliability
-from duplex.evaluation.probabilities import log_probabilities
+from duplex.evaluation.probabilities import NEW_SHARE, log_probabilities
 from duplex.labels import Bools, Ints
 
 IMAGES, UNSEEN, BLOCK = 400, 0.13, 256
@@ -88,7 +88,7 @@ def group_answers(recognizer: Recognizer, images: Images, target: Ints) -> Group
 def by_share(recognizer: Recognizer, images: Images, target: Ints) -> dict[str, dict[str, float]]:
     answers = group_answers(recognizer, images, target)
     is_new = ~recognizer.labels.is_seen(target)
-    shares = {"assumed": answers.stored, "true": answers.true_share}
+    shares = {"assumed": NEW_SHARE, "true": answers.true_share}
     right = {name: answers.at(share).right for name, share in shares.items()}
     right["alone"] = answers.best[np.arange(len(target)), is_new.astype(int)] == target
     groups = {"seen": ~is_new, "new": is_new}

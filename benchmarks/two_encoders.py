@@ -22,11 +22,11 @@ from benchmarks.measure import emit, options, say
 from duplex.config.params import EvaluationParams, load_params
 from duplex.encoders.base import has_text, joined_parts, load_encoder
 from duplex.project.run import ProjectData
-from duplex.recognition.answers import answers_with_labels
 from duplex.recognition.worlds import evaluate_world
 from duplex.training.inputs import Data
 from duplex.training.recipes import SearchSpace
 from duplex.training.run import MethodSpec, reproducible, train_run
+from duplex.training.scoring import answer_groups
 
 BOTH = "both"
 Numbers = dict[str, float]
@@ -76,7 +76,7 @@ def measured(data: Data, spec: MethodSpec) -> Numbers:
     with reproducible(1):
         run = train_run(spec, inputs, 0, torch.device("cpu"), EvaluationParams())
         test = inputs.examples["test"]
-        answers = answers_with_labels(run.method, test, inputs.labels, run.record.confidence, "open")
+        answers = answer_groups(run.method, test, inputs.labels, run.record.confidence, "open")
         calibration = (run.record.calibration or {})["closed"]
         closed = evaluate_world(run.method, inputs, EvaluationParams(bootstrap=1), "closed", calibration)
     at = answers.at(answers.true_share)

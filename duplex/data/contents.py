@@ -36,6 +36,7 @@ from duplex.system.processes import track
 SIDE = 8  # of a look, in pixels
 DIFFERENCE = 0.015  # root mean square of near-copies' difference at most, in parts of the brightest value
 CONTRAST = 0.2  # the same, in parts of the smaller contrast: flat images are alike, not copies
+FEW_PAIRS = 20  # up to which a split leaves each word two training pairs, if possible
 BLOCK = 256  # looks compared at once with all others
 
 
@@ -226,7 +227,12 @@ def split_at_random(frame: pd.DataFrame, options: SplitOptions, place: object = 
     pairs = _without_new_words(listed, options, rng, place)
     shares = (options.val_unseen, options.test_unseen)
     wanted = [max(1, round(share * len(pairs))) for share in shares]
-    held_out = _hold_out([pairs[i] for i in rng.permutation(len(pairs))], sum(wanted))
+    order = [pairs[i] for i in rng.permutation(len(pairs))]
+    held_out: list[tuple[str, str]] = []
+    if len(pairs) <= FEW_PAIRS:  # a word that is left with one pair cannot be told from the pair's other word
+        held_out = _hold_out(order, sum(wanted), 2)
+    if len(held_out) < sum(wanted):
+        held_out = _hold_out(order, sum(wanted))
     if len(held_out) < 2:
         raise DuplexError(
             f"{place} has {len(pairs)} pairs, too few to hold out two (validation, test) and train on every state and "
@@ -282,8 +288,8 @@ def _unite(rows: pd.DataFrame, same: pd.DataFrame) -> None:  # rows `same` of eq
         rows.loc[same.index, "split"] = wanted
 
 
-def _hold_out(pairs: list[tuple[str, str]], wanted: int) -> list[tuple[str, str]]:
-    # the first ones whose state and object each stay in another pair that is not held out
+def _hold_out(pairs: list[tuple[str, str]], wanted: int, least: int = 1) -> list[tuple[str, str]]:
+    # the first ones whose state and object each stay in `least` other pairs that are not held out
     left: dict[tuple[str, str], int] = {}  # (state or object, name) -> pairs that remain
     for state, thing in pairs:
         for key in (("state", state), ("object", thing)):
@@ -291,7 +297,7 @@ def _hold_out(pairs: list[tuple[str, str]], wanted: int) -> list[tuple[str, str]
     held_out: list[tuple[str, str]] = []
     for state, thing in pairs:
         keys = (("state", state), ("object", thing))
-        if len(held_out) < wanted and all(left[key] > 1 for key in keys):
+        if len(held_out) < wanted and all(left[key] > least for key in keys):
             held_out.append((state, thing))
             for key in keys:
                 left[key] -= 1

@@ -21,6 +21,7 @@ from duplex.evaluation.probabilities import NEW_SHARE, UnseenMass, image_weights
 from duplex.labels import Bools, Ints, LabelSpace
 
 BINS = 15
+SHARES = tuple(percent / 100 for percent in range(10, 91))  # of new pairs, from which the balanced one is chosen
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,12 @@ class AnsweredImages:
         """Accuracy on images of unseen pairs, in percent; 0 without such images."""
         return 100 * float(self.right[~self.is_seen].mean()) if not self.is_seen.all() else 0.0
 
+    @property
+    def harmonic_mean(self) -> float:
+        """Harmonic mean of the accuracies on seen and on unseen pairs, in percent."""
+        total = self.seen_accuracy + self.unseen_accuracy
+        return 2 * self.seen_accuracy * self.unseen_accuracy / total if total else 0.0
+
     def accuracies(self) -> dict[str, float]:
         """`new_share`, and accuracy in percent: at this share, on seen, and on unseen pairs."""
         return {
@@ -142,17 +149,27 @@ class GroupAnswers:
         return estimate_share(self.unseen, None if self.mass is None else asdict(self.mass), self.stored)
 
     @property
+    def balanced_share(self) -> float:
+        """The share at which the harmonic mean of the accuracies on seen and on unseen pairs is highest.
+
+        Of several, the middle one.
+        """
+        means = [self.at(share).harmonic_mean for share in SHARES]
+        best = [share for share, mean in zip(SHARES, means, strict=True) if mean == max(means)]
+        return best[len(best) // 2]
+
+    @property
     def true_share(self) -> float:
         """The share of new pairs among the images, by their labels."""
         return float((~self.labels.is_seen(self.target)).mean())
 
     def by_share(self) -> dict[str, dict[str, float]]:
-        """Accuracy in percent at the `assumed`, the `estimated` and the `true` share of new pairs.
+        """Accuracy in percent at the `stored`, the `estimated` and the `true` share of new pairs.
 
         At the estimated share, it is the accuracy over these images, and `error` is the share's
         standard error. Left out are a share that cannot be estimated, and a true share of 0 or 1.
         """
-        table = {"assumed": self.at(self.stored).accuracies()}
+        table = {"stored": self.at(self.stored).accuracies()}
         estimate = self.estimated
         if estimate.error is not None:
             answers = self.at(estimate.value)

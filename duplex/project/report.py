@@ -19,7 +19,6 @@ from duplex.errors import DuplexError
 from duplex.features.file import open_cache, read_identity
 from duplex.project.run import RUN_STAGES, ProjectData, ProjectRun, load_inputs, rows_shown
 from duplex.project.runs import best_run, featured_run, load_run
-from duplex.recognition.answers import answers_with_labels
 from duplex.report import aggregate, images
 from duplex.report.aggregate import DatasetResults, Results, RunRecord, Tree
 from duplex.report.answers import example_and_error_parts
@@ -32,6 +31,7 @@ from duplex.report.tables import run_table
 from duplex.system.files import replace_file, write_json, write_text
 from duplex.system.processes import track
 from duplex.training.checkpoint import read_record
+from duplex.training.scoring import answer_groups
 
 VALIDATION_OF = {"closed": "val_auc", "open": "val_auc_all"}  # world -> validation AUC of a run for it
 
@@ -294,7 +294,7 @@ def write_own_page(data: ProjectData) -> Path:
     trained = load_run(run)
     inputs = trained.inputs
     test = inputs.examples["test"]
-    answers = answers_with_labels(trained.method, test, inputs.labels, record.confidence, "closed")
+    answers = answer_groups(trained.method, test, inputs.labels, record.confidence, "closed")
     frozen = load_inputs(replace(data, params=data.params.model_copy(update={"device": "cpu"})))
     facts = [("encoder", encoder), ("run", f"{run.method}, seed {run.seed}")]
     examples = frozen.examples

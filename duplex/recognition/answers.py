@@ -18,16 +18,14 @@ from torch import Tensor
 from duplex.data.images import thumbnail
 from duplex.errors import require_whole
 from duplex.evaluation.accumulate import Floats
-from duplex.evaluation.answered import GroupAnswers, group_weights
+from duplex.evaluation.answered import group_weights
 from duplex.evaluation.new_share import NewShare, estimate_share
 from duplex.evaluation.probabilities import Confidence, UnseenMass
 from duplex.evaluation.vectors import most_similar
-from duplex.features.tokens import Examples
 from duplex.labels import Bools, Ints, LabelSpace, World
 from duplex.methods import portable, score_formula
-from duplex.methods.base import Inputs, Method, Scorer, ScoreTerms
+from duplex.methods.base import Inputs, Scorer, ScoreTerms
 from duplex.training.novelty import NoveltyDetector
-from duplex.training.scoring import SplitScorer
 
 Pair = tuple[str, str]
 DIGITS = 6  # of numbers in JSON; scores are float32
@@ -306,50 +304,6 @@ def _marginals(q: Tensor, groups: Sequence[Tensor], words: Ints, count: int) -> 
 
 def _ranked(names: tuple[str, ...], shares: Floats) -> dict[str, float]:
     return {names[place]: float(shares[place]) for place in np.argsort(-shares, kind="stable")}
-
-
-@torch.no_grad()
-def answers_with_labels(
-    method: Method[Any], examples: Examples, labels: LabelSpace, confidence: Confidence, world: World
-) -> GroupAnswers:
-    """Answer labelled images in one pass: each image's most probable seen and unseen composition."""
-    compositions = labels.candidates(world, "train")
-    task = SplitScorer.of(method, compositions)
-    candidates = Candidates.of(
-        labels,
-        compositions,
-        confidence=confidence,
-        world=world,
-        scorer=task.scorer,
-        probabilities=method.probabilities,
-    )
-    best = []
-    probability = []
-    unseen = []
-    for _, scores in task.blocks(examples.inputs):
-        q = candidates.even_log_posteriors(scores).exp().cpu()
-        parts = [_best_of(q, group) for group in candidates.groups]
-        best.append(np.stack([position for position, _ in parts], 1))
-        probability.append(np.stack([share for _, share in parts], 1))
-        unseen.append(q[:, candidates.groups[1]].sum(1).numpy())
-    return GroupAnswers(
-        labels,
-        examples.rows,
-        target=examples.compositions.cpu().numpy(),
-        best=compositions[np.concatenate(best)],
-        probability=np.concatenate(probability),
-        unseen=np.concatenate(unseen),
-        stored=confidence.new_share,
-        mass=candidates.mass,
-    )
-
-
-def _best_of(q: Tensor, group: Tensor) -> tuple[Ints, Floats]:
-    # position and probability of each image's most probable candidate of a group; 0 of an empty one
-    if not len(group):
-        return np.zeros(len(q), np.int64), np.zeros(len(q))
-    share, place = q[:, group].max(1)
-    return group[place].numpy(), share.numpy()
 
 
 @dataclass(frozen=True)

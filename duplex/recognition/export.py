@@ -201,7 +201,7 @@ def remark(record: Mapping[str, Any]) -> str:
             rows.append(f"| {name} | {share} | {at['accuracy_seen']:.1f} | {at['accuracy_unseen']:.1f} |")
     table = "\n".join(rows)
     return f"""The recipe is {record["chosen"]!r}. Its answers to test images, before {later}, by the expected share of
-images of unseen pairs: assumed, estimated from the images, and their true one.
+images of unseen pairs: stored, estimated from the images, and their true one.
 
 {table}"""
 

@@ -39,7 +39,6 @@ from duplex.features.shared import user_cache
 from duplex.labels import LabelSpace
 from duplex.methods.base import Method
 from duplex.methods.gaussian import HasStatistics
-from duplex.recognition.answers import answers_with_labels
 from duplex.recognition.export import (
     RunFacts,
     export,
@@ -68,7 +67,7 @@ from duplex.training.inputs import RunInputs, long_prompts
 from duplex.training.loop import ResumePoint
 from duplex.training.recipes import RecipeChoice
 from duplex.training.run import TrainedMethod, reproducible, train_on_all_images
-from duplex.training.scoring import Calibration, measure_unseen_mass
+from duplex.training.scoring import Calibration, answer_groups, fit_new_share
 from duplex.training.trials import Trial
 
 
@@ -121,7 +120,7 @@ def load_recipe(fit: FolderFit, recipe: Trial) -> tuple[TrainingRecord, Method[A
     """Load a trained recipe, whose record has what an estimate of the share of new pairs needs."""
     record, method, inputs = fit.trials.load(recipe)
     val = inputs.examples["val"].to(fit.device)
-    confidence = measure_unseen_mass(method, val, inputs.labels, record.confidence, fit.world)
+    confidence = fit_new_share(method, val, inputs.labels, record.confidence, fit.world)
     return replace(record, confidence=confidence), method, inputs
 
 
@@ -244,6 +243,7 @@ def page_file(out: Path) -> Path:
 def _fit(fit: FolderFit, out: Path, force: bool) -> Path:
     say = fit.say
     save_pixel_digests(fit.cache, fit.data.pixels)
+    say("encoding images that are not in the cache, then timing a step of each training")
     if fit.parts:
         fit = fit.with_readable_images()
         kept = {each.trials.folder for each in (*fit.parts, fit)}
@@ -291,7 +291,7 @@ def _measure(fit: FolderFit, recipe: Trial) -> tuple[dict[str, Any], GroupAnswer
     record, method, inputs = load_recipe(fit, recipe)
     test = inputs.examples["test"].to(fit.device)
     inputs = replace(inputs, examples={**inputs.examples, "test": test})
-    answers = answers_with_labels(method, test, inputs.labels, record.confidence, fit.world)
+    answers = answer_groups(method, test, inputs.labels, record.confidence, fit.world)
     bias = (record.calibration or {})["closed"].bias
     metrics = {
         world: evaluate_world(method, inputs, EvaluationParams(), world, Calibration(bias)).metrics
@@ -311,9 +311,9 @@ def _say_measured(say: Say, about: str, measured: Mapping[str, Any]) -> None:
     say(f"{about}: AUC {auc:.1f} (closed world), calibration error {measured['calibration_error']:.1f} %")
     say(f"{'right answers, %':<38}known pairs  new pairs")
     wordings = {
-        "assumed": "if {:.0f} % of images show new pairs",
-        "estimated": "if {:.0f} ± {:.0f} % do, as estimated",
-        "true": "if {:.0f} % do, as is true",
+        "stored": "few images: {:.0f} % new expected",
+        "estimated": "many: {:.0f} ± {:.0f} % new estimated",
+        "true": "if told that {:.0f} % are new",
     }
     for name, at in measured["at_shares"].items():
         share = wordings[name].format(100 * at["new_share"], 100 * at.get("error", 0.0))

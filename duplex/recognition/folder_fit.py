@@ -24,7 +24,6 @@ from duplex.features.shared import encode_shared, user_cache
 from duplex.features.tokens import Examples
 from duplex.labels import World
 from duplex.methods.registry import method_entry_point
-from duplex.recognition.answers import answers_with_labels
 from duplex.recognition.labelled_folder import LabelledFolder
 from duplex.system.code import code_hash
 from duplex.system.files import json_digest
@@ -57,6 +56,7 @@ from duplex.training.recipes import (
     search_recipes,
 )
 from duplex.training.run import TrainedMethod
+from duplex.training.scoring import answer_groups
 from duplex.training.trials import Trial, TrialResult, Trials
 
 LARGEST_RIVAL = 10**9  # training images x features x words; above, regressions take many minutes
@@ -185,15 +185,13 @@ class FolderFit:
         return TrainingHooks(log=open_log(self.log, place))
 
     def _accuracies(self, run: TrainedMethod, val: Examples) -> dict[str, float]:
-        # of all images at the assumed share of unseen pairs, and by group at the images' own share
-        confidence = run.record.confidence
-        labels = self.data.labels
-        found = answers_with_labels(run.method, val, labels, confidence, self.world)
-        own = found.at(found.true_share)
+        # at the share of unseen pairs that the model would store
+        found = answer_groups(run.method, val, self.data.labels, run.record.confidence, self.world)
+        answered = found.at(found.balanced_share)
         return {
-            "accuracy": found.at(found.stored).accuracy,
-            "accuracy_seen": own.seen_accuracy,
-            "accuracy_unseen": own.unseen_accuracy,
+            "accuracy": answered.accuracy,
+            "accuracy_seen": answered.seen_accuracy,
+            "accuracy_unseen": answered.unseen_accuracy,
         }
 
     @property

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
+import numpy as np
 import pandas as pd
 import PIL
 
@@ -16,10 +17,11 @@ from duplex.data.contents import join_copies, looks_from_texts, near_copies, rea
 from duplex.data.sources import detect_source, load_source, read_folder
 from duplex.data.tables import LabelledImages, complete_rows, from_rows, read_table
 from duplex.errors import UsageError, as_usage_error
-from duplex.labels import Ints, LabelSpace
+from duplex.labels import Ints, LabelSpace, prompt_name
 from duplex.options import SourceOptions
 from duplex.system.files import write_json
 
+FEW_PAIRS = 3  # new pairs of a split, below which a note says that these are few
 MOST_CONTRADICTED = 0.01  # share of images whose copies have another label; more is an error
 PIXELS = "pixels.json"  # in MODEL.cache: digest of the pixels of each image, by its file's sha256
 # Another decoder may decode other pixels
@@ -200,5 +202,28 @@ def describe(data: LabelledFolder, say: Callable[[str], None]) -> None:
         f"{len(labels.objects)} objects, {len(pairs)} pairs; train {counts['train']:,}, "
         f"validation {counts['val']:,}, test {counts['test']:,}"
     )
+    hidden = {split: len(hidden_pairs(data, split)) for split in ("val", "test")}
+    say(f"new pairs, which training does not see: {hidden['val']} in validation, {hidden['test']} in test")
+    if min(hidden.values()) < FEW_PAIRS:
+        say("note: so few pairs hardly measure new pairs; others may do far better or worse")
+    if single := words_of_one_pair(data.labels):
+        listed = ", ".join(single[:5]) + ", ..." * (len(single) > 5)
+        say(f"note: each of these words is trained in one pair only, which hinders its new pairs: {listed}")
     for note in data.notes:
         say(f"note: {note}")
+
+
+def hidden_pairs(data: LabelledFolder, split: str) -> Ints:
+    """The unseen pairs of a split, as compositions."""
+    pairs = data.labels.pairs[split]
+    return pairs[~data.labels.is_seen(pairs)]
+
+
+def words_of_one_pair(labels: LabelSpace) -> list[str]:
+    """States and objects that occur in exactly one pair of the training images."""
+    pairs = labels.pairs["train"]
+    words = []
+    for names, of in ((labels.states, labels.state_of(pairs)), (labels.objects, labels.object_of(pairs))):
+        counts = np.bincount(of, minlength=len(names))
+        words += [prompt_name(names[place]) for place in np.flatnonzero(counts == 1)]
+    return words

@@ -29,6 +29,7 @@ from duplex.labels import LabelSpace, prompt_name
 TABLE = Path(__file__).with_name("encoders.csv")
 COLUMNS = ("encoder", "weights", "width", "megabytes", "licence", "text", "blocks")
 LONGEST = 1800.0  # seconds that encoding may take on a CPU
+SHOWN = 2  # other encoders with a text tower, in the line on them
 FASTEST = 0.1  # seconds per image of the encoders that remain where none is fast enough
 # Encoders with a text tower, the most accurate without training (ImageNet, as published) first -> published weights,
 # seconds per image on one CPU core
@@ -141,16 +142,17 @@ def choose_encoder(labels: LabelSpace, images: int, *, gpu: bool, cores: int) ->
 
 
 def other_offers(chosen: EncoderParams, images: int, *, gpu: bool, cores: int) -> str:
-    """One line on the other encoders that are fast enough for the images, with size and licence."""
+    """One line on some other encoders that are fast enough for the images, with size and licence."""
     parts = []
     for name in _in_time(images, gpu=gpu, cores=cores):
         weights = OFFERS[name][0]
         if name != chosen.name and weights != "openai":
             parts.append(_offer(name, weights))
+    del parts[SHOWN:]
     names = [name for name, (_, seconds) in BESIDE.items() if gpu or seconds * images / cores <= LONGEST]
     beside = (names or list(BESIDE)[-1:])[0]
     parts.append(f"images alone, {_offer(beside, BESIDE[beside][0])}")
-    return f"other encoders: {'; '.join(parts)}"
+    return f"other encoders (`duplex encoders` lists all): {'; '.join(parts)}"
 
 
 def list_encoders(families: Iterable[EncoderFamily]) -> list[dict[str, Any]]:

@@ -208,8 +208,8 @@ def _overall_table(answered: AnsweredImages) -> Table:
 
 
 def share_table(by_share: Mapping[str, SharedAccuracies]) -> Table:
-    """Accuracy at the assumed, the estimated and the true share of new pairs."""
-    origins = {"assumed": "assumed", "estimated": "estimated", "true": "of these images"}
+    """Accuracy at the stored, the estimated and the true share of new pairs."""
+    origins = {"stored": "stored", "estimated": "estimated", "true": "of these images"}
     rows = []
     for name, shares in by_share.items():
         for origin, at in shares.items():

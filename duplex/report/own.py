@@ -65,7 +65,7 @@ def own_report(data: OwnData) -> Report:
     train = complete_rows(data.readable[data.readable["split"] == "train"])
     compositions = labels.index(train["state"].tolist(), train["object"].tolist())
     training = pd.Series(labels.names(compositions), train["image"])
-    curve = SampleSizeCurve.of(data.examples, labels)
+    curve = SampleSizeCurve.of(data.examples, labels, answered.new_share)
     sections: list[tuple[str, str, Sequence[ReportPart | None]]] = [
         ("accuracy", "Accuracy", accuracy_parts(answered, answers, training, data.by_share)),
         ("confusions", "Confusions", confusion_parts(answered, answers, training, thumbnails)),

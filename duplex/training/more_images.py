@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from duplex.evaluation.accumulate import Floats
-from duplex.evaluation.probabilities import NEW_SHARE, fit_probabilities, image_weights
+from duplex.evaluation.probabilities import fit_probabilities, image_weights
 from duplex.features.tokens import Examples
 from duplex.labels import Ints, LabelSpace
 from duplex.methods.gaussian import ClassStatistics, ClosedForm
@@ -31,17 +31,20 @@ class SampleSizeCurve:
     doubled: float  # accuracy in percent expected of twice as many images: an extrapolation
 
     @classmethod
-    def of(cls, examples: Mapping[str, Examples], labels: LabelSpace) -> SampleSizeCurve | None:
-        """Measure accuracy with a quarter, half and all images; None if two of these are as many."""
+    def of(cls, examples: Mapping[str, Examples], labels: LabelSpace, new_share: float) -> SampleSizeCurve | None:
+        """Measure accuracy with a quarter, half and all images; None if two of these are as many.
+
+        new_share: expected share of images of unseen pairs.
+        """
         train = examples["train"].compositions.numpy()
         known = np.flatnonzero(train >= 0)  # rows with both labels
         target = examples["test"].compositions.numpy()
-        weights = image_weights(labels.is_seen(target), NEW_SHARE)
+        weights = image_weights(labels.is_seen(target), new_share)
         accuracies = {}
         for share in SHARES:
             seeds = range(DRAWS if share < 1 else 1)
             draws = [known[draw_share(train[known], share, seed)] for seed in seeds]
-            right = [closed_form_answers(examples, labels, rows) == target for rows in draws]
+            right = [closed_form_answers(examples, labels, rows, new_share) == target for rows in draws]
             accuracies[len(draws[0])] = [100 * float(weights @ each) for each in right]
         if len(accuracies) < len(SHARES):
             return None
@@ -70,7 +73,7 @@ def extrapolate(images: list[int], accuracies: list[float], measured: int) -> tu
     return float(beta), 100 - float(min(100.0, doubled))
 
 
-def closed_form_answers(examples: Mapping[str, Examples], labels: LabelSpace, rows: Ints) -> Ints:
+def closed_form_answers(examples: Mapping[str, Examples], labels: LabelSpace, rows: Ints, new_share: float) -> Ints:
     """Answers for test images by a closed form, fitted to the training images `rows`."""
     train = examples["train"]
     val = examples["val"]
@@ -87,7 +90,7 @@ def closed_form_answers(examples: Mapping[str, Examples], labels: LabelSpace, ro
     step = max(1, BLOCK_SCORES // len(candidates))
     judged = torch.from_numpy(np.linspace(0, len(val) - 1, min(len(val), step)).astype(int))
     label = np.searchsorted(candidates, val.compositions[judged].numpy())
-    confidence = fit_probabilities(log_p(val.cls[judged]).double(), label, seen)
+    confidence = fit_probabilities(log_p(val.cls[judged]).double(), label, seen, new_share)
     prior: Floats = confidence.log_prior(seen, np.ones_like(seen))
     shift = torch.from_numpy(prior * confidence.temperature).float()  # argmax of log p / T + prior
     best = [(log_p(part) + shift).argmax(1).numpy() for part in examples["test"].cls.split(step)]

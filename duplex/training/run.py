@@ -56,7 +56,7 @@ from duplex.training.scoring import (
     count_unseen_pairs,
     feasible_compositions,
     fit_confidence,
-    measure_unseen_mass,
+    fit_new_share,
     metric_name,
 )
 
@@ -328,7 +328,7 @@ def tune_and_score(
     confidence = fit_confidence(method, val, labels, *kept)
     for world in spec.worlds:
         feasible = feasible_compositions(method, inputs.words, by_world[world][0])
-        confidence = measure_unseen_mass(method, val, labels, confidence, world, feasible)
+        confidence = fit_new_share(method, val, labels, confidence, world, feasible)
     return margins, {
         "val_auc": checked_auc(margins),
         "val_auc_all": auc_all,

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from duplex.errors import DuplexError, UsageError
 from duplex.evaluation.accumulate import Floats, ScoreAccumulator
+from duplex.evaluation.answered import GroupAnswers
 from duplex.evaluation.curve import AucComponents, Curve, Margins
 from duplex.evaluation.feasibility import BucketNumbers, buckets, choose_threshold, thresholds
 from duplex.evaluation.probabilities import Confidence, UnseenMass, fit_probabilities, log_probabilities
@@ -407,7 +408,53 @@ def fit_confidence(method: Method[Any], val: Examples, labels: LabelSpace, score
 
 
 @torch.no_grad()
-def measure_unseen_mass(
+def answer_groups(
+    method: Method[Any],
+    examples: Examples,
+    labels: LabelSpace,
+    confidence: Confidence,
+    world: World,
+    feasible: Bools | None = None,
+) -> GroupAnswers:
+    """Answer labelled images in one pass: each image's most probable seen and unseen composition.
+
+    feasible: mask [M*N] of the compositions that may be answers; None: all.
+    """
+    task = SplitScorer.of(method, CandidateSet.of(labels, world, "train"))
+    compositions = task.candidates.compositions
+    seen = labels.is_seen(compositions)
+    possible = np.ones_like(seen) if feasible is None else feasible[compositions]
+    groups = [torch.from_numpy(np.flatnonzero(group & possible)) for group in (seen, ~seen)]
+    best = []
+    probability = []
+    unseen = []
+    for _, scores in task.blocks(examples.inputs):
+        q = confidence.even.log_posteriors(method.probabilities, scores, seen, possible).exp().cpu()
+        parts = [_best_of(q, group) for group in groups]
+        best.append(np.stack([position for position, _ in parts], 1))
+        probability.append(np.stack([share for _, share in parts], 1))
+        unseen.append(q[:, groups[1]].sum(1).numpy())
+    return GroupAnswers(
+        labels,
+        examples.rows,
+        target=examples.compositions.cpu().numpy(),
+        best=compositions[np.concatenate(best)],
+        probability=np.concatenate(probability),
+        unseen=np.concatenate(unseen),
+        stored=confidence.new_share,
+        mass=confidence.unseen_mass.get(world),
+    )
+
+
+def _best_of(q: Tensor, group: Tensor) -> tuple[Ints, Floats]:
+    # position and probability of each image's most probable candidate of a group; 0 of an empty one
+    if not len(group):
+        return np.zeros(len(q), np.int64), np.zeros(len(q))
+    share, place = q[:, group].max(1)
+    return group[place].numpy(), share.numpy()
+
+
+def fit_new_share(
     method: Method[Any],
     val: Examples,
     labels: LabelSpace,
@@ -415,20 +462,14 @@ def measure_unseen_mass(
     world: World,
     feasible: Bools | None = None,
 ) -> Confidence:
-    """`confidence` with the probability of unseen pairs among a world's answers to validation images.
+    """`confidence` with the share of new pairs to expect, and with what estimates of it need, by a world's answers.
 
-    feasible: mask [M*N] of the compositions that may be answers; None: all.
+    The share is the one at which both kinds of validation images are answered best (`GroupAnswers.balanced_share`).
+    With fewer than two images of a kind, `confidence` stays as it is.
     """
-    task = SplitScorer.of(method, CandidateSet.of(labels, world, "train"))
-    candidates = task.candidates.compositions
-    seen = labels.is_seen(candidates)
-    possible = np.ones_like(seen) if feasible is None else feasible[candidates]
-    unseen = torch.from_numpy(~seen)
-    q = []
-    for _, scores in task.blocks(val.inputs):
-        log_q = confidence.even.log_posteriors(method.probabilities, scores, seen, possible)
-        q.append(log_q.exp().cpu()[:, unseen].sum(1).numpy())
-    compositions = val.compositions.cpu().numpy()
-    mass = UnseenMass.of(np.concatenate(q), compositions, labels.is_seen(compositions))
+    answers = answer_groups(method, val, labels, confidence, world, feasible)
+    mass = UnseenMass.of(answers.unseen, answers.target, labels.is_seen(answers.target))
     others = {place: each for place, each in confidence.unseen_mass.items() if place != world}
-    return replace(confidence, unseen_mass=others if mass is None else {**others, world: mass})
+    if mass is None:
+        return replace(confidence, unseen_mass=others)
+    return replace(confidence, new_share=answers.balanced_share, unseen_mass={**others, world: mass})

@@ -61,8 +61,7 @@ class TrialResult:
     epoch: int  # the best one
     auc_all: float | None = None  # percent, all pairs are candidates; None: not for the open world
     accuracy: float | None = None  # percent, of the most probable answers
-    # percent, of the images of seen and of unseen pairs, at the share that these have of all; an
-    # estimate of the share on the images that gave its means is this share, too
+    # percent, of the images of seen and of unseen pairs
     accuracy_seen: float | None = None
     accuracy_unseen: float | None = None
     seconds: float = 0.0  # of training and validation

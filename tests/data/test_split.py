@@ -261,3 +261,14 @@ def test_a_split_without_unseen_pairs_or_seen_images_is_refused() -> None:
         data = from_rows(manifest, SplitOptions(), "here")
         with pytest.raises(UsageError, match=f"needs val images of pairs {lacking} training images; add some"):
             resplit(data, 1)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_few_pairs_leave_each_word_two_training_pairs_where_possible(seed: int) -> None:
+    grid = {(s, o): 5 for s in range(3) for o in range(3)}
+    training = pairs_of(frame_of(grid).assign(split=split_at_random(frame_of(grid), SplitOptions(seed)).split))["train"]
+    for place in (0, 1):
+        counts = pd.Series([pair[place] for pair in training]).value_counts()
+        assert len(counts) == 3 and counts.min() == 2
+    corner = {(0, 0): 5, (0, 1): 5, (1, 0): 5, (1, 1): 5, (2, 1): 5}  # two of the four pairs of a square
+    assert split_at_random(frame_of(corner), SplitOptions(seed)).short == 0

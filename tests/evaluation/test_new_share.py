@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from duplex.evaluation.answered import GroupAnswers
+from duplex.evaluation.answered import SHARES, GroupAnswers
 from duplex.evaluation.new_share import ENOUGH, LEAST, estimate_share
 from duplex.evaluation.probabilities import Confidence, UnseenMass
 from duplex.labels import LabelSpace
@@ -133,11 +133,35 @@ def test_answers_at_a_share_are_those_of_all_candidates_at_that_share(share):
     np.testing.assert_array_equal(found.answer, expected.argmax(1))
     np.testing.assert_allclose(found.probability, expected.max(1), rtol=1e-9)
     table = answers.by_share()
-    assert list(table) == ["assumed", "estimated", "true"]
+    assert list(table) == ["stored", "estimated", "true"]
     estimate = estimate_share(groups[1].sum(1), MASS, 0.1)
     own = answers.at(estimate.value)
     assert table["estimated"]["error"] == estimate.error
     assert table["estimated"]["accuracy"] == pytest.approx(100 * np.mean(own.answer == target))
     assert table["true"]["new_share"] == pytest.approx(np.mean(target >= 8))
     assert "true" not in replace(answers, target=np.zeros(60, int)).by_share()
-    assert list(replace(answers, mass=None).by_share()) == ["assumed", "true"]
+    assert list(replace(answers, mass=None).by_share()) == ["stored", "true"]
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(2, 40))
+def test_the_balanced_share_has_the_highest_harmonic_mean_image_by_image(seed: int, images: int):
+    random = np.random.default_rng(seed)
+    target = random.integers(0, C, images)
+    best = np.stack([random.integers(0, 8, images), random.integers(8, C, images)], 1)
+    best[::2, 0] = np.where(target < 8, target, best[:, 0])[::2]
+    best[::3, 1] = np.where(target >= 8, target, best[:, 1])[::3]
+    unseen = random.uniform(size=images)
+    probability = np.stack([1 - unseen, unseen], 1) * random.uniform(0.2, 1, (images, 2))
+    answers = GroupAnswers(LABELS, np.arange(images), target, best, probability, unseen)
+
+    def mean(share: float) -> float:
+        right = {True: [], False: []}
+        for image in range(images):
+            odds = (1 - share) * probability[image, 0], share * probability[image, 1]
+            right[target[image] < 8].append(best[image, int(odds[1] > odds[0])] == target[image])
+        seen, new = (100 * np.mean(each) if each else 0.0 for each in right.values())
+        return 2 * seen * new / (seen + new) if seen + new else 0.0
+
+    means = [mean(share) for share in SHARES]
+    assert mean(answers.balanced_share) == pytest.approx(max(means))
+    assert answers.at(answers.balanced_share).harmonic_mean == pytest.approx(max(means))

@@ -294,13 +294,20 @@ def test_the_plan_of_a_benchmark_of_its_size(clip_rows: Path, command: Command, 
         assert 278_362 * 49 * 4 / 1e6 < megabytes < 58
 
 
-@pytest.mark.slow
-def test_main_rows_of_a_small_random_encoder_end_to_end_killed_and_resumed(
-    clip_rows: Path, command: Command, in_this_process: None, monkeypatch: pytest.MonkeyPatch
+LARGE = {"name": "ViT-L-14-quickgelu", "weights": "random:1", "pixels": True}
+
+
+@pytest.mark.parametrize("size", ["small", pytest.param("large", marks=pytest.mark.long)])
+def test_main_rows_of_a_random_encoder_end_to_end_killed_and_resumed(
+    clip_rows: Path, command: Command, in_this_process: None, monkeypatch: pytest.MonkeyPatch, size: str
 ):
     make_standard(clip_rows / "data/ut-zappos", "archive")
     with edited_params(clip_rows / "ablations/params.yaml") as record:
-        record["datasets"]["ut-zappos"]["training"]["epochs"] = 2
+        entry = record["datasets"]["ut-zappos"]
+        entry["training"]["epochs"] = 2
+        if size == "large":
+            entry["encoder"] = LARGE
+            entry["training"] |= {"batch_size": 2, "threads": 2}
         kept = ("clip", "cso", "duplex", "duplex_five", "duplex_five_open", "duplex_additive")
         record["methods"] = {name: record["methods"][name] for name in kept}
         record["run"]["methods"] = ["clip"]

@@ -12,7 +12,13 @@ from duplex.data.sources import detect_source
 from duplex.errors import UsageError
 from duplex.project.suspects import open_labelled
 from duplex.recognition import fit
-from duplex.recognition.labelled_folder import distinct_images, read_labelled_folder
+from duplex.recognition.labelled_folder import (
+    describe,
+    distinct_images,
+    hidden_pairs,
+    read_labelled_folder,
+    words_of_one_pair,
+)
 from tests.data.makers import make_standard, rows
 from tests.recognition.drawn_folder import OBJECTS, STATES, draw_folder, draw_pair
 from tests.subprocesses import duplex
@@ -134,3 +140,18 @@ def test_equal_pixels_with_another_label_or_in_another_split_are_no_images_of_th
         UsageError, match=r"some images \(8\) occur with two labels; for example, .* have equal pixels; keep only"
     ):
         read_labelled_folder(shop)
+
+
+def test_few_new_pairs_are_said_to_measure_little(tmp_path):
+    draw_folder(tmp_path / "shop", images=8)
+    shutil.rmtree(tmp_path / "shop" / "red" / "star")
+    data = read_labelled_folder(tmp_path / "shop")
+    said: list[str] = []
+    describe(data, said.append)
+    hidden = {split: len(hidden_pairs(data, split)) for split in ("val", "test")}
+    assert said[1] == f"new pairs, which training does not see: {hidden['val']} in validation, {hidden['test']} in test"
+    assert ("note: so few pairs" in said[2]) == (min(hidden.values()) < 3)
+    train = data.manifest[data.manifest["split"] == "train"][["state", "object"]].drop_duplicates()
+    single = [word for kind in ("state", "object") for word, rows in train.groupby(kind) if len(rows) == 1]
+    assert words_of_one_pair(data.labels) == single
+    assert any("trained in one pair only" in line for line in said) == bool(single)

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from duplex.artifacts import ArtifactPaths
 from duplex.cli.answers import checked_format
 from duplex.errors import UsageError
-from duplex.training.checkpoint import with_checksum
+from duplex.training.checkpoint import read_record, with_checksum
 from tests.recognition.test_recognizer import damaged
 from tests.subprocesses import duplex
 
@@ -203,7 +203,8 @@ def test_the_estimated_share_is_printed_once_and_stored_with_the_answers(project
                for each in (done, as_given)]  # fmt: skip
     assert answers[0] == answers[1]
     assert "share of new pairs" not in as_given.err + command("predict", *images, *model).err
+    stored = read_record(project.run() / "checkpoint.safetensors").confidence.new_share
     record = json.loads(command("predict", images[0], *model, "--format", "jsonl").out)
-    assert (record["new_share"], record["new_share_error"]) == (0.1, None)
+    assert (record["new_share"], record["new_share_error"]) == (stored, None)
     assert command("predict", images[0], *model, "--new-share", "half").refused("--new-share is 'half'; expected")
     assert command("predict", images[0], *model, "--new-share", 1.5).refused("(--new-share) is 1.5; expected")

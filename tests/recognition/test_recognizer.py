@@ -57,7 +57,7 @@ def test_answers_follow_from_the_pipelines_scores(trained, recognizer):
     """Temperature and prior image by image: order, probabilities and marginals are those of one distribution."""
     labels, confidence = recognizer.labels, recognizer.trained.confidence
     compositions = np.unique(np.concatenate([labels.pairs[split] for split in ("train", "val", "test")]))
-    seen, share = labels.seen[compositions], confidence.new_share
+    seen, share = labels.seen[compositions], recognizer.new_share
     prior = np.where(seen, (1 - share) / seen.sum(), share * np.exp(confidence.unseen_log_odds) / (~seen).sum())
     answers = recognizer(trained.images(), top=1000)
     for row, answer in zip(pipeline_scores(trained, "duplex", "closed").double().numpy(), answers, strict=True):
@@ -297,7 +297,7 @@ def test_modes_of_the_caller_change_no_answer(trained, recognizer):
         torch.set_default_dtype(torch.float64)
         with torch.autocast("cpu", torch.bfloat16):
             assert recognizer(path)[0].to_dict() == expected
-            fresh = Recognizer.load(trained.run(), device="cpu", exact=True)
+            fresh = Recognizer.load(trained.run(), device="cpu", exact=True, new_share=0.1)
             assert fresh(path)[0].to_dict() == expected
             assert next(fresh.stream(path, num_workers=0)).to_dict() == expected
     finally:
@@ -359,19 +359,20 @@ def test_a_stream_estimates_the_share_of_its_readable_images(trained, tmp_path):
 def test_one_image_is_answered_at_the_stored_share(trained):
     path = trained.images()[0]
     results = []
-    for share in ("auto", None, 0.1):
+    stored = Recognizer.load(trained.run(), device="cpu").trained.confidence.new_share
+    for share in ("auto", None, stored):
         model = Recognizer.load(trained.run(), device="cpu", new_share=share)
         results.append((model(path)[0], next(model.stream(path, num_workers=0))))
     for pair in results:
         for answer, expected in zip(pair, results[-1], strict=True):
             assert answer.top == expected.top and answer.states == expected.states
-            assert (answer.share.value, answer.share.error) == (0.1, None)
+            assert (answer.share.value, answer.share.error) == (stored, None)
 
 
 def test_a_model_without_means_is_used_at_its_stored_share(trained):
     model = Recognizer.load(trained.run(), device="cpu", new_share="auto")
     model.trained.confidence = replace(model.trained.confidence, unseen_mass={})
-    stored = Recognizer.load(trained.run(), device="cpu", new_share=0.1)
+    stored = Recognizer.load(trained.run(), device="cpu", new_share=model.trained.confidence.new_share)
     paths = trained.images()[:3]
     for answers in (model(paths), list(model.stream(paths, num_workers=0))):
         assert "no means over validation images" in str(answers[0].share)

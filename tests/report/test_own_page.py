@@ -49,11 +49,11 @@ def test_the_page_has_every_section_and_its_numbers(data, written) -> None:
 
 def test_accuracy_is_listed_by_the_share_of_unseen_pairs(data) -> None:
     at = {"new_share": 0.4, "accuracy": 71.5, "accuracy_seen": 80.25, "accuracy_unseen": 58.75}
-    shares = {"run": {"assumed": {**at, "new_share": 0.1}, "estimated": {**at, "error": 0.05}, "true": at}}
+    shares = {"run": {"stored": {**at, "new_share": 0.1}, "estimated": {**at, "error": 0.05}, "true": at}}
     overall = own_report(replace(data, by_share=shares)).sections[0].parts[0]
     *_, table = overall.blocks
     rows = [[cell.text for cell in row.cells] for row in table.rows]
-    assert [row[1] for row in rows] == ["10.0 %, assumed", "40.0 ± 5.0 %, estimated", "40.0 %, of these images"]
+    assert [row[1] for row in rows] == ["10.0 %, stored", "40.0 ± 5.0 %, estimated", "40.0 %, of these images"]
     assert all(row[0] == "run" and row[2] == "71.5" for row in rows)
     assert len(own_report(data).sections[0].parts[0].blocks) == 1
 

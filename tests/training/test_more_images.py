@@ -52,7 +52,7 @@ def examples():
 def test_closed_form_answers_equal_a_naive_argmax(examples) -> None:
     data, labels = examples
     rows = draw_share(data["train"].compositions.numpy(), 0.5, 0)
-    made = closed_form_answers(data, labels, rows)
+    made = closed_form_answers(data, labels, rows, 0.3)
     train = data["train"]
     statistics = ClassStatistics.of(
         unit(train.cls[rows]), train.compositions[rows], len(labels.states), len(labels.objects)
@@ -64,7 +64,7 @@ def test_closed_form_answers_equal_a_naive_argmax(examples) -> None:
         split: model.scorer(torch.tensor(candidates))(unit(data[split].cls)).log_softmax(1) for split in ("val", "test")
     }
     label = [candidates.index(pair) for pair in data["val"].compositions.tolist()]
-    confidence = fit_probabilities(log_p["val"], label, seen)
+    confidence = fit_probabilities(log_p["val"], label, seen, 0.3)
     prior = confidence.log_prior(seen, np.ones_like(seen))
     for image, scores in enumerate(log_p["test"]):
         posterior = (scores / confidence.temperature).numpy() + prior
@@ -73,14 +73,14 @@ def test_closed_form_answers_equal_a_naive_argmax(examples) -> None:
 
 def test_the_learning_curve_has_a_quarter_half_and_all_images(examples) -> None:
     data, labels = examples
-    curve = SampleSizeCurve.of(data, labels)
+    curve = SampleSizeCurve.of(data, labels, 0.3)
     pairs = len(labels.pairs["train"])
     assert [*curve.accuracies] == [2 * pairs, 4 * pairs, 8 * pairs]
     assert [len(drawn) for drawn in curve.accuracies.values()] == [DRAWS, DRAWS, 1]
     target = data["test"].compositions.numpy()
-    right = closed_form_answers(data, labels, np.arange(len(data["train"]))) == target
+    right = closed_form_answers(data, labels, np.arange(len(data["train"])), 0.3) == target
     seen = np.isin(target, labels.pairs["train"])
-    expected = 100 * (0.9 * right[seen].mean() + 0.1 * right[~seen].mean())
+    expected = 100 * (0.7 * right[seen].mean() + 0.3 * right[~seen].mean())
     assert curve.accuracies[8 * pairs] == [pytest.approx(expected)]
     means = [fmean(drawn) for drawn in curve.accuracies.values()]
     expected = extrapolate([*curve.accuracies], means, len(data["test"]))
@@ -91,4 +91,4 @@ def test_one_image_per_pair_has_no_learning_curve(examples) -> None:
     _, labels = examples
     rows = manifest()
     rows = rows[(rows["split"] != "train") | rows["image"].str.endswith("train0.png")].reset_index(drop=True)
-    assert SampleSizeCurve.of(examples_of(rows, labels), labels) is None
+    assert SampleSizeCurve.of(examples_of(rows, labels), labels, 0.3) is None

@@ -30,6 +30,7 @@ from duplex.training.scoring import (
     Calibration,
     SplitScorer,
     Validation,
+    answer_groups,
     choose_options,
     feasibility_by_words,
     fit_confidence,
@@ -321,7 +322,9 @@ def test_one_pass_per_world_gives_what_passes_of_their_own_give(monkeypatch, cap
     assert found["val_auc"] == Validation(val, labels)(method).metrics["auc"]
     everywhere = score_split(SplitScorer.of(method, labels.candidates("open", "val")), val, labels)
     assert found["val_auc_all"] == AucComponents.of(Margins.of(everywhere.accumulator.competitors())).auc
-    assert dataclasses.replace(found["confidence"], unseen_mass={}) == fit_confidence(method, val, labels)
+    untouched = dataclasses.replace(found["confidence"], new_share=0.1, unseen_mass={})
+    assert untouched == fit_confidence(method, val, labels)
+    assert found["confidence"].new_share == answer_groups(method, val, labels, untouched, "open").balanced_share
     assert not capsys.readouterr().err
     monkeypatch.setattr("duplex.training.run.FEWEST_PAIRS", 3)
     tune_and_score(spec, method, inputs, val, settings)  # type: ignore[arg-type]
