@@ -1,10 +1,12 @@
 """Measure what a newcomer gets: `python -m benchmarks.first_minutes [--csv FILE] [--json]`, after `make repro`.
 
 Runs `duplex fit` with its defaults on the folder of drawn images and on three re-splits of it, as tables. Each row has
-the test AUC in the closed world, and accuracy on seen and on new pairs at the true share of new pairs among the
-test images and at the share estimated from them, beside two logistic regressions. Then the folder's model answers new
-images of pairs without training images, chosen before looking: four striped hearts, and two images of each of the first
-ten other pairs in alphabetical order (`--new-share 0.9`).
+the test AUC in the closed world, and accuracy on seen and on new pairs at the share of new pairs that is stored with
+the model (as few images are answered), at the share estimated from the test images, and at their true one, beside two
+logistic regressions. Then the folder's model answers new images of pairs without training images, chosen before
+looking: four striped hearts, and two images of each of the first ten other pairs in alphabetical order.
+
+`--models NAME=FOLDER ...` lists finished fits instead.
 """
 
 from __future__ import annotations
@@ -29,7 +31,6 @@ from duplex.recognition.export import read_fit
 IMAGES = Path("data/shapes")
 PAIRS = 10
 HEARTS = [f"striped_heart/{number:04d}.png" for number in range(1, 5)]
-NEW_SHARE = 0.9
 
 
 def new_images() -> list[str]:
@@ -62,26 +63,24 @@ def sources(folder: Path, splits: int) -> Iterator[tuple[str, list[object]]]:
 def fitted(name: str, arguments: list[object], out: Path) -> dict[str, Any]:
     """Fit, and return the row of the table."""
     say(duplex("fit", *arguments, "--out", out))
-    record = read_fit(out)
+    return row_of(name, out)
+
+
+def row_of(name: str, model: Path) -> dict[str, Any]:
+    """The table's row of a fitted model."""
+    record = read_fit(model)
     measured = record["measured"]
     rival = measured["regressions"]
-    own = measured["at_shares"]["true"]
-    at_estimate = measured["at_shares"]["estimated"]
-    its_own = rival["at_shares"]["true"]
-    return {
-        "images": name,
-        "AUC": measured["metrics"]["closed"]["auc"],
-        "share of new pairs": 100 * own["new_share"],
-        "seen pairs right": own["accuracy_seen"],
-        "new pairs right": own["accuracy_unseen"],
-        "estimated share": 100 * at_estimate["new_share"],
-        "seen right at it": at_estimate["accuracy_seen"],
-        "new right at it": at_estimate["accuracy_unseen"],
-        "regressions: AUC": rival["metrics"]["closed"]["auc"],
-        "regressions: seen pairs right": its_own["accuracy_seen"],
-        "regressions: new pairs right": its_own["accuracy_unseen"],
-        "recipe": record["chosen"],
-    }
+    row: dict[str, Any] = {"images": name, "AUC": measured["metrics"]["closed"]["auc"]}
+    for origin in ("stored", "estimated", "true"):
+        at = measured["at_shares"].get(origin)
+        row[f"{origin} share"] = at and 100 * at["new_share"]
+        row[f"known pairs right, {origin}"] = at and at["accuracy_seen"]
+        row[f"new pairs right, {origin}"] = at and at["accuracy_unseen"]
+    row["regressions: AUC"] = rival and rival["metrics"]["closed"]["auc"]
+    for key, group in (("accuracy_seen", "known"), ("accuracy_unseen", "new")):
+        row[f"regressions: {group} pairs right, true"] = rival and rival["at_shares"]["true"][key]
+    return row | {"recipe": record["chosen"]}
 
 
 def answers(model: Path, folder: Path) -> list[dict[str, Any]]:
@@ -91,7 +90,7 @@ def answers(model: Path, folder: Path) -> list[dict[str, Any]]:
         (folder / name).parent.mkdir(exist_ok=True)
         draw(name).save(folder / name)
     files = [folder / name for name in names]
-    printed = duplex("predict", *files, "--model", model, "--new-share", NEW_SHARE, "--top", 1, "--format", "jsonl")
+    printed = duplex("predict", *files, "--model", model, "--top", 1, "--format", "jsonl")
     found = [json.loads(line) for line in printed.splitlines() if line.startswith("{")]
     rows = []
     for name, answer in zip(names, found, strict=True):
@@ -106,7 +105,15 @@ def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--csv", type=Path)
     parser.add_argument("--splits", type=int, default=3)
+    parser.add_argument("--models", nargs="+", help="finished fits, as NAME=FOLDER")
     given = parser.parse_args()
+    if given.models:
+        listed = [text.partition("=") for text in given.models]
+        table = pd.DataFrame([row_of(name, Path(folder)) for name, _, folder in listed]).round(1)
+        say(table.to_string(index=False))
+        if given.csv:
+            table.to_csv(given.csv, index=False, lineterminator="\n")
+        return
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         tried = enumerate(sources(folder, given.splits))
