@@ -293,7 +293,7 @@ def validation(runs: Runs, world: str) -> list[float] | None:
 def results(
     benches: Sequence[Bench], runs: dict[str, Runs], of: Sequence[str], *, tested: bool
 ) -> list[dict[str, Any]]:
-    """One record per row and world. The rows `of` are compared with all others."""
+    """One record per row and world. All are compared with the rows `of`."""
     bench, records = benches[0], []
     for world in WORLDS:
         entries = {name: bench.params.entry(name) for name in runs}
@@ -309,9 +309,9 @@ def results(
                 record |= measured(runs[name], world)
             others = [other for other in of if other in rows and other != shown]
             if tested:
-                gains = {other: difference(runs[name], runs[rows[other]], world) for other in others}
+                gains = {other: difference(runs[rows[other]], runs[name], world) for other in others}
             else:
-                gains = {other: validation_gain(runs[name], runs[rows[other]], world) for other in others}
+                gains = {other: validation_gain(runs[rows[other]], runs[name], world) for other in others}
             records.append({**record, "differences": {other: gain for other, gain in gains.items() if gain}})
     return records
 
@@ -340,10 +340,10 @@ def table(records: Sequence[dict[str, Any]], of: Sequence[str]) -> list[dict[str
             add(f"AUC {part}", record.get(key))
         for other in of:
             gain = record["differences"].get(other, {})
-            add(f"{other} minus it", gain.get("auc"), "+.1f")
-            add(f"{other} minus it ±", gain.get("error"))
-            add(f"{other} minus it low", gain.get("low"), "+.1f")
-            add(f"{other} minus it high", gain.get("high"), "+.1f")
+            add(f"over {other}", gain.get("auc"), "+.1f")
+            add(f"over {other} ±", gain.get("error"))
+            add(f"over {other} low", gain.get("low"), "+.1f")
+            add(f"over {other} high", gain.get("high"), "+.1f")
         add("AUC all pairs", record.get("auc_all"))
         add("AUC by words", record.get("auc_by_words"))
         for key in OWN_ANSWERS:
@@ -366,7 +366,7 @@ def main() -> None:
     parser.add_argument("--own", action="store_true", help="include the data set's own split")
     parser.add_argument("--methods", default="clip,cso,duplex_static,duplex,duplex_open,closed_form,dual")
     parser.add_argument("--seeds", default="0,1,2,3,4")
-    parser.add_argument("--of", default="dual", help="rows that are compared with all others")
+    parser.add_argument("--of", default="dual", help="rows that all others are compared with")
     parser.add_argument("--rates", help="learning rates to choose from")
     parser.add_argument("--tuning-seeds", default="100,101")
     parser.add_argument("--tuned-by", help="method whose chosen rate the rows with the same blocks use")

@@ -30,7 +30,7 @@ TEAL, ORANGE, PURPLE = "#0f6f86", "#c96f1a", "#7a4f96"
 RUN = Path("artifacts/shapes/cso/0")  # whose curve is annotated
 CURVES = ("clip", "linear", "duplex", "dual", "dual_finetuned")  # methods on shapes, seed 0
 GAINS = {"photographs": "photos_untouched.csv", "drawn shapes": "shapes_untouched.csv"}  # the same encoder
-OVER = "linear minus it, closed"  # their column
+OVER = "over linear, closed"  # their column
 PAPER = "<style>svg { background: #fff } @media (prefers-color-scheme: dark) { svg { background: #14171d } }</style>"
 
 
@@ -182,7 +182,7 @@ def gains() -> str:
     found: dict[str, dict[str, tuple[float, float, float]]] = {}  # method -> images -> value, low, high
     for images, name in GAINS.items():
         for row in pd.read_csv(HERE / "results" / name).dropna(subset=[OVER]).to_dict("records"):
-            found.setdefault(row["method"], {})[images] = (-row[OVER], -row[f"{OVER} high"], -row[f"{OVER} low"])
+            found.setdefault(row["method"], {})[images] = (row[OVER], row[f"{OVER} low"], row[f"{OVER} high"])
     order = sorted(found, key=lambda method: -max(value for value, _, _ in found[method].values()))
     bounds = [bound for dots in found.values() for dot in dots.values() for bound in dot]
     steps = [10.0 * tens for tens in range(math.floor(min(bounds) / 10), math.ceil(max(bounds) / 10) + 1)]

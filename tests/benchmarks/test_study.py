@@ -98,20 +98,18 @@ def test_differences_equal_those_of_the_margins_in_common_worlds(done, benches):
     named = {(record["method"], record["world"]): record for record in records}
     assert {name for name, _ in named} == {"clip", "duplex", "dual"}
     assert not named["dual", "closed"]["differences"]
-    before, after = (
-        [[margins(run, "open") for run in split] for split in runs[row]] for row in ("duplex_open", "dual")
-    )
-    expected = compare_splits(before, after, rounds=100).difference["auc"]
+    own, other = ([[margins(run, "open") for run in split] for split in runs[row]] for row in ("duplex_open", "dual"))
+    expected = compare_splits(other, own, rounds=100).difference["auc"]
     gain = named["duplex", "open"]["differences"]["dual"]
     assert [gain["auc"], gain["low"], gain["high"]] == pytest.approx(
         [100 * value for value in (expected.value, *expected.interval)]
     )
-    back = difference(runs["dual"], runs["duplex_open"], "open")
+    back = difference(runs["duplex_open"], runs["dual"], "open")
     assert back["auc"] == pytest.approx(-gain["auc"])
     one = difference(runs["dual"][:1], runs["duplex"][:1], "closed")
     assert one["low"] < one["auc"] < one["high"]
     row = table(records, ["dual"])[1]
-    assert (row["method"], row["dual minus it"]) == (
+    assert (row["method"], row["over dual"]) == (
         "duplex",
         f"{named['duplex', 'closed']['differences']['dual']['auc']:+.1f}",
     )
@@ -120,9 +118,9 @@ def test_differences_equal_those_of_the_margins_in_common_worlds(done, benches):
 def test_validation_tables_have_means_and_paired_differences(done, benches):
     runs, _ = run_all(benches, ["cso", "dual"], [0, 1], tested=False)
     cso, dual, cso_open, _ = table(results(benches, runs, ["dual"], tested=False), ["dual"])
-    assert (cso["validation AUC"], cso["dual minus it"], cso["dual minus it ±"]) == ("21.5", "+1.5", "0.3")
-    assert (dual["validation AUC"], dual["dual minus it"]) == ("23.0", "")
-    assert (cso_open["validation AUC"], cso_open["dual minus it"]) == ("10.0", "+0.0")
+    assert (cso["validation AUC"], cso["over dual"], cso["over dual ±"]) == ("21.5", "-1.5", "0.3")
+    assert (dual["validation AUC"], dual["over dual"]) == ("23.0", "")
+    assert (cso_open["validation AUC"], cso_open["over dual"]) == ("10.0", "+0.0")
     assert "S" not in cso and "AUC" not in cso
 
 
