@@ -1,6 +1,7 @@
 """Parts of pages that are made from files: `python -m docs.builder` writes what stands between two comments.
 
 A part begins with a line `<!-- KIND: WHAT -->` and ends with a line `<!-- end -->`. Paths are relative to the page.
+After the path of a CSV file, `| NAME | NAME` lists the columns to show, in this order, on one line or several.
 
 | kind | what | shows |
 |---|---|---|
@@ -36,6 +37,11 @@ class Block:
     kind: str
     what: str
     body: str
+
+    @property
+    def path(self) -> str:
+        """The path of its file, without the columns to show."""
+        return self.what.partition("|")[0].strip()
 
     def lines(self, body: str) -> str:
         """The part with its two comments, with these lines between them."""
@@ -103,7 +109,7 @@ def stale_blocks(page: Path) -> list[str]:
         stale = [block for block in found if rendered(block, page.parent) != block.body]
     except (OSError, ValueError) as error:
         return [problem(page, error)]
-    return [f"{where}: {block.kind} {block.what} is out of date; run `python -m docs.builder`" for block in stale]
+    return [f"{where}: {block.kind} {block.path} is out of date; run `python -m docs.builder`" for block in stale]
 
 
 def problem(page: Path, error: OSError | ValueError) -> str:
@@ -117,9 +123,11 @@ def _published(benchmark: str, _: Path) -> str:
     return markdown_table(*quoted_records(benchmark))
 
 
-def _table(name: str, folder: Path) -> str:
-    text = table_of_file(folder / name)
-    return f"{text}\n\n[CSV]({name})" if name.endswith(".csv") else text
+def _table(what: str, folder: Path) -> str:
+    name, *columns = (word.strip() for word in what.split("|"))
+    text = table_of_file(folder / name, columns)
+    link = "CSV with all columns" if columns else "CSV"
+    return f"{text}\n\n[{link}]({name})" if name.endswith(".csv") else text
 
 
 def _file(name: str, folder: Path) -> str:

@@ -27,6 +27,7 @@ BOUND = r"[+−-]?\d[\d.,]*(?: %)?"
 INTERVAL = re.compile(rf" \((?:95 % interval )?{BOUND} to {BOUND}\)|\s±\s[\d.]+")  # belongs to the number before it
 PARAGRAPH = re.compile(r"\n\s*\n|\n(?=\s*(?:[*-]|\d+\.) )|\n(?=#)")  # or an item, or a heading
 END = re.compile(r"(?<=[.!?])\s+(?=[^a-z])")  # of a sentence
+HEAD = re.compile(r"^\| ?(.+) \|\n\|[ :|-]+\|$", re.M)  # of a table
 ANY = re.compile(r"\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?")  # number in a cell
 
 
@@ -74,11 +75,11 @@ def numbers(sentence: str) -> list[str]:
 
 @cache
 def file_numbers(page: Path) -> frozenset[float]:
-    """The numbers in the tables that a page shows, measured or published."""
+    """The numbers in the files of the tables that a page shows, measured or published."""
     rows: list[dict[str, str]] = []
     for block in blocks(page.read_text(encoding="utf-8")):
-        if block.kind == "table" and block.what.endswith(".csv"):
-            rows += read_csv(page.parent / block.what)[1]
+        if block.kind == "table" and block.path.endswith(".csv"):
+            rows += read_csv(page.parent / block.path)[1]
         if block.kind == "published":
             rows += quoted_records(block.what)[1]
     cells = " ".join(cell for row in rows for cell in row.values() if cell)
@@ -131,5 +132,7 @@ def find_too_long() -> list[str]:
     counts += [(str(page.relative_to(ROOT)), "lines", lines, limits.PAGE_LINES) for page, lines in lengths.items()]
     for page, text in [(README, readme), *texts.items()]:
         where = str(page.relative_to(ROOT))
+        heads = HEAD.findall(text)
+        counts += [(where, f"columns of “{head}”", head.count(" | ") + 1, limits.COLUMNS) for head in heads]
         counts += [(where, f"numbers in “{line}”", len(numbers(line)), limits.NUMBERS) for line in sentences(text)]
     return [f"{where}: {count} {what}, at most {limit}" for where, what, count, limit in counts if count > limit]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,19 @@ from ruamel.yaml import YAML
 PARTS = (" ±", " low", " high")  # endings of columns that are shown in the cell of another column
 
 
-def table_of_file(path: Path) -> str:
-    """A CSV file, or cells of several, as a Markdown table."""
+def table_of_file(path: Path, shown: Sequence[str] = ()) -> str:
+    """A CSV file, or cells of several, as a Markdown table.
+
+    shown: the columns of a CSV file to show, in this order, without errors and intervals; by default all
+
+    Raises `ValueError` if the file has no such column.
+    """
     if path.suffix == ".csv":
-        return markdown_table(*read_csv(path))
+        columns, records = read_csv(path)
+        for name in shown:
+            if name not in columns:
+                raise ValueError(f"{path.name} has no column {name!r}; it has {', '.join(columns)}")
+        return markdown_table(shown or columns, records)
     collected = YAML(typ="safe").load(path)
     rows: list[dict[str, str]] = []
     for row in collected["rows"]:
@@ -63,7 +72,7 @@ def negated(number: str) -> str:
     return f"{-float(number):+.{len(number.partition('.')[2])}f}" if number else ""
 
 
-def markdown_table(columns: list[str], rows: list[dict[str, str]]) -> str:
+def markdown_table(columns: Sequence[str], rows: list[dict[str, str]]) -> str:
     """A table with one number per cell as Markdown, with errors and intervals in the cells of their values."""
     shown = [name for name in columns if not name.endswith(PARTS)]
     titles = [name.replace("*", "\\*") for name in shown]

@@ -85,6 +85,13 @@ def test_what_exceeds_a_limit_is_one_line(
     assert find_too_long() == [line]
 
 
+def test_a_wide_table_is_named(manual_of_one_page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "COLUMNS", 2)
+    with manual_of_one_page.open("a") as page:
+        page.write("\n|  | S | U |\n| --- | --- | --- |\n| dual | 1 | 2 |\n\n| a | b |\n|---|---|\n| 1 | 2 |\n")
+    assert find_too_long() == ["docs/page.md: 3 columns of “ | S | U”, at most 2"]
+
+
 def test_a_sentence_with_many_numbers_is_named(manual_of_one_page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "NUMBERS", 1)
     (line,) = find_too_long()
