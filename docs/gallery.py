@@ -38,7 +38,7 @@ def main() -> None:
     shares = table.groupby("seen")["right"].mean()
     caption = (
         f"{RUN.parent.name}: answer above, label below; test images drawn by seed {SEED}.\n"
-        f"Of all test images, {shares[1]:.0%} of seen pairs and {shares[0]:.0%} of new pairs are right."
+        f"Of all test images, {shares[1]:.0%} of known pairs and {shares[0]:.0%} of new pairs are right."
     )
     figure.text(0.01, 0.9, caption, size=12, color="#22303a")
     figure.savefig(HERE / "gallery.png", dpi=100, metadata={"Software": None})

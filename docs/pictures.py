@@ -168,13 +168,13 @@ def curve() -> Figure:
 
 
 def curves() -> str:
-    """Show the accuracy on images of seen pairs against that on images of new pairs, by method."""
+    """Show the accuracy on images of seen pairs against that on images of unseen pairs, by method."""
     lines = []
     for method in CURVES:
         table = pd.read_csv(RUN.parents[1] / method / "0/curve.csv").query("world == 'closed'")
         lines.append(Series(method, (100 * table["unseen"]).tolist(), (100 * table["seen"]).tolist()))
-    alt = f"Accuracy on seen pairs against accuracy on new pairs of drawn shapes: {', '.join(CURVES)}."
-    return _file(draw(Chart(alt, "new pairs right, %", "seen pairs right, %", lines)))
+    alt = f"Accuracy on known pairs against accuracy on new pairs of drawn shapes: {', '.join(CURVES)}."
+    return _file(draw(Chart(alt, "new pairs right, %", "known pairs right, %", lines)))
 
 
 def gains() -> str:
