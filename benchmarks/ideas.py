@@ -1,10 +1,11 @@
-"""Measure an idea for new pairs: python -m benchmarks.ideas [--encoder NAME] [--weights FILE] SOURCE
+"""Measure an idea for unseen pairs: python -m benchmarks.ideas [--encoder NAME] [--weights FILE] SOURCE
 
 Synthetic images of unseen pairs: the feature z of a training image of the pair (m, n) is moved by the closed form's
 vectors of states and objects, to z + a_m' - a_m or z + b_n' - b_n, and gets the label (m', n) or (m, n') of an unseen
 pair, drawn at random. SOURCE is a folder or a table of labelled images (TABLE:FOLDER of its images). Over its own split
 and random ones, and over two seeds of the synthetic images, the table has means on validation images, per cent: AUC
-among listed pairs, and images of new and of seen pairs that are right among all pairs at the true share of new pairs.
+among listed pairs, and images of unseen and of seen pairs that are right among all pairs at the true share of unseen
+pairs.
 """
 
 from __future__ import annotations
@@ -141,7 +142,7 @@ def temperature(scorer: Scorer, val: Examples, labels: LabelSpace) -> float:
 
 
 def validated(scorer: Scorer, val: Examples, labels: LabelSpace) -> Measured:
-    """AUC among the pairs of validation; accuracy on new and on seen pairs among all pairs."""
+    """AUC among the pairs of validation; accuracy on unseen and on seen pairs among all pairs."""
     label = val.compositions.numpy()
     pairs = labels.candidates("closed", "val")
     target, seen = np.searchsorted(pairs, label), labels.is_seen(pairs)
@@ -156,7 +157,7 @@ def validated(scorer: Scorer, val: Examples, labels: LabelSpace) -> Measured:
     right = answer == label
     return {
         "AUC": 100 * (math.nan if auc is None else auc),
-        "new pairs": 100 * float(right[is_new].mean()),
+        "unseen pairs": 100 * float(right[is_new].mean()),
         "seen pairs": 100 * float(right[~is_new].mean()),
     }
 

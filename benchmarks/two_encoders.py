@@ -5,7 +5,7 @@
 The data sets of params.yaml list the same encoders, which `--names` renames in the table, and are extracted. Recipes
 are those of `duplex fit`: the closed form (times zero-shot prompts where there is a text tower), two logistic
 regressions, and the product of both. Listed in per cent, as means over the data sets: test AUC (closed world) and its
-standard deviation, and accuracy among all pairs on images of seen and of new pairs at the true share of these.
+standard deviation, and accuracy among all pairs on images of seen and of unseen pairs at the true share of these.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def recipes(data: Data, encoder: str | None) -> dict[str, MethodSpec]:
 
 
 def measured(data: Data, spec: MethodSpec) -> Numbers:
-    """Test AUC, and accuracy on seen and on new pairs at their true share, in per cent."""
+    """Test AUC, and accuracy on seen and on unseen pairs at their true share, in per cent."""
     inputs = data.inputs(spec.request)
     with reproducible(1):
         run = train_run(spec, inputs, 0, torch.device("cpu"), EvaluationParams())
@@ -80,7 +80,7 @@ def measured(data: Data, spec: MethodSpec) -> Numbers:
         calibration = (run.record.calibration or {})["closed"]
         closed = evaluate_world(run.method, inputs, EvaluationParams(bootstrap=1), "closed", calibration)
     at = answers.at(answers.true_share)
-    return {"AUC": closed.metrics["auc"], "seen pairs": at.seen_accuracy, "new pairs": at.unseen_accuracy}
+    return {"AUC": closed.metrics["auc"], "seen pairs": at.seen_accuracy, "unseen pairs": at.unseen_accuracy}
 
 
 def rows(results: dict[tuple[str, str], list[Numbers]]) -> list[dict[str, Any]]:
@@ -91,7 +91,7 @@ def rows(results: dict[tuple[str, str], list[Numbers]]) -> list[dict[str, Any]]:
         aucs = frame["AUC"].tolist()
         row: dict[str, Any] = {"encoder": encoder, "recipe": recipe, "AUC": round(fmean(aucs), 1)}
         row["AUC ±"] = round(stdev(aucs), 1) if len(aucs) > 1 else ""
-        for column in ("seen pairs", "new pairs"):
+        for column in ("seen pairs", "unseen pairs"):
             row[column] = round(float(frame[column].mean()), 1)
         table.append(row)
     return table
