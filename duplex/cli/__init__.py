@@ -55,7 +55,10 @@ def _completed(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]
 def _encoder_names() -> list[str]:
     from duplex.encoders.base import all_families
 
-    return [entry.name for family in all_families() for entry in family.catalog()]
+    names = []
+    for family in all_families():
+        names += [entry.name for entry in family.catalog()]
+    return names
 
 
 DATASETS = _completed(lambda: load_params().datasets)
@@ -120,7 +123,9 @@ class CommandGroup(TyperGroup):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        panels = {name: panel for panel, names in PANELS.items() for name in names}
+        panels: dict[str, str] = {}
+        for panel, names in PANELS.items():
+            panels |= dict.fromkeys(names, panel)
         commands: dict[str, Any] = {name: self.commands[name] for name in sorted(self.commands, key=list(panels).index)}
         for name, command in commands.items():
             command.rich_help_panel = panels[name]

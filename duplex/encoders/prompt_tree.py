@@ -235,7 +235,8 @@ class TreeLayout:
             plans = [whole.attention(every, heads, device)] * (layers - 2) + plans
         if layers > 1:
             plans.insert(0, whole.attention(entries, heads, device))
-        rows, depths = _put(keys // tree.length, device), _put(keys % tree.length, device)
+        rows = _put(keys // tree.length, device)
+        depths = _put(keys % tree.length, device)
         return cls(rows, depths, tuple(plans), _put(ends, device))
 
 

@@ -169,7 +169,8 @@ class Prompts(nn.Module):
 
     def all_sequences(self, compositions: Ints) -> list[tuple[TextTower, Ints]]:
         """(text tower, prompts that it encodes); one entry, unless each path has its own tower."""
-        m, n = self.labels.state_of(compositions), self.labels.object_of(compositions)
+        m = self.labels.state_of(compositions)
+        n = self.labels.object_of(compositions)
         states = len(self.labels.states)
         blocks = {"composition": self.sequences("composition", [m, n + states])}
         if "state" in self.paths:

@@ -108,7 +108,9 @@ def _means(
 
 def _summary(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     by_words = [at_threshold(record) for record in records]
-    ends = [f"{name}_{end}" for name in METRICS for end in ("low", "high")]
+    ends = []
+    for name in METRICS:
+        ends += [f"{name}_low", f"{name}_high"]
     return {
         **_means(records, METRICS),
         **_means(records, ends, errors=False),

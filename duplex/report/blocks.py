@@ -300,19 +300,24 @@ def draw(chart: Chart) -> str:
     coloured = [(series, f"t{tone % TONES}") for series, tone in zip(chart.series, tones, strict=True)]
     legend, legend_height = _legend(coloured)
     height = HEIGHT + legend_height
-    x = _axis([v for s in chart.series for v in s.x], LEFT, WIDTH - RIGHT, False, chart.whole_x)
-    spread = [v for s in chart.series for v in (*s.y, *s.low, *s.high)]
-    y = _axis(spread, height - BOTTOM, TOP + legend_height, chart.from_zero, False)
+    across: list[float] = []
+    upwards: list[float] = []
+    for series in chart.series:
+        across += series.x
+        upwards += [*series.y, *series.low, *series.high]
+    x = _axis(across, LEFT, WIDTH - RIGHT, False, chart.whole_x)
+    y = _axis(upwards, height - BOTTOM, TOP + legend_height, chart.from_zero, False)
     parts = [
         f'<svg class="chart" viewBox="0 0 {WIDTH} {height}" role="img" aria-label={quoteattr(chart.alt)} '
         'xmlns="http://www.w3.org/2000/svg">',
         *legend,
         *_frame(x, y, chart),
-        *(part for series, colour in coloured for part in _band(series, x, y, colour)),
-        *(part for series, colour in coloured for part in _series(series, x, y, colour)),
-        "</svg>",
     ]
-    return "\n".join(parts)
+    for series, colour in coloured:
+        parts += _band(series, x, y, colour)
+    for series, colour in coloured:
+        parts += _series(series, x, y, colour)
+    return "\n".join([*parts, "</svg>"])
 
 
 def standalone_svg(svg: str) -> str:

@@ -202,7 +202,8 @@ def _swap_all(context: RetrievalContext) -> tuple[dict[str, float], Gallery]:
         return {"questions": 0}, Gallery([], "No two test images have a state and an object of another test pair.")
     groups = []
     for q in np.argsort(context.labels.seen[found.wanted], kind="stable")[:SWAPS_SHOWN].tolist():
-        wanted, sources = int(found.wanted[q]), found.sources[q].tolist()
+        wanted = int(found.wanted[q])
+        sources = found.sources[q].tolist()
         hits = _hits(context, found.rows[q], found.cosines[q], wanted)
         groups.append((q, _swap_group(context, sources, wanted, [_thumb(context, hit) for hit in hits])))
     joined = "concatenated with" if context.method.fuse is None else "joined by φ (Eq. 11) with"

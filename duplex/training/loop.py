@@ -37,8 +37,11 @@ def make_optimiser(
 ) -> torch.optim.Optimizer:
     """The optimiser of a method's parameters (a dummy if it has none), by `hooks` or `settings`."""
     groups = [{**group, "params": list(group["params"])} for group in method.groups()]
-    groups = groups or [{"params": [torch.nn.Parameter(torch.zeros(1))]}]
-    devices = {parameter.device.type for group in groups for parameter in group["params"]}
+    if not groups:
+        groups.append({"params": [torch.nn.Parameter(torch.zeros(1))]})
+    devices = set()
+    for group in groups:
+        devices |= {parameter.device.type for parameter in group["params"]}
     options: dict[str, Any] = {"eps": settings.eps, "weight_decay": settings.weight_decay}
     if devices == {"cuda"}:
         options["fused"] = True  # one kernel for all parameters
