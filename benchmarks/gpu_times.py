@@ -119,28 +119,17 @@ def training(look: Look, _: Path) -> Table:
 
 def paper(look: Look, _: Path) -> Table:
     """The paper's own configuration for UT-Zappos, from the inputs of the first block; the paper used an A800."""
-    found: Table = {}
-    for precision in TIMED:
-        with float32_arithmetic(precision):
-            rows = costs.measure(
-                rows=["duplex_paper"] if look.quick else list(costs.PAPER),
-                params=load_params(),
-                encoder="ViT-S-32" if look.quick else costs.ENCODER,
-                batch=2 if look.quick else 64,
-                device=look.device,
-                rounds=look.rounds,
-                precision=precision,
-            )
-        for name, row in rows.items():
-            found[f"{name}, {precision}"] = {
-                "parameters": row["parameters"],
-                "step, s": row["seconds"],
-                "epoch, min": row["seconds"] * costs.STEPS / 60,
-                "paper's epoch, min": row["paper"]["seconds"] * costs.STEPS / 60,
-                "peak, GiB": row["peak_gib"],
-                "paper's peak, GB": row["paper"]["peak_gib"],
-            }
-    return found
+    return {
+        name: {
+            "parameters": row["parameters"],
+            "step, s": row["seconds"],
+            "epoch, min": row["seconds"] * costs.STEPS / 60,
+            "paper's epoch, min": row["paper"]["seconds"] * costs.STEPS / 60,
+            "peak, GiB": row["peak_gib"],
+            "paper's peak, GB": row["paper"]["peak_gib"],
+        }
+        for name, row in rows_in_precisions(look, costs.measure, tuple(costs.PAPER)).items()
+    }
 
 
 def bare(look: Look, _: Path) -> Table:
@@ -148,26 +137,34 @@ def bare(look: Look, _: Path) -> Table:
     same adapters, autocast, torch's fused optimiser and three cross-entropies. Steps alternate; `ratio` is ours divided
     by the bare one, and `images, ratio` that of the image tower alone. `share of peak` is the model FLOPs utilisation:
     the bare loop's products by the GPU's dense bf16 peak."""
+    return {
+        name: {
+            "step, ms": 1e3 * row["ours"],
+            "bare, ms": 1e3 * row["bare"],
+            "ratio": row["ratio"],
+            "images, ratio": row["images, ratio"],
+            "share of peak": row.get("share of peak"),
+            "bare, share of peak": row.get("bare, share of peak"),
+        }
+        for name, row in rows_in_precisions(look, bares.measure, bares.ROWS).items()
+    }
+
+
+def rows_in_precisions(look: Look, measure: Callable[..., Table], names: tuple[str, ...]) -> Table:
+    """What `measure` finds for the methods `names` of the paper, a row a method and precision."""
     found: Table = {}
     for precision in TIMED:
-        rows = bares.measure(
-            rows=bares.ROWS[-1:] if look.quick else bares.ROWS,
-            params=load_params(),
-            encoder="ViT-S-32" if look.quick else costs.ENCODER,
-            batch=2 if look.quick else 64,
-            device=look.device,
-            rounds=look.rounds,
-            precision=precision,
-        )
-        for name, row in rows.items():
-            found[f"{name}, {precision}"] = {
-                "step, ms": 1e3 * row["ours"],
-                "bare, ms": 1e3 * row["bare"],
-                "ratio": row["ratio"],
-                "images, ratio": row["images, ratio"],
-                "share of peak": row.get("share of peak"),
-                "bare, share of peak": row.get("bare, share of peak"),
-            }
+        with float32_arithmetic(precision):
+            rows = measure(
+                rows=("duplex_paper",) if look.quick else names,
+                params=load_params(),
+                encoder="ViT-S-32" if look.quick else costs.ENCODER,
+                batch=2 if look.quick else 64,
+                device=look.device,
+                rounds=look.rounds,
+                precision=precision,
+            )
+        found |= {f"{name}, {precision}": row for name, row in rows.items()}
     return found
 
 
