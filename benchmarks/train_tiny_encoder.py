@@ -1,14 +1,16 @@
 """Train the tiny CLIP that ships with the package.
 
-    python -m benchmarks.train_tiny_encoder
+    python -m benchmarks.train_tiny_encoder [--out FOLDER]
 
 From random weights, on the corpus of `tiny_corpus.py`: CLIP's contrastive loss of images and captions, and two linear
 heads on the image embedding, which name what is drawn and are not kept. Products are computed in bfloat16. Equal seeds
 give equal weights on one machine. During training the vocabulary is that of the captions alone, which saves time.
+Without `--out`, the packaged weights are overwritten.
 """
 
 from __future__ import annotations
 
+import argparse
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -181,10 +183,8 @@ def save_weights(model: nn.Module, rows: Tensor, folder: Path) -> Path:
     return path
 
 
-def main(
-    images: int = 120_000, epochs: int = 3, batch: int = 128, seed: int = SEED, out: Path = WEIGHTS.parent
-) -> None:
-    """Train the tiny CLIP with so many passes over so many images, and write its weights."""
+def train(images: int, epochs: int, batch: int, seed: int, out: Path) -> None:
+    """Train the tiny CLIP with so many passes over so many images, and write its weights to the folder `out`."""
     config = read_config(CONFIG)
     preprocess, text = config["preprocess"], config["architecture"]["text_cfg"]
     console.print(f"expected: {EXPECTED}")
@@ -199,6 +199,16 @@ def main(
     save = partial(save_weights, model, corpus.tokens, out)
     loss = fit(model, corpus, epochs, batch, seed, norm, save)
     console.print(f"loss {loss:.3f}; wrote {save()} ({save().stat().st_size / 1e6:.2f} MB)")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--images", type=int, default=120_000, help="number of images to draw")
+    parser.add_argument("--epochs", type=int, default=3, help="passes over the images")
+    parser.add_argument("--batch", type=int, default=128, help="images per step")
+    parser.add_argument("--seed", type=int, default=SEED, help="seed of weights, order and flips")
+    parser.add_argument("--out", type=Path, default=WEIGHTS.parent, help="folder to write; default: the package's")
+    train(**vars(parser.parse_args()))
 
 
 if __name__ == "__main__":
