@@ -1,13 +1,34 @@
-"""Merge entries under `methods:`: `extends`, `per_dataset`, and data-set files."""
+"""Merge entries under `methods:`: `recipe`, `extends`, `per_dataset`, and data-set files."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from duplex.errors import UsageError
+from duplex.errors import UsageError, require
 
 Table = Mapping[str, Any]
+
+
+def completed_entries(methods: Table, datasets: Table, recipes: Table) -> dict[str, Any]:
+    """Entries with the settings that `recipe`, data sets and `extends` give them; `recipes`: published ones."""
+    completed = {name: _with_recipe(name, entry, datasets, recipes) for name, entry in methods.items()}
+    completed = _with_dataset_changes(completed, datasets)
+    return {name: _with_base(f"methods.{name}", entry, completed, (name,)) for name, entry in completed.items()}
+
+
+def _with_recipe(name: str, entry: Table, datasets: Table, recipes: Table) -> Table:
+    """An entry whose `recipe` gives the settings on the benchmarks that have published ones."""
+    if "recipe" not in entry:
+        return entry
+    place = f"published recipe in params.yaml, methods.{name}.recipe:"
+    recipe = recipes[require(str(entry["recipe"]), recipes, place)]
+    shared = {key: value for key, value in recipe.items() if key not in ("kind", "world", "shown_as", "per_dataset")}
+    tables = dict(entry.get("per_dataset") or {})
+    for dataset, own in recipe["per_dataset"].items():
+        if dataset in datasets and dataset not in tables:
+            tables[dataset] = changed_entry(shared, own)
+    return {**{key: value for key, value in entry.items() if key != "recipe"}, "per_dataset": tables}
 
 
 def auto_as_table(value: Any) -> Any:
@@ -23,7 +44,7 @@ def changed_table(table: Any, changes: Any) -> Any:
     return {**({} if replaces else table), **changes}
 
 
-def with_dataset_changes(entries: Table, datasets: Table) -> dict[str, Any]:
+def _with_dataset_changes(entries: Table, datasets: Table) -> dict[str, Any]:
     completed = dict(entries)
     for name, table in datasets.items():
         own = table.get("methods")
@@ -51,7 +72,7 @@ def changed_entry(entry: Any, changes: Any) -> Any:
     return changed
 
 
-def with_base(place: str, record: Table, methods: Table, path: tuple[str, ...]) -> Table:
+def _with_base(place: str, record: Table, methods: Table, path: tuple[str, ...]) -> Table:
     if "extends" not in record:
         return record
     name = record["extends"]
@@ -60,7 +81,7 @@ def with_base(place: str, record: Table, methods: Table, path: tuple[str, ...]) 
     if name in path:
         circle = " -> ".join((*path, name))
         raise UsageError(f"params.yaml: {place}.extends: {circle} is circular; remove `extends` from one of them")
-    base = with_base(f"methods.{name}", methods[name], methods, (*path, name))
+    base = _with_base(f"methods.{name}", methods[name], methods, (*path, name))
     copied = {key: value for key, value in base.items() if key not in ("world", "shown_as")}
     tables = copied.get("per_dataset")
     if isinstance(tables, dict):  # what the entry sets itself holds for all data sets

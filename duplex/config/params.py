@@ -29,7 +29,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from duplex.artifacts import RESERVED
-from duplex.config.entries import Table, auto_as_table, changed_entry, changed_table, with_base, with_dataset_changes
+from duplex.config.entries import Table, auto_as_table, changed_table, completed_entries
 from duplex.encoders.base import joined_name, joined_parts
 from duplex.errors import DuplexError, UsageError, require, shown
 from duplex.labels import WORLDS, World
@@ -93,7 +93,7 @@ class RunParams(ParamsSection):
     seeds: tuple[Seed, ...] = Field(min_length=1)
     methods: tuple[Name, ...] = Field(min_length=1)  # entries of `methods:`; once read, followed by `products`
     products: tuple[Name, ...] = ()  # methods that combine finished runs of `methods`
-    recipes: Literal["ours", "published"] = "ours"  # published: `methods` names entries of recipes.yaml
+    recipes: Literal["ours", "published"] = "ours"  # published: entries of recipes.yaml replace those of their names
     published_only: bool = False  # refuse recipes on data sets that the methods' authors did not run
 
 
@@ -340,6 +340,10 @@ class Params(ParamsSection):
         for name in self.run.datasets:
             require(name, self.datasets, "data set in params.yaml, run.datasets:")
         for name in self.run.methods:
+            if self.run.recipes == "published" and name not in self.methods:
+                remedy = f"correct the name, or add an entry {name} to `methods:` in params.yaml"
+                known = ", ".join(published_recipes())
+                raise UsageError(f"unknown published recipe {name!r}; known: {known}; {remedy}")
             require(name, self.methods, "method in params.yaml, run.methods:")
         if self.report.featured is not None:
             require(self.report.featured, self.methods, "method in params.yaml, report.featured:")
@@ -374,7 +378,8 @@ class Params(ParamsSection):
         """Methods with a recipe whose authors did not run `dataset` -> the data sets that they ran."""
         if self.run.recipes != "published":
             return {}
-        ran = {name: list(published_recipes()[name]["per_dataset"]) for name in self.run.methods}
+        recipes = published_recipes()
+        ran = {name: list(recipes[name]["per_dataset"]) for name in self.run.methods if name in recipes}
         return {name: datasets for name, datasets in ran.items() if dataset not in datasets}
 
     def authors_note(self, dataset: str) -> str:
@@ -384,9 +389,15 @@ class Params(ParamsSection):
             return ""
         return f"did not run {dataset}: {'; '.join(ran)}; settings by data set are those of {dataset} in params.yaml"
 
+    def own_settings_note(self) -> str:
+        """What a plan by published recipes says of methods without one; empty if there is none."""
+        if self.run.recipes != "published":
+            return ""
+        others = [name for name in self.run.methods if name not in published_recipes()]
+        names = [name for name in others if not self.methods[name].members]
+        return f"no published recipe, so with their own settings of params.yaml: {', '.join(names)}" if names else ""
+
     def _check_recipes(self) -> None:
-        for name in self.run.methods:
-            require(name, published_recipes(), "published recipe")
         for dataset, name in product(self.run.datasets, self.run.methods):
             ran = self.not_run_by_authors(dataset).get(name)
             if ran and self.run.published_only:
@@ -468,21 +479,20 @@ def parse_params(record: Table, files: Mapping[str, Table], path: Path) -> Param
     datasets = _tables(path, record, "datasets")
     for name, table in files.items():
         datasets[name] = {**datasets.get(name, {}), **table}
-    methods = _tables(path, record, "methods")
+    published = published_recipes()
+    methods = completed_entries(_tables(path, record, "methods"), datasets, published)
     run = record.get("run")
     if isinstance(run, dict) and run.get("recipes") == "published" and isinstance(run.get("methods"), list):
-        for name, recipe in published_recipes().items():
+        recipes = {}
+        for name, recipe in published.items():
             if name in run["methods"]:
                 known = {key: table for key, table in recipe["per_dataset"].items() if key in datasets}
-                methods[name] = {**recipe, "per_dataset": known}
-    methods = {name: _with_recipe(name, entry, datasets) for name, entry in methods.items()}
-    methods = with_dataset_changes(methods, datasets)
-    merged = {
-        "datasets": datasets,
-        "methods": {name: with_base(f"methods.{name}", entry, methods, (name,)) for name, entry in methods.items()},
-    }
+                recipes[name] = {**recipe, "per_dataset": known}
+        methods |= completed_entries(
+            recipes, datasets, published
+        )  # entries that extend one of these names keep its own settings
     try:
-        params = Params.model_validate_json(json.dumps({**record, **merged}))
+        params = Params.model_validate_json(json.dumps({**record, "datasets": datasets, "methods": methods}))
     except ValidationError as error:
         place, message = describe_error(error, Params)
         section, _, key = place.partition(".")
@@ -513,20 +523,6 @@ def read_yaml(path: Path) -> dict[str, Any]:
         found = "is empty" if content is None else f"holds {shown(content)}"
         raise UsageError(f"{path} {found}; expected a table of keys and values")
     return content
-
-
-def _with_recipe(name: str, entry: Any, datasets: Mapping[str, Any]) -> Any:
-    """An entry whose `recipe` gives the settings on the benchmarks that have published ones."""
-    if not isinstance(entry, dict) or "recipe" not in entry:
-        return entry
-    place = f"published recipe in params.yaml, methods.{name}.recipe:"
-    recipe = published_recipes()[require(str(entry["recipe"]), published_recipes(), place)]
-    shared = {key: value for key, value in recipe.items() if key not in ("kind", "world", "shown_as", "per_dataset")}
-    tables = dict(entry.get("per_dataset") or {})
-    for dataset, own in recipe["per_dataset"].items():
-        if dataset in datasets and dataset not in tables:
-            tables[dataset] = changed_entry(shared, own)
-    return {**{key: value for key, value in entry.items() if key != "recipe"}, "per_dataset": tables}
 
 
 def _tables(path: Path, record: Table, section: str) -> dict[str, Any]:

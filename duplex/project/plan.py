@@ -52,9 +52,9 @@ def write_plan(params: Params, paths: ArtifactPaths = ArtifactPaths()) -> None:
                 continue
             for method in params.run.methods:
                 records[f"{dataset}/{method}/{stage}"] = data.run(method, params.run.seeds[0]).settings(stage)
+    for note in recipe_notes(params):
+        print(f"recipes: {note}", file=sys.stderr)
     for dataset in params.run.datasets:
-        if authors := params.authors_note(dataset):
-            print(f"recipes: their authors {authors}", file=sys.stderr)
         for method in params.run.methods:
             try:
                 require_configured_inputs(params, dataset, method)  # which also checks the options
@@ -63,6 +63,15 @@ def write_plan(params: Params, paths: ArtifactPaths = ArtifactPaths()) -> None:
     with replace_folder(paths.plan) as scratch:
         for name, record in records.items():
             write_json(scratch / f"{name}.json", record)
+
+
+def recipe_notes(params: Params) -> list[str]:
+    """Which methods have no published recipe, and which have none for a data set."""
+    notes = [params.own_settings_note()]
+    for dataset in params.run.datasets:
+        authors = params.authors_note(dataset)
+        notes.append(f"their authors {authors}" if authors else "")
+    return [note for note in notes if note]
 
 
 def planned_data(dataset: str, stage: str) -> ProjectData:

@@ -164,6 +164,8 @@ def _with_costs(plan: Plan, data: LabelledImages, jobs: int | None, stale: dict[
         topics["once"] = f"measured in the run of another row: {shared}"
     if authors := params.authors_note(dataset):
         topics["authors"] = authors
+    if own := params.own_settings_note():
+        topics["own"] = own
     if plan.rows.absent:
         topics["not run"] = ", ".join(f"{name} ({why})" for name, why in plan.rows.absent.items())
     if costs and plan.left and not published:

@@ -14,10 +14,13 @@ from tests.projects import SHIPPED, edited_params
 EVERY = [(name, dataset) for name, recipe in published_recipes().items() for dataset in recipe["per_dataset"]]
 
 
-def published(name: str, dataset: str, files: dict[str, Any] | None = None, only: bool = False) -> Params:
+def published(
+    names: str, dataset: str, files: dict[str, Any] | None = None, only: bool = False, **entries: dict[str, Any]
+) -> Params:
     record = read_yaml(SHIPPED)
-    record["run"] = {"datasets": [dataset], "methods": [name], "seeds": [0], "recipes": "published"}
+    record["run"] = {"datasets": [dataset], "methods": names.split(), "seeds": [0], "recipes": "published"}
     record["run"]["published_only"] = only
+    record["methods"] |= entries
     return parse_params(record, files or {}, SHIPPED)
 
 
@@ -65,9 +68,32 @@ def test_a_data_set_that_the_authors_did_not_run_has_the_common_settings_and_its
     assert elsewhere.training("shapes", "troika").weight_decay == 1e-5, "the recipe's"
 
 
-def test_methods_without_a_recipe_are_refused_and_data_sets_without_one_on_request():
-    with pytest.raises(UsageError, match="unknown published recipe 'duplex'"):
-        published("duplex", "cgqa")
+def test_a_method_without_a_recipe_runs_beside_recipes_by_its_own_entry():
+    mine = {"extends": "csp", "maxima": True, "training": {"epochs": 3}}
+    params = published("csp mine dual", "cgqa", only=True, mine=mine)
+    ours = load_params(SHIPPED)
+    assert params.training("cgqa", "csp").epochs == 20, "the recipe's"
+    assert params.training("cgqa", "mine") == ours.training("cgqa", "csp").changed({"epochs": 3}), "not the recipe's"
+    assert params.method("mine", "cgqa") == ours.method("csp_maxima", "cgqa")
+    assert params.method("dual", "cgqa") == ours.method("dual", "cgqa")
+    assert params.not_run_by_authors("cgqa") == {}
+    assert params.own_settings_note().endswith(" settings of params.yaml: mine, dual")
+    assert published("csp", "cgqa").own_settings_note() == ours.own_settings_note() == ""
+
+
+def test_a_product_of_methods_with_and_without_a_recipe_is_no_method_without_one():
+    record = read_yaml(SHIPPED)
+    run = {"datasets": ["cgqa"], "methods": ["dual", "scen"], "products": ["dual_scen"], "seeds": [0]}
+    record["run"] = {**run, "recipes": "published"}
+    params = parse_params(record, {}, SHIPPED)
+    assert params.authors_note("cgqa") == ""
+    assert params.own_settings_note().endswith(": dual")
+
+
+def test_unknown_methods_are_refused_and_data_sets_without_a_recipe_on_request():
+    remedies = r"known: clip, .*; correct the name, or add an entry magic to `methods:` in params.yaml"
+    with pytest.raises(UsageError, match=rf"unknown published recipe 'magic'; {remedies}"):
+        published("csp magic", "cgqa")
     refused = r"^ivr has no published settings for cgqa; choose from ut-zappos, or leave out run.published_only$"
     with pytest.raises(UsageError, match=refused):
         published("ivr", "cgqa", only=True)

@@ -227,13 +227,18 @@ def test_the_plan_says_which_authors_did_not_run_the_data_set(
     zappos: Path, command: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     record = read_yaml(zappos / "params.yaml")
-    record |= {"run": {"datasets": ["ut-zappos"], "methods": ["csp", "dfsp_t2i"], "seeds": [0], "recipes": "published"}}
+    methods = ["csp", "dfsp_t2i", "linear"]
+    record |= {"run": {"datasets": ["ut-zappos"], "methods": methods, "seeds": [0], "recipes": "published"}}
     record["report"], record["extraction"]["tokens"] = {}, "patch"
     write_plan(parse_params(record, {}, zappos / "params.yaml"))
-    assert "recipes: their authors did not run ut-zappos: dfsp_t2i (mit-states, cgqa)" in capsys.readouterr().err
-    request = ("reproduce", "ut-zappos", "--methods", "csp,dfsp_t2i", "--seeds", "0", "--dry-run")
-    stated = lines_of(command(*request))["authors"]
+    said = capsys.readouterr().err
+    assert "recipes: their authors did not run ut-zappos: dfsp_t2i (mit-states, cgqa)" in said
+    assert "recipes: no published recipe, so with their own settings of params.yaml: linear\n" in said
+    request = ("reproduce", "ut-zappos", "--methods", ",".join(methods), "--seeds", "0", "--dry-run")
+    lines = lines_of(command(*request))
+    stated = lines["authors"]
     assert "did not run ut-zappos: dfsp_t2i (mit-states, cgqa)" in stated and "csp" not in stated
+    assert lines["own"].endswith("own settings of params.yaml: linear")
     with edited_params(zappos / "params.yaml") as record:
         record["run"]["published_only"] = True
     monkeypatch.chdir(zappos)
