@@ -7,6 +7,7 @@ from typing import Any
 
 from duplex.errors import UsageError, require
 
+DEFAULT_KIND = "duplex"
 Table = Mapping[str, Any]
 
 
@@ -14,11 +15,15 @@ def completed_entries(methods: Table, datasets: Table, recipes: Table) -> dict[s
     """Entries with the settings that `recipe`, data sets and `extends` give them; `recipes`: published ones."""
     completed = {name: _with_recipe(name, entry, datasets, recipes) for name, entry in methods.items()}
     completed = _with_dataset_changes(completed, datasets)
-    return {name: _with_base(f"methods.{name}", entry, completed, (name,)) for name, entry in completed.items()}
+    completed = {name: _with_base(f"methods.{name}", entry, completed, (name,)) for name, entry in completed.items()}
+    for name, entry in methods.items():
+        if "recipe" in entry:
+            _check_kind(name, completed[name].get("kind", DEFAULT_KIND), entry["recipe"], recipes)
+    return completed
 
 
 def _with_recipe(name: str, entry: Table, datasets: Table, recipes: Table) -> Table:
-    """An entry whose `recipe` gives the settings on the benchmarks that have published ones."""
+    """An entry whose `recipe` gives the kind, and the settings on the benchmarks that have published ones."""
     if "recipe" not in entry:
         return entry
     place = f"published recipe in params.yaml, methods.{name}.recipe:"
@@ -28,7 +33,18 @@ def _with_recipe(name: str, entry: Table, datasets: Table, recipes: Table) -> Ta
     for dataset, own in recipe["per_dataset"].items():
         if dataset in datasets and dataset not in tables:
             tables[dataset] = changed_entry(shared, own)
-    return {**{key: value for key, value in entry.items() if key != "recipe"}, "per_dataset": tables}
+    kind = {} if "extends" in entry else {"kind": recipe["kind"]}
+    own_settings = {key: value for key, value in entry.items() if key != "recipe"}
+    return {**kind, **own_settings, "per_dataset": tables}
+
+
+def _check_kind(name: str, kind: object, recipe: str, recipes: Table) -> None:
+    wanted = recipes[recipe]["kind"]
+    if kind != wanted:
+        raise UsageError(
+            f"params.yaml: methods.{name}.recipe: {recipe} has settings of the kind {wanted}, but the entry's kind is "
+            f"{kind}; set `kind: {wanted}`, or remove `recipe`"
+        )
 
 
 def auto_as_table(value: Any) -> Any:

@@ -29,7 +29,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from duplex.artifacts import RESERVED
-from duplex.config.entries import Table, auto_as_table, changed_table, completed_entries
+from duplex.config.entries import DEFAULT_KIND, Table, auto_as_table, changed_table, completed_entries
 from duplex.encoders.base import joined_name, joined_parts
 from duplex.errors import DuplexError, UsageError, require, shown
 from duplex.labels import WORLDS, World
@@ -145,7 +145,7 @@ class MethodChanges(ParamsSection):
 class MethodEntry(MethodChanges):
     """One entry under `methods:`, with the settings of the entries that `extends` and `recipe` name."""
 
-    kind: str = "duplex"  # a name that `duplex methods` lists, or module:Class
+    kind: str = DEFAULT_KIND  # a name that `duplex methods` lists, or module:Class
     world: Literal["closed", "open", "both"] = "both"  # both: one model, trained for the closed world, scored in each
     shown_as: str | None = None  # method under whose name tables list this one, for its world; null: its own name
     per_dataset: dict[str, MethodChanges] = {}  # data set -> options, `training` and `finetune`

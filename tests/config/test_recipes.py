@@ -110,6 +110,29 @@ def test_an_entry_with_a_recipe_has_its_settings_on_benchmarks_and_its_own_elsew
     assert ours.method("troika", "shapes") == plain and ours.finetune("troika", "shapes") is None
 
 
+def with_entry(entry: dict[str, Any]) -> Params:
+    record = read_yaml(SHIPPED)
+    record["methods"]["mine"] = entry
+    return parse_params(record, {}, SHIPPED)
+
+
+@pytest.mark.parametrize("entry", [{"recipe": "troika"}, {"extends": "troika", "recipe": "troika"}])
+def test_an_entry_with_a_recipe_has_its_kind(entry):
+    params = with_entry(entry)
+    assert params.entry("mine").kind == "troika"
+    assert params.method("mine", "shapes") == find_method("troika").Options()
+    assert params.method("mine", "cgqa") == published("troika", "cgqa").method("troika", "cgqa")
+
+
+@pytest.mark.parametrize(
+    ("entry", "kind"), [({"kind": "csp"}, "csp"), ({"extends": "duplex"}, "duplex"), ({"extends": "ade"}, "ade")]
+)
+def test_a_recipe_of_another_kind_is_refused(entry, kind):
+    wrong = rf"methods.mine.recipe: troika has settings of the kind troika, but the entry's kind is {kind}; set"
+    with pytest.raises(UsageError, match=wrong):
+        with_entry({**entry, "recipe": "troika"})
+
+
 def test_an_unknown_recipe_of_an_entry_is_refused(tmp_path):
     with edited_params(SHIPPED, tmp_path / "params.yaml") as record:
         record["methods"]["csp"]["recipe"] = "cps"
