@@ -62,7 +62,8 @@ def _encoder_names() -> list[str]:
 
 
 DATASETS = _completed(lambda: load_params().datasets)
-method_option = partial(Option, autocompletion=_completed(lambda: load_params().methods))
+METHODS = _completed(lambda: load_params().methods)
+method_option = partial(Option, autocompletion=METHODS)
 encoder_option = partial(Option, autocompletion=_completed(_encoder_names))
 Dataset = Annotated[str, Option("--dataset", "-d", help="Name of a data set in params.yaml.", autocompletion=DATASETS)]
 DatasetName = Annotated[str, Argument(help="Name of a data set in params.yaml.", autocompletion=DATASETS)]

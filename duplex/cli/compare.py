@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,7 +15,8 @@ import typer
 from typer import Argument, Option
 
 from duplex.artifacts import ArtifactPaths
-from duplex.cli import AsJson, Dataset, app, load_params, log, method_option, print_json, seed_option
+from duplex.cli import METHODS, AsJson, Dataset, app, load_params, log, method_option, print_json, seed_option
+from duplex.cli.runs import split_names
 from duplex.errors import DuplexError, UsageError, require
 from duplex.evaluation.accumulate import ScoreAccumulator, TopCompetitors
 from duplex.evaluation.curve import Margins
@@ -34,13 +36,16 @@ SHARED_COLUMNS = ["row", "image", "label", "seen"]  # must agree between both ru
 @app.command()
 def compare(
     dataset: Dataset,
-    methods: Annotated[tuple[str, str], method_option(help="Two methods to compare: FIRST SECOND.")],
+    methods: Annotated[str, method_option(help="FIRST and one or more others, separated by spaces or commas.")],
+    others: Annotated[list[str] | None, Argument(help="The methods after FIRST.", autocompletion=METHODS)] = None,
     seed: Annotated[int | None, seed_option("Seed; default: all seeds that both methods have.")] = None,
     world: Annotated[str, Option(help="World to compare in: closed or open.")] = "closed",
     splits: Annotated[int | None, Option(min=2, help="Average over as many splits of `duplex data split`.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Print the differences of two methods' S, U, HM and AUC, second minus first.
+
+    Each further method is compared with the first, too; `--json` then prints a list.
 
     Differences are in percentage points. Each has a 95 % interval and a p-value, which cover
     variance over test images, seeds and re-splits (other random choices of unseen pairs). Below are
@@ -54,6 +59,9 @@ def compare(
     params = load_params()
     params.dataset(dataset)
     require(world, WORLDS, "world")
+    first, *rest = (split_names(methods) or []) + (others or [])
+    if not rest:
+        raise UsageError(f"there is nothing to compare {first} with; give two or more methods after --methods")
     names = [dataset]
     if splits is not None:
         names = [split_name(dataset, number + 1) for number in range(splits)]
@@ -61,21 +69,17 @@ def compare(
     if missing is not None:
         command = f"duplex data split {dataset} --splits {splits}"
         raise UsageError(f"there is no data set {missing}; `{command}` adds it")
-    runs = {name: _read_runs(params, name, methods, seed, world) for name in names}
-    report: dict[str, Any] = {"dataset": dataset, "world": world}
-    report |= {"first": methods[0], "second": methods[1]}
-    if splits is None:
-        pair = runs[dataset]
-        report |= {"seeds": pair.seeds, "images_seen": pair.first[0].seen.size}
-        report["images_unseen"] = pair.first[0].unseen.size
-        report["difference"] = in_percentage_points(compare_seeds(pair.first, pair.second))
-    else:
-        report |= _splits_report(runs)
-    report["own_answers"] = _own_answers(list(runs.values()))
+    log_once = cache(log)  # all pairs have the first method
+    reports: list[dict[str, Any]] = []
+    for second in rest:
+        runs = {name: _read_runs(params, name, (first, second), seed, world, log_once) for name in names}
+        differences = _seeds_report(runs[dataset]) if splits is None else _splits_report(runs)
+        report = {"dataset": dataset, "world": world, "first": first, "second": second, **differences}
+        reports.append({**report, "own_answers": _own_answers(list(runs.values()))})
     if as_json:
-        print_json(report)
+        print_json(reports if len(reports) > 1 else reports[0])
     else:
-        typer.echo(_text(report))
+        typer.echo("\n\n".join(map(_text, reports)))
 
 
 @dataclass(frozen=True)
@@ -99,6 +103,15 @@ def _own_answers(runs: Sequence[ComparedRuns]) -> dict[str, dict[str, float]]:
     return {name: sides for name, sides in found.items() if len(sides) == 2}
 
 
+def _seeds_report(pair: ComparedRuns) -> dict[str, Any]:
+    return {
+        "seeds": pair.seeds,
+        "images_seen": pair.first[0].seen.size,
+        "images_unseen": pair.first[0].unseen.size,
+        "difference": in_percentage_points(compare_seeds(pair.first, pair.second)),
+    }
+
+
 def _splits_report(runs: Mapping[str, ComparedRuns]) -> dict[str, Any]:
     pairs = runs.values()
     comparison = compare_splits([pair.first for pair in pairs], [pair.second for pair in pairs])
@@ -113,7 +126,14 @@ def _splits_report(runs: Mapping[str, ComparedRuns]) -> dict[str, Any]:
     }
 
 
-def _read_runs(params: Params, dataset: str, methods: tuple[str, str], seed: int | None, world: str) -> ComparedRuns:
+def _read_runs(
+    params: Params,
+    dataset: str,
+    methods: tuple[str, str],
+    seed: int | None,
+    world: str,
+    log_once: Callable[[str], None],
+) -> ComparedRuns:
     from duplex.project.run import RUN_STAGES, ProjectData
     from duplex.report.aggregate import STREAM, stored_numbers
 
@@ -151,7 +171,7 @@ def _read_runs(params: Params, dataset: str, methods: tuple[str, str], seed: int
             found = data.run(entry, run_seed).difference(*RUN_STAGES)
             if found:
                 wanted = f"{entry} with seed {run_seed} in params.yaml"
-                log(f"duplex: {files.root} does not match {wanted}: {found}; `dvc repro` makes it again")
+                log_once(f"duplex: {files.root} does not match {wanted}: {found}; `dvc repro` makes it again")
     return ComparedRuns(seeds, margins[0], margins[1], metrics)
 
 

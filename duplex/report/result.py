@@ -1,4 +1,4 @@
-"""Metrics of one run as a Python object, which a notebook draws, and the difference of two."""
+"""Metrics of one run as a Python object, which a notebook draws, and differences of several."""
 
 from __future__ import annotations
 
@@ -99,7 +99,9 @@ class Result:
         return f"{self.name} on {self.dataset}, {self.world} world, {self.split} images"
 
 
-def compare(first: Result | Sequence[Result], second: Result | Sequence[Result]) -> pd.DataFrame:
+def compare(
+    first: Result | Sequence[Result], second: Result | Sequence[Result], *others: Result | Sequence[Result]
+) -> pd.DataFrame:
     """`second` minus `first` in S, U, HM and AUC: percentage points, 95 % interval, p-value.
 
     For single results, the interval of AUC is by DeLong's method and the others come from a
@@ -107,11 +109,31 @@ def compare(first: Result | Sequence[Result], second: Result | Sequence[Result])
 
     first: a result, or a list with one per seed.
     second: a result on the same images, or a list for the same seeds in the same order.
+    others: more of these; each minus `first` adds four rows, and the column `other` names it.
     """
-    one: list[Any] = list(first) if isinstance(first, list | tuple) else [first]
-    other: list[Any] = list(second) if isinstance(second, list | tuple) else [second]
-    for each in (*one, *other):
-        require_type(each, Result, "a result")
+    sides: list[list[Any]] = [
+        list(side) if isinstance(side, list | tuple) else [side] for side in (first, second, *others)
+    ]
+    for side in sides:
+        for result in side:
+            require_type(result, Result, "a result")
+    tables = []
+    for other in sides[1:]:
+        table = _differences(sides[0], other)
+        if others:
+            table.insert(0, "other", _name_of(other))
+        tables.append(table)
+    return pd.concat(tables)
+
+
+def _name_of(results: Sequence[Result]) -> str:
+    if len(results) == 1:
+        return results[0].name
+    names = [result.name.partition(" seed ")[0] for result in results]
+    return ", ".join(dict.fromkeys(names))
+
+
+def _differences(one: Sequence[Result], other: Sequence[Result]) -> pd.DataFrame:
     _check_same_images([*one, *other])
     for result, against in zip(one, other, strict=False):
         if result is against:

@@ -52,7 +52,7 @@ def save(method: str, table: pd.DataFrame, dataset: str = "shapes", seed: int = 
     write_table(table, path)
 
 
-def run(*words: str, methods: tuple[str, str] = ("duplex_static", "duplex")) -> str:
+def run(*words: str, methods: tuple[str, ...] = ("duplex_static", "duplex")) -> str:
     done = CliRunner().invoke(app, ["compare", "--dataset", "shapes", "--methods", *methods, *words])
     if done.exception is not None:  # an exit code, raised from the error
         raise done.exception.__context__ or done.exception
@@ -100,6 +100,21 @@ def test_a_run_is_not_compared_with_itself(margins, words):
     methods = ("duplex", "duplex_open" if "open" in words else "duplex")
     with pytest.raises(UsageError, match="are the same run"):
         run(*words, methods=methods)
+
+
+@pytest.mark.parametrize("methods", [("duplex_static", "duplex", "dual"), ("duplex_static,duplex,dual",)])
+def test_each_of_several_methods_is_compared_with_the_first(margins, methods):
+    save("dual", predictions(margins["duplex"][::-1]), seed=0)
+    save("dual", predictions(margins["duplex"]), seed=1)
+    save("duplex_static", predictions(margins["duplex_static"]), seed=1)
+    pairs = [("duplex_static", "duplex"), ("duplex_static", "dual")]
+    assert json.loads(run("--json", methods=methods)) == [json.loads(run("--json", methods=pair)) for pair in pairs]
+    assert run(methods=methods) == "\n".join(run(methods=pair) for pair in pairs)
+
+
+def test_a_single_method_is_refused(margins):
+    with pytest.raises(UsageError, match="nothing to compare duplex with; give two or more methods"):
+        run(methods=("duplex",))
 
 
 def test_the_order_of_rows_has_no_effect_and_that_of_methods_changes_the_sign(margins):

@@ -169,7 +169,12 @@ def test_several_seeds_are_compared_as_lists():
                      for epochs in (1, 5))  # fmt: skip
     mean = np.mean([after.auc - before.auc for before, after in zip(first, second, strict=True)])
     assert duplex.compare(first, second).loc["AUC", "difference"] == pytest.approx(mean)
-    for same in ((first[0], first[0]), (first, [second[0], first[1]])):
+    table = duplex.compare(first, second, [first[1], first[0]])
+    assert table["other"].tolist() == 8 * ["kg_sp"] and table.loc["AUC"].shape == (2, 5)
+    assert table[:4].drop(columns="other").equals(duplex.compare(first, second))
+    names = duplex.compare(first[0], second[1], second[0])["other"]
+    assert names.loc["AUC"].tolist() == ["kg_sp seed 1", "kg_sp seed 0"]
+    for same in ((first[0], first[0]), (first[0], second[0], first[0]), (first, [second[0], first[1]])):
         with pytest.raises(UsageError, match="compared with itself"):
             duplex.compare(*same)
 
