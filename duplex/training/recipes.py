@@ -43,7 +43,7 @@ from duplex.training.trials import Trial, TrialResult, Trials
 FAILURES = 2  # numbers of blocks in a row without a gain, after which the search ends
 AUC = attrgetter("result.auc")
 # of a result -> in words
-ACCURACIES = {"accuracy": "accuracy", "accuracy_seen": "seen pairs", "accuracy_unseen": "new pairs"}
+ACCURACIES = {"accuracy": "accuracy", "accuracy_seen": "known pairs", "accuracy_unseen": "new pairs"}
 
 
 @dataclass(frozen=True)
