@@ -218,12 +218,18 @@ class TrainingOptions(Options):
     threads: Annotated[int, Field(ge=1, le=1024)] | Literal["auto"] = "auto"
     memory: Annotated[float, Field(ge=2**-8)] = 2.0  # GiB of inputs; larger ones stay on disk
     checkpointing: bool = False  # recompute the text tower's activations: slower, less memory
+    # run image blocks and prompts as code that torch compiles for their shapes, on a GPU with few launches
+    compile: bool = False
     devices: Count = 1  # GPUs of this machine (processes on a CPU) that train a run together
     log: str = "none"  # of losses: dvclive, tensorboard, wandb, mlflow, a plug-in's, or none
 
     def rules(self) -> Iterable[tuple[object, str]]:
         unused = self.select == "last" and self.select_world == "open"
         yield refuse(unused, "select: last keeps the last epoch in any world; leave out select_world")
+        several = f"compile works on one device, and devices is {self.devices}; set compile to false or devices to 1"
+        yield refuse(self.compile and self.devices > 1, several)
+        message = "checkpointing recomputes what compile has compiled together; leave out one of them"
+        yield refuse(self.compile and self.checkpointing, message)
 
     def result_settings(self) -> dict[str, Any]:
         """The options that training results depend on: all except `log`."""

@@ -213,7 +213,7 @@ class AttentionPlan:
     query_states: Tensor | None  # [Q] states that are queries; None for all of them in order
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class TreeLayout:
     """Index tensors to encode a `PromptTree`; the first layer reads E pairs of token and position."""
 

@@ -102,6 +102,7 @@ class ClipTextTower:
     """`TextTower` that runs the text part of an open_clip model; norms and positions are float32."""
 
     is_trained = False  # whether the blocks hold trained parameters, so that features change
+    compiled: Callable[[TreeLayout, Tensor], Tensor] | None = None  # `encode_tree` of training steps; set by training
     # kind of prompts -> the tower for it, if another
     of_paths: Mapping[str, ClipTextTower] = MappingProxyType({})
 
@@ -200,7 +201,9 @@ class ClipTextTower:
         if device not in layouts:
             layouts[device] = TreeLayout.of(tree, len(self.blocks), self.heads, device)
         with float32_arithmetic(self.precision):
-            return self._shared(layouts[device], lexicon, checkpoint)
+            if self.compiled is not None and torch.is_grad_enabled():
+                return self.compiled(layouts[device], lexicon)
+            return self.encode_tree(layouts[device], lexicon, checkpoint)
 
     def encode_plain(self, sequences: Prompts, lexicon: Tensor, *, checkpoint: bool = False) -> Tensor:
         rows = prompt_tree.pad_prompts(sequences)
@@ -269,7 +272,8 @@ class ClipTextTower:
             features[torch.from_numpy(prompts).to(features.device)] = self.encode(tree, lexicon)
         return features
 
-    def _shared(self, layout: TreeLayout, lexicon: Tensor, checkpoint: bool) -> Tensor:
+    def encode_tree(self, layout: TreeLayout, lexicon: Tensor, checkpoint: bool = False) -> Tensor:
+        """Features [P, dim] of the prompts that a tree lays out; `lexicon`: token embeddings [V, width]."""
         x = F.embedding(layout.entry_rows, lexicon).to(self.positions.dtype)
         x = x + self.positions[layout.entry_depths]  # [E, width]
         # trained weights are float32; frozen ones have the tower's type already
@@ -324,7 +328,8 @@ def _single(ids: tuple[int, ...], name: str) -> int | None:
 
 
 def _mlp(mlp: Any, h: Tensor) -> Tensor:
-    if type(mlp.gelu).__name__ != "QuickGELU":
+    # torch.compile fuses this itself, and loses the factors of sums and products below
+    if type(mlp.gelu).__name__ != "QuickGELU" or torch.compiler.is_compiling():
         output: Tensor = mlp(h)
         return output
     # QuickGELU, x sigmoid(1.702 x), is silu(z) / 1.702 with z = 1.702 x: one pass and one saved tensor

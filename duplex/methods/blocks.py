@@ -23,7 +23,7 @@ from torch.utils.checkpoint import checkpoint as recompute
 from duplex.encoders.base import load_encoder
 from duplex.encoders.image_blocks import LastBlocks, block_count, block_input_shape, cached_blocks, last_blocks, stem
 from duplex.errors import UsageError
-from duplex.methods.adapters import BlockAdapters, ConceptBottlenecks, find_adapters
+from duplex.methods.adapters import BlockAdapters, ConceptBottlenecks, Run, find_adapters
 from duplex.methods.team import ALONE, Team
 from duplex.options import FinetuneOptions
 from duplex.system.threads import float32_arithmetic
@@ -59,6 +59,7 @@ class FinetunedBlocks(nn.Module):
     """
 
     team: Team = ALONE  # which divides a batch's images in training; set by training
+    compiled: Callable[[Tensor], dict[str, Tensor]] | None = None  # `run_blocks` of training steps; set by training
 
     def __init__(
         self,
@@ -120,11 +121,16 @@ class FinetunedBlocks(nn.Module):
     def _compute_together(self, block_inputs: Tensor) -> dict[str, Tensor]:
         total = len(block_inputs)
         if not self.team.divides(total):
-            return self._compute(block_inputs)
+            return self._compute(block_inputs, compiled=self.compiled)
         own = self._compute(block_inputs, self.team)
         return {name: self.team.join(values, total) for name, values in own.items()}
 
-    def _compute(self, block_inputs: Tensor, team: Team = ALONE) -> dict[str, Tensor]:
+    def _compute(
+        self,
+        block_inputs: Tensor,
+        team: Team = ALONE,
+        compiled: Callable[[Tensor], dict[str, Tensor]] | None = None,
+    ) -> dict[str, Tensor]:
         # TF32 only as in the cache, without gradients
         with nullcontext() if torch.is_grad_enabled() else float32_arithmetic(self.precision):
             alone = team.size == 1  # the length of a batch, once read, is fixed in an exported graph
@@ -136,20 +142,29 @@ class FinetunedBlocks(nn.Module):
 
                 total = len(block_inputs)
                 x = warp(x, draw_matrices(total, self.options.augment, self._device)[team.part(total)])
-            is_bf16 = self.precision == "bf16"  # no cache of a step's old weights
-            with torch.autocast(self._device.type, torch.bfloat16, enabled=is_bf16, cache_enabled=False):
-                with torch.no_grad():
-                    x = self._begin(x) if self._begin is not None and is_pixels else x.float()
-                    for block in self._blocks[: self._frozen]:
-                        x = block(x)
-                again = self.checkpointing and torch.is_grad_enabled()
-                apply = nn.Module.__call__ if alone else partial(team.run, total=len(block_inputs))
-                run = partial(recompute, apply, use_reentrant=False) if again else apply
-                outputs = self.trained.outputs(x, list(self._blocks[self._frozen :]), run)
-            outputs = [output.float() for output in outputs]
-            inputs = {name: self._end(x) for name, x in zip(CONCEPT_FEATURES, outputs, strict=False)}
-            if self._tokens is not None:
-                inputs["patch"] = self._tokens(outputs[0])
+            with torch.no_grad(), self._autocast():
+                x = self._begin(x) if self._begin is not None and is_pixels else x.float()
+            if compiled is not None:
+                return compiled(x)
+            again = self.checkpointing and torch.is_grad_enabled()
+            apply = nn.Module.__call__ if alone else partial(team.run, total=len(block_inputs))
+            return self.run_blocks(x, partial(recompute, apply, use_reentrant=False) if again else apply)
+
+    def _autocast(self) -> torch.autocast:
+        is_bf16 = self.precision == "bf16"  # no cache of a step's old weights
+        return torch.autocast(self._device.type, torch.bfloat16, enabled=is_bf16, cache_enabled=False)
+
+    def run_blocks(self, x: Tensor, run: Run = nn.Module.__call__) -> dict[str, Tensor]:
+        """The method's inputs by name, from the first block's input; trained blocks are called by `run`."""
+        with self._autocast():
+            with torch.no_grad():
+                for block in self._blocks[: self._frozen]:
+                    x = block(x)
+            outputs = self.trained.outputs(x, list(self._blocks[self._frozen :]), run)
+        outputs = [output.float() for output in outputs]
+        inputs = {name: self._end(x) for name, x in zip(CONCEPT_FEATURES, outputs, strict=False)}
+        if self._tokens is not None:
+            inputs["patch"] = self._tokens(outputs[0])
         return inputs
 
 

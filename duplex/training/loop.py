@@ -401,7 +401,10 @@ def train(
         trained = 0
         steps = math.ceil(len(images) / (settings.batch_size * settings.accumulate))
         pace = Pace(max(1, epochs * steps), resume.seconds, resume.clock)
-        with ProgressBar(f"{resume.label}, steps", 0 if team.rank else epochs * steps) as bar:
+        with (
+            _compiled(method, images, settings, resume.label),
+            ProgressBar(f"{resume.label}, steps", 0 if team.rank else epochs * steps) as bar,
+        ):
 
             def show(step: int, losses: dict[str, float]) -> None:
                 aucs = [row["val_auc"] for row in state.history if "val_auc" in row]
@@ -495,6 +498,14 @@ def _set_threads(state: TrainingState, images: Batch, settings: TrainingOptions,
             times = f"time per step: {', '.join(tried)}"
             print(f"{label}: CPU threads: {state.threads} ({times})", file=sys.stderr)
     torch.set_num_threads(state.threads)
+
+
+def _compiled(method: Method[Any], images: Batch, settings: TrainingOptions, label: str) -> Any:
+    if not settings.compile:
+        return nullcontext()
+    from duplex.training.compiled import compiled_encoders
+
+    return compiled_encoders(method, images, settings, label)
 
 
 def _check_finite(state: TrainingState, settings: TrainingOptions) -> None:
