@@ -13,6 +13,7 @@ utilisation of the bare loop, and `share of peak` that of ours: the bare loop's 
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
@@ -31,6 +32,7 @@ from duplex.methods.layers import Bottleneck
 from duplex.methods.paths import Paths
 from duplex.options import FinetuneOptions, TrainingOptions
 from duplex.system.threads import PRECISIONS, float32_arithmetic
+from duplex.training.compiled import compiled_encoders
 from duplex.training.loop import make_optimiser, optimiser_step
 
 ROWS = ("cso_paper", "duplex_paper")
@@ -126,6 +128,27 @@ def measure(
             seconds = all_rounds(works, rounds, warm=1)
         found[name] = summarised(seconds, counter.get_total_flops(), device)
         say(f"{name}, {precision}: " + "  ".join(f"{key} {value:.4g}" for key, value in found[name].items()))
+    return found
+
+
+def measure_compiled(
+    row: str, params: Params, encoder: str, batch: int, device: str, rounds: int, precision: Any = "fp32"
+) -> dict[str, float]:
+    """Seconds of a step with and without `training.compile`, one after the other, and seconds until it is compiled."""
+    tower = Tower.of(encoder, device, precision)
+    examples = tower.batch(batch, device)
+    finetune = params.finetune(row, DATASET)
+    method = tower.method(params.entry(row).kind, params.method(row, DATASET), finetune, device)
+    settings = TrainingOptions(learning_rate=RATE, batch_size=batch, epochs=1, precision=precision, compile=True)
+    with float32_arithmetic(precision):
+        step = finished(our_step(method, examples, precision), torch.device(device))
+        found = {"step": statistics.median(all_rounds({"step": step}, rounds, warm=1)["step"])}
+        began = time.perf_counter()
+        with compiled_encoders(method, examples, settings, row):
+            found["compiling"] = time.perf_counter() - began
+            if method.blocks.compiled is not None:
+                found["compiled"] = statistics.median(all_rounds({"step": step}, rounds, warm=3)["step"])
+    say(f"{row}, {precision}: " + "  ".join(f"{key} {value:.4g}" for key, value in found.items()))
     return found
 
 

@@ -242,5 +242,29 @@ def small_world() -> LabelSpace:
     return LabelSpace.from_pairs({"train": pairs[:15], "val": pairs[10:], "test": pairs[10:]})
 
 
-PARTS: tuple[Any, ...] = (text, sampling, training, paper, bare, graph, extraction, evaluation)
+def compiled(look: Look, _: Path) -> Table:
+    """A step of the paper's configurations with `training.compile` and without; `compiling` comes once, before the
+    first step."""
+    found: Table = {}
+    for name in bares.ROWS[-1:] if look.quick else bares.ROWS:
+        row = bares.measure_compiled(
+            name,
+            load_params(),
+            encoder="ViT-S-32" if look.quick else costs.ENCODER,
+            batch=2 if look.quick else 64,
+            device=look.device,
+            rounds=look.rounds,
+            precision="bf16",
+        )
+        seconds = row.get("compiled")
+        found[f"{name}, bf16"] = {
+            "step, ms": 1e3 * row["step"],
+            "compiled, ms": None if seconds is None else 1e3 * seconds,
+            "ratio": None if seconds is None else seconds / row["step"],
+            "compiling, s": row["compiling"],
+        }
+    return found
+
+
+PARTS: tuple[Any, ...] = (text, sampling, training, paper, bare, graph, extraction, evaluation, compiled)
 TIMES: dict[str, Callable[[Look, Path], Table]] = {part.__name__: part for part in PARTS}

@@ -9,7 +9,7 @@ import torch
 
 from benchmarks import gpu
 from benchmarks.gpu_holds import TESTS, streams
-from benchmarks.gpu_times import Look
+from benchmarks.gpu_times import Look, compiled
 from duplex.features.tokens import DiskTokens
 from tests.subprocesses import ENVIRONMENT, ROOT
 
@@ -52,3 +52,15 @@ def test_wrong_tokens_on_the_device_fail_the_check(tmp_path: Path, monkeypatch: 
     read = DiskTokens.__getitem__
     monkeypatch.setattr(DiskTokens, "__getitem__", lambda self, key: read(self, key).roll(1, 0))
     assert not streams(Look("cpu", True), tmp_path / "other.h5")
+
+
+@pytest.mark.slow
+def test_a_compiled_step_is_timed_beside_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a compiler that returns its function; where compiling fails, the time is left out."""
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    [(name, row)] = compiled(Look("cpu", True), tmp_path).items()
+    assert name == "duplex_paper, bf16"
+    assert row["ratio"] == row["compiled, ms"] / row["step, ms"] and row["compiling, s"] > 0
+    monkeypatch.setattr(torch, "compile", lambda function, **_: None)
+    [row] = compiled(Look("cpu", True), tmp_path).values()
+    assert row["compiled, ms"] is row["ratio"] is None and row["step, ms"] > 0
