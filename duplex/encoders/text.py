@@ -328,7 +328,7 @@ def _single(ids: tuple[int, ...], name: str) -> int | None:
 
 
 def _mlp(mlp: Any, h: Tensor) -> Tensor:
-    # torch.compile fuses this itself, and loses the factors of sums and products below
+    # torch.compile fuses this itself; of the sums below, torch 2.13 drops `alpha` without a word
     if type(mlp.gelu).__name__ != "QuickGELU" or torch.compiler.is_compiling():
         output: Tensor = mlp(h)
         return output

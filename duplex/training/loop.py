@@ -26,6 +26,7 @@ from duplex.options import TrainingOptions
 from duplex.system.processes import ProgressBar
 from duplex.system.threads import float32_arithmetic, peak_resident, reset_peak_memory, threads
 from duplex.training.checkpoint import read_header, read_tensors, write_model
+from duplex.training.compiled import compiled_encoders
 from duplex.training.devices import divide, require_equal
 from duplex.training.logs import EpochReport, StepReport, TrainingHooks
 from duplex.training.scoring import Validated
@@ -402,7 +403,7 @@ def train(
         steps = math.ceil(len(images) / (settings.batch_size * settings.accumulate))
         pace = Pace(max(1, epochs * steps), resume.seconds, resume.clock)
         with (
-            _compiled(method, images, settings, resume.label),
+            compiled_encoders(method, images, settings, resume.label) if settings.compile else nullcontext(),
             ProgressBar(f"{resume.label}, steps", 0 if team.rank else epochs * steps) as bar,
         ):
 
@@ -498,14 +499,6 @@ def _set_threads(state: TrainingState, images: Batch, settings: TrainingOptions,
             times = f"time per step: {', '.join(tried)}"
             print(f"{label}: CPU threads: {state.threads} ({times})", file=sys.stderr)
     torch.set_num_threads(state.threads)
-
-
-def _compiled(method: Method[Any], images: Batch, settings: TrainingOptions, label: str) -> Any:
-    if not settings.compile:
-        return nullcontext()
-    from duplex.training.compiled import compiled_encoders
-
-    return compiled_encoders(method, images, settings, label)
 
 
 def _check_finite(state: TrainingState, settings: TrainingOptions) -> None:

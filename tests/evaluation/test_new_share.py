@@ -155,11 +155,11 @@ def test_the_balanced_share_has_the_highest_harmonic_mean_image_by_image(seed: i
     answers = GroupAnswers(LABELS, np.arange(images), target, best, probability, unseen)
 
     def mean(share: float) -> float:
-        right = {True: [], False: []}
+        right: dict[bool, list[bool]] = {True: [], False: []}
         for image in range(images):
             odds = (1 - share) * probability[image, 0], share * probability[image, 1]
             right[target[image] < 8].append(best[image, int(odds[1] > odds[0])] == target[image])
-        seen, new = (100 * np.mean(each) if each else 0.0 for each in right.values())
+        seen, new = (100 * float(np.mean(each)) if each else 0.0 for each in right.values())
         return 2 * seen * new / (seen + new) if seen + new else 0.0
 
     means = [mean(share) for share in SHARES]
