@@ -237,7 +237,10 @@ def test_killed_training_resumes_to_the_same_bytes(project) -> None:
     assert json.loads(project.paths.run("own", "deep", 7).timing.read_text())["parameters"] > 20_000
 
 
-@pytest.mark.parametrize(("alone", "method", "kills"), [("whole", "divided", 2), ("flat", "flat_divided", 0)])
+@pytest.mark.parametrize(
+    ("alone", "method", "kills"),
+    [pytest.param("whole", "divided", 2, marks=pytest.mark.long), ("flat", "flat_divided", 0)],
+)
 def test_two_processes_give_the_losses_of_one_and_the_same_files(project, alone: str, method: str, kills: int) -> None:
     """Killed as soon as an epoch is saved, and once more up to 0.3 s after another, they end in the same bytes."""
     if kills:

@@ -86,7 +86,7 @@ def stages_run(done: subprocess.CompletedProcess[str]) -> set[str]:
     return set(re.findall(r"Running stage '(.*)':", done.stdout))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_method_of_another_distribution_is_trained_evaluated_and_reported(site, project):
     first = stages_run(start(site, project, "-m", "dvc", "repro"))
     assert {"train@own-clip-0", "evaluate@own-clip-0", "report"} <= first

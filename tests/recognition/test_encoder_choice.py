@@ -62,7 +62,9 @@ def test_weights_that_may_not_be_sold_are_named_but_never_downloaded(weights, tm
     entry, _ = choose_encoder(read_labelled_folder(tmp_path / "shop").labels, images, gpu=False, cores=2)
     assert find_published(entry.name, entry.weights).licence not in RESTRICTED
     line = other_offers(entry, images, gpu=False, cores=2)
-    assert "MobileCLIP2-S0 --weights dfndr2b (0.3 GB, licence apple-amlr: for research only, commercial use" in line
+    assert line.count("--encoder ") <= 3
+    if images > 10:  # of 10, others with text come first
+        assert "MobileCLIP2-S0 --weights dfndr2b (0.3 GB, licence apple-amlr: for research only, commercial use" in line
     assert "--encoder timm:" in line and "dinov3-license: read its terms before commercial use" in line
     assert f"--encoder {entry.name} " not in line
 

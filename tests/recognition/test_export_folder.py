@@ -122,7 +122,9 @@ def test_recognize_without_means_uses_the_stored_share_and_says_why(exported, fe
     folder = shutil.copytree(exported["duplex"], tmp_path / "copy")
     spoil(folder, lambda header, _: header["confidence"].pop("unseen_mass"), right=True)
     printed, said = best_alone(folder, tmp_path / "features.npy")
-    stored = Recognizer.load(exported["duplex"], device="cpu", new_share=0.1)(features)
+    model = Recognizer.load(exported["duplex"], device="cpu")
+    share = model.trained.confidence.new_share
+    stored = Recognizer.load(exported["duplex"], device="cpu", new_share=share)(features)
     assert printed == [answer.best.name for answer in stored]
     assert said.count("\n") == 1 and "no means over validation images" in said
     assert said.strip() == str(Recognizer.load(folder, device="cpu")(features)[0].share)

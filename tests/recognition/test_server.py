@@ -242,13 +242,14 @@ def test_a_port_in_use_is_reported(trained, command):
 
 def test_a_server_estimates_the_share_of_recent_images_if_asked(trained, server):
     fixed = json.loads(server.ask("GET", "/health")[1])["new_share"]
-    assert (fixed["value"], fixed["error"]) == (0.1, None)
+    stored = Recognizer.load(trained.run(), device="cpu").trained.confidence.new_share
+    assert (fixed["value"], fixed["error"]) == (stored, None)
     paths = trained.images()[:24]
     files = [(path.name, path.read_bytes()) for path in paths]
     expected = Recognizer.load(trained.run(), device="cpu", new_share="auto")(paths)[0].share
     with RunningServer(trained.run(), trained.folder, "--new-share", "auto", "--workers", "1") as asked:
         before = asked.predict(files[0])[1]["answers"][0]
-        assert (before["new_share"], before["new_share_error"]) == (0.1, None)
+        assert (before["new_share"], before["new_share_error"]) == (stored, None)
         asked.predict(*files[1:])
         found = json.loads(asked.ask("GET", "/health")[1])["new_share"]
         after = asked.predict(files[0])[1]["answers"][0]
