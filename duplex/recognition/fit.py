@@ -73,7 +73,9 @@ from duplex.training.trials import Trial
 
 def checked_encoders(names: Sequence[str], weights: str | None, labels: LabelSpace) -> list[EncoderParams]:
     """Settings of the encoders `names`, each perhaps with its weights, as in `NAME @ WEIGHTS`."""
-    listed = [split_weights(part) for name in names for part in split_name(name)]
+    listed = []
+    for name in names:
+        listed += [split_weights(part) for part in split_name(name)]
     if weights is not None and len(listed) > 1:
         raise UsageError(
             f"--weights {weights!r} could belong to any of {len(listed)} encoders; leave it out and give each its own, "

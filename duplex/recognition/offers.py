@@ -157,7 +157,9 @@ def other_offers(chosen: EncoderParams, images: int, *, gpu: bool, cores: int) -
 
 def list_encoders(families: Iterable[EncoderFamily]) -> list[dict[str, Any]]:
     """Facts about each encoder that a family or encoders.csv lists, by name; None where they are unknown."""
-    listed = {entry.name: entry for family in families for entry in family.catalog()}
+    listed: dict[str, CatalogEntry] = {}
+    for family in families:
+        listed |= {entry.name: entry for entry in family.catalog()}
     known: dict[str, list[PublishedEncoder]] = {name: [] for name in listed}
     for row in published_encoders():
         known.setdefault(row.encoder, []).append(row)
