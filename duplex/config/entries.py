@@ -81,7 +81,8 @@ def changed_entry(entry: Any, changes: Any) -> Any:
         replaces = key == "training" or changes.get(key) != {}
         if key in entry and key in changes and replaces:
             changed[key] = changed_table(auto_as_table(entry[key]), auto_as_table(changes[key]))
-    before, after = entry.get("per_dataset"), changes.get("per_dataset")
+    before = entry.get("per_dataset")
+    after = changes.get("per_dataset")
     if isinstance(before, dict) and isinstance(after, dict):
         by_dataset = {name: changed_entry(before.get(name), table) for name, table in after.items()}
         changed["per_dataset"] = {**before, **by_dataset}

@@ -488,9 +488,8 @@ def parse_params(record: Table, files: Mapping[str, Table], path: Path) -> Param
             if name in run["methods"]:
                 known = {key: table for key, table in recipe["per_dataset"].items() if key in datasets}
                 recipes[name] = {**recipe, "per_dataset": known}
-        methods |= completed_entries(
-            recipes, datasets, published
-        )  # entries that extend one of these names keep its own settings
+        # after `extends`, so that an entry that extends one of these names has its settings from params.yaml
+        methods |= completed_entries(recipes, datasets, published)
     try:
         params = Params.model_validate_json(json.dumps({**record, "datasets": datasets, "methods": methods}))
     except ValidationError as error:
