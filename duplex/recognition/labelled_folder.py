@@ -21,7 +21,7 @@ from duplex.labels import Ints, LabelSpace, prompt_name
 from duplex.options import SourceOptions
 from duplex.system.files import write_json
 
-FEW_PAIRS = 3  # new pairs of a split, below which a note says that these are few
+FEW_HIDDEN = 3  # new pairs of a split, below which a note says that these are few
 MOST_CONTRADICTED = 0.01  # share of images whose copies have another label; more is an error
 PIXELS = "pixels.json"  # in MODEL.cache: digest of the pixels of each image, by its file's sha256
 # Another decoder may decode other pixels
@@ -204,7 +204,7 @@ def describe(data: LabelledFolder, say: Callable[[str], None]) -> None:
     )
     hidden = {split: len(hidden_pairs(data, split)) for split in ("val", "test")}
     say(f"new pairs, which training does not see: {hidden['val']} in validation, {hidden['test']} in test")
-    if min(hidden.values()) < FEW_PAIRS:
+    if min(hidden.values()) < FEW_HIDDEN:
         say("note: so few pairs hardly measure new pairs; others may do far better or worse")
     if single := words_of_one_pair(data.labels):
         listed = ", ".join(single[:5]) + ", ..." * (len(single) > 5)

@@ -34,7 +34,7 @@ RECIPE_COLUMNS = {  # key -> heading and format, of those that a recipe may have
     "gain": ("gain over the best before", "{:+.1f}"),
     "gain_error": ("its error", "{:.1f}"),
     "accuracy": ("accuracy, %", "{:.1f}"),
-    "accuracy_seen": ("seen pairs right, %", "{:.1f}"),
+    "accuracy_seen": ("known pairs right, %", "{:.1f}"),
     "accuracy_unseen": ("new pairs right, %", "{:.1f}"),
     "epoch": ("best epoch", "{:.0f}"),
 }
@@ -42,7 +42,7 @@ RECIPE_NOTE = (
     "The chosen one is bold. All trainings with fine-tuned blocks end with a learning rate of 0; the "
     "best is repeated with more epochs while validation AUC rises by more than the standard error of "
     "the difference. Of the recipes that are at most this error below the highest AUC, that with the "
-    "best mean accuracy on seen and on new pairs is chosen, or the cheapest if this is not measured."
+    "best mean accuracy on known and on new pairs is chosen, or the cheapest if this is not measured."
 )
 COST_NOTE = (
     "Mean over seeds. A codebook that gradients train is among the trained parameters; the values "
