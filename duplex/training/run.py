@@ -326,7 +326,7 @@ def tune_and_score(
         auc_all = found[0] if found else checked_auc(margins_all)
     margins = by_world["closed"][1]
     confidence = fit_confidence(method, val, labels, *kept)
-    for world in spec.worlds:
+    for world in reversed(spec.worlds):  # the share that stays is the first world's, in which answers are by default
         feasible = feasible_compositions(method, inputs.words, by_world[world][0])
         confidence = fit_new_share(method, val, labels, confidence, world, feasible)
     return margins, {
