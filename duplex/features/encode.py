@@ -27,6 +27,7 @@ from duplex.errors import DuplexError
 from duplex.features import file as cache_file
 from duplex.features.file import ALL_ZERO, CONTENTS, ENCODED, FIRST_BAD, NOT_FINITE, PIXELS, SHA256, Statuses
 from duplex.system.code import code_hash
+from duplex.system.threads import cpu_cores
 
 if TYPE_CHECKING:
     from duplex.encoders.base import Encoder
@@ -216,8 +217,7 @@ def decoding_workers(wanted: int | Literal["auto"]) -> int:
     """The number of processes that decode images; "auto" leaves a core to the encoder."""
     if wanted != "auto":
         return wanted
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(0, cores - 1)
+    return max(0, cpu_cores() - 1)
 
 
 def split_rows(rows: Sequence[Row], size: int) -> list[Sequence[Row]]:

@@ -26,7 +26,7 @@ from duplex.errors import UsageError
 from duplex.methods.adapters import BlockAdapters, ConceptBottlenecks, Run, find_adapters
 from duplex.methods.team import ALONE, Team
 from duplex.options import FinetuneOptions
-from duplex.system.threads import float32_arithmetic
+from duplex.system.threads import bf16_products, float32_arithmetic
 
 IMAGES = 256  # computed at once without gradients
 CONCEPT_FEATURES = ("cls", "cls_state", "cls_object")  # of `concepts`
@@ -142,7 +142,7 @@ class FinetunedBlocks(nn.Module):
 
                 total = len(block_inputs)
                 x = warp(x, draw_matrices(total, self.options.augment, self._device)[team.part(total)])
-            with torch.no_grad(), self._autocast():
+            with torch.no_grad(), bf16_products(self.precision, self._device):
                 x = self._begin(x) if self._begin is not None and is_pixels else x.float()
             if compiled is not None:
                 return compiled(x)
@@ -150,13 +150,9 @@ class FinetunedBlocks(nn.Module):
             apply = nn.Module.__call__ if alone else partial(team.run, total=len(block_inputs))
             return self.run_blocks(x, partial(recompute, apply, use_reentrant=False) if again else apply)
 
-    def _autocast(self) -> torch.autocast:
-        is_bf16 = self.precision == "bf16"  # no cache of a step's old weights
-        return torch.autocast(self._device.type, torch.bfloat16, enabled=is_bf16, cache_enabled=False)
-
     def run_blocks(self, x: Tensor, run: Run = nn.Module.__call__) -> dict[str, Tensor]:
         """The method's inputs by name, from the first block's input; trained blocks are called by `run`."""
-        with self._autocast():
+        with bf16_products(self.precision, self._device):
             with torch.no_grad():
                 for block in self._blocks[: self._frozen]:
                     x = block(x)

@@ -36,7 +36,7 @@ from duplex.project.run import DATA_STAGES, RUN_STAGES, LastDatasetLoader, LoadI
 from duplex.project.stamps import Stamp
 from duplex.project.train import train_stage
 from duplex.system.processes import BrokenProcessPool, ProgressBar, WorkerProcess
-from duplex.system.threads import Threads
+from duplex.system.threads import Threads, cpu_cores
 
 LONGEST_REASON = 300
 
@@ -342,10 +342,7 @@ def workers_and_gpus(device: str, jobs: int | None, threads: int) -> tuple[int, 
     if resolve_device(device) == "cuda":
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         gpus = visible.split(",") if visible else list(map(str, range(torch.cuda.device_count())))
-    cores = os.cpu_count() or 1
-    if hasattr(os, "sched_getaffinity"):
-        cores = len(os.sched_getaffinity(0))
-    return jobs or len(gpus) or max(1, cores // threads), gpus
+    return jobs or len(gpus) or max(1, cpu_cores() // threads), gpus
 
 
 def run_in_processes(trials: Sequence[Task], executor: TaskRunner, jobs: int, gpus: Sequence[str]) -> Iterator[Outcome]:

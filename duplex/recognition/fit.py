@@ -8,7 +8,6 @@ writes the same bytes; a second fit of the same data retrains nothing.
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 from collections.abc import Mapping, Sequence
@@ -62,6 +61,7 @@ from duplex.recognition.trained import TrainedRun
 from duplex.recognition.worlds import evaluate_world
 from duplex.report.own import OwnData, write_page
 from duplex.system.files import expanded_path, named_path, refuse_existing, sole_writer, write_json
+from duplex.system.threads import cpu_cores
 from duplex.training.checkpoint import TrainingRecord
 from duplex.training.inputs import RunInputs, long_prompts
 from duplex.training.loop import ResumePoint
@@ -195,7 +195,7 @@ def fit_folder(
     parts: list[EncoderParams] = []
     others = None
     if encoder is None:
-        machine: Any = {"gpu": resolve_device("auto") != "cpu", "cores": os.cpu_count() or 1}
+        machine: Any = {"gpu": resolve_device("auto") != "cpu", "cores": cpu_cores()}
         entry, reason = choose_encoder(data.labels, len(data.manifest), **machine)
         if entry.name != PACKAGED:
             others = other_offers(entry, len(data.manifest), **machine)

@@ -76,6 +76,13 @@ def require_precision(precision: str, device: torch.device, option: str) -> None
         raise UsageError(f"{problem}; set it to fp32 or the device to cpu")
 
 
+def bf16_products(precision: str, device: torch.device) -> torch.autocast:
+    """Context manager: matrix products in bf16 if `precision` is "bf16", with weights as they are at each use."""
+    import torch
+
+    return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16", cache_enabled=False)
+
+
 @contextmanager
 def float32_arithmetic(precision: str) -> Iterator[None]:
     """Context manager, around backward passes too: allow TF32 on GPUs if `precision` is "tf32"."""
@@ -88,6 +95,11 @@ def float32_arithmetic(precision: str) -> Iterator[None]:
         yield
     finally:
         cudnn.allow_tf32, matmul.allow_tf32 = before
+
+
+def cpu_cores() -> int:
+    """Number of CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @contextmanager

@@ -29,6 +29,7 @@ from duplex.methods.prompts import Prompts
 from duplex.methods.team import ALONE, Team
 from duplex.options import TrainingOptions
 from duplex.system.processes import BrokenProcessPool, WorkerProcess
+from duplex.system.threads import cpu_cores
 from duplex.training.checkpoint import tensor_digest
 
 WAITS = timedelta(days=7)  # for others in a step; the first process validates meanwhile
@@ -74,7 +75,7 @@ def require_devices(count: int, device: str) -> None:
     if device not in ("cpu", "cuda"):
         raise UsageError(f"{asked}, but device is {device}; set device to auto, cuda or cpu, or training.devices to 1")
     if device == "cpu":
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        cores = cpu_cores()
         if cores < count:
             raise UsageError(f"{asked}, but this process may use {cores} CPU cores; lower it")
         return

@@ -14,7 +14,7 @@ from torch import Tensor
 from duplex.encoders.base import Encoder
 from duplex.encoders.image_blocks import TowerBlocks, block_count, block_input_shape, last_blocks, stem
 from duplex.system.processes import ProgressBar
-from duplex.system.threads import float32_arithmetic
+from duplex.system.threads import bf16_products, float32_arithmetic
 
 AT_ONCE = 256  # images
 
@@ -43,8 +43,7 @@ def _run(
 ) -> NDArray[np.float16]:
     outputs = []
     bar = ProgressBar("images through the frozen blocks", len(values))
-    low = torch.autocast(tower.device.type, torch.bfloat16, enabled=precision == "bf16", cache_enabled=False)
-    with torch.no_grad(), float32_arithmetic(precision), low, bar:
+    with torch.no_grad(), float32_arithmetic(precision), bf16_products(precision, tower.device), bar:
         for start in range(0, len(values), AT_ONCE):
             x = begin(torch.as_tensor(values[start : start + AT_ONCE]).to(tower.device))
             for block in first:

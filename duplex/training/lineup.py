@@ -31,6 +31,7 @@ from duplex.features.encode import WantedOutputs
 from duplex.features.file import row_bytes
 from duplex.methods.base import Batch
 from duplex.system.files import write_text
+from duplex.system.threads import bf16_products
 from duplex.training.inputs import RunInputs
 from duplex.training.loop import make_optimiser, optimiser_step
 from duplex.training.run import MethodSpec, initialised_method
@@ -103,8 +104,7 @@ def block_cost(
 
     def seconds(train: bool) -> float:
         start = clock()
-        low = torch.autocast(x.device.type, torch.bfloat16, enabled=precision == "bf16", cache_enabled=False)
-        with torch.set_grad_enabled(train), low:
+        with torch.set_grad_enabled(train), bf16_products(precision, x.device):
             y = cut(x)
             if train:
                 torch.autograd.grad(y.float().sum(), parameters, allow_unused=True)
