@@ -15,17 +15,15 @@ from pathlib import Path
 from typing import Any
 
 
-def all_rounds(
-    works: Mapping[str, Callable[[], object]], rounds: int, warm: int, clock: Callable[[], float] = time.perf_counter
-) -> dict[str, list[float]]:
+def all_rounds(works: Mapping[str, Callable[[], object]], rounds: int, warm: int) -> dict[str, list[float]]:
     """Seconds of each piece of work in each round; they alternate, so that a slow minute affects all of them."""
     times: dict[str, list[float]] = {name: [] for name in works}
     for turn in range(warm + rounds):
         for name, work in works.items():
-            start = clock()
+            start = time.perf_counter()
             work()
             if turn >= warm:
-                times[name].append(clock() - start)
+                times[name].append(time.perf_counter() - start)
     return times
 
 
