@@ -20,7 +20,6 @@ from benchmarks import graph as graphs
 from benchmarks import paper as costs
 from benchmarks import text as texts
 from benchmarks import training as steps
-from benchmarks.closed_form import labels as cgqa_labels
 from duplex.config.params import load_params
 from duplex.features.encode import decoding_workers
 from duplex.features.tokens import Examples
@@ -207,7 +206,7 @@ def extraction(look: Look, folder: Path) -> Table:
 
 def evaluation(look: Look, _: Path) -> Table:
     """Scores of C-GQA's pairs for as many images as its test split has, without the encoding of prompts."""
-    labels = small_world() if look.quick else cgqa_labels()
+    labels = small_world() if look.quick else texts.cgqa_labels()
     method, train = begun(labels, look.device)
     images = 16 if look.quick else 5_098
     found: Table = {}

@@ -24,9 +24,8 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from benchmarks.closed_form import labels as cgqa_labels
 from benchmarks.measure import emit, memory, options, say
-from benchmarks.text import random_tower
+from benchmarks.text import cgqa_labels, random_tower
 from duplex.config.params import StreamParams, load_params
 from duplex.methods import tomcat
 from duplex.methods.base import AdapterInputs, Batch, Inputs, MethodContext

@@ -26,12 +26,13 @@ from torch.nn import functional as F
 from benchmarks.measure import begin_peak, emit, median_ratio, memory, options, say
 from duplex.encoders.prompt_tree import PromptTree, pad_prompts
 from duplex.encoders.text import ClipTextTower
-from duplex.labels import prompt_name
+from duplex.labels import LabelSpace, prompt_name
 from duplex.methods.blocks import add_text_adapters
 from duplex.options import FinetuneOptions
 
 Pair = tuple[str, str]
 SIZES = {"mit-states": (115, 245, 1262, 64), "ut-zappos": (16, 12, 83, 64), "cgqa": (413, 674, 5592, 32)}
+LISTED = 2292  # pairs of C-GQA's validation split
 TOWER = "ViT-L-14-quickgelu"  # with random weights
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 LEARNED = 3  # tokens after the start token
@@ -69,6 +70,13 @@ def made_up(states: int, objects: int, count: int) -> list[Pair]:
     cover = [i % states * objects + i % objects for i in range(max(states, objects))]
     chosen = list(dict.fromkeys([*cover, *numbers.tolist()]))[:count]
     return [(f"state {c // objects}", f"object {c % objects}") for c in chosen]
+
+
+def cgqa_labels() -> LabelSpace:
+    """Labels of C-GQA's size, in which each state and object is seen and half of validation's pairs are not."""
+    states, objects, seen, _ = SIZES["cgqa"]
+    pairs = made_up(states, objects, seen + LISTED // 2)
+    return LabelSpace.from_pairs({"train": pairs[:seen], "val": [*pairs[: LISTED - LISTED // 2], *pairs[seen:]]})
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,7 @@ import pytest
 from tests.projects import built_once, make_project
 from tests.subprocesses import ENVIRONMENT, ROOT, Forked
 
-LABELS = "m.STATES, m.OBJECTS, m.SEEN, m.LISTED, m.DIM, m.TRAIN, m.VAL = 8, 7, 24, 20, 16, 200, 60"
-AT_CGQA = f"import benchmarks.closed_form as c; {LABELS.replace('m.', 'c.')}"
+AT_CGQA = "import benchmarks.text as t; t.SIZES['cgqa'], t.LISTED = (8, 7, 24, 20), 20; m.at_cgqa()"
 IN_PROCESS = "m.apart = lambda module, part: {**m.PARTS[part](), 'peak_gib': 1.0}"
 MEMORY = "m.SIZES, m.PREFETCH = {'small': (4, 2, 1)}, (4, 2, 1); m.apart = lambda module, part: m.peak_memory(30)"
 SMALL_STEPS = "m.apart = lambda module, part: m.measure(part.split(':')[0], 1, layers=1, width=64)"
@@ -20,7 +19,6 @@ SMALLER = "from functools import partial; m.{0} = partial(m.{0}, layers=1, width
 COMMANDS = {  # name -> (arguments, changes of the module m before its main function runs)
     "answers": ("--run artifacts/own/duplex/0 --json", "m.IMAGES = 20"),
     "bare": ("--encoder ViT-S-32 --rounds 1 --json", ""),
-    "closed_form": ("--json", LABELS),
     "curve": ("--json", f"m.CLOSED, m.OPEN, m.SEEN, m.IMAGES = 900, 2000, 400, 300; {IN_PROCESS}"),
     "depth": ("--json", "m.LAYERS, m.WIDTH = 4, 64"),
     "extraction": ("--json", MEMORY),
@@ -32,7 +30,7 @@ COMMANDS = {  # name -> (arguments, changes of the module m before its main func
     "paper": ("--json", "m.ENCODER, m.PAPER = 'ViT-S-32', dict(list(m.PAPER.items())[:1])"),
     "pays": ("--datasets own --images 2 --shares 0.2 --json", ""),
     "steps": ("--methods compcos,csp --json", SMALL_STEPS),
-    "stream": ("--datasets own --methods duplex --seeds 0 --orders 1 --json", f"{AT_CGQA}; m.at_cgqa()"),
+    "stream": ("--datasets own --methods duplex --seeds 0 --orders 1 --json", AT_CGQA),
     "study": ("--dataset own --methods clip,linear --of clip --seeds 0 --folder runs --json", ""),
     "suspects": ("--json", "m.SEEDS = 1"),
     "tables": ("", ""),
