@@ -2,9 +2,8 @@
 
 Three ways over the same images and weights alternate in one run: the encoder alone over tensors in memory, open_clip's
 example (open, transform, encode, one batch after another), and `extract`. Decoding alone, in as many processes as
-`extract` has, shows which of the two is the bottleneck. Weights are random: speed does not depend on them. `ahead`
-shows the images per second of a small encoder by the number of batches that a worker decodes ahead. The peak memory of
-an extraction, with its workers, is read for few and many images.
+`extract` has, shows which of the two is the bottleneck. Weights are random: speed does not depend on them. The
+peak memory of an extraction, with its workers, is read for few and many images.
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ from benchmarks.measure import all_rounds, apart, emit, finished, median_ratio, 
 from duplex.encoders.base import EncoderSource
 from duplex.encoders.libraries import open_clip
 from duplex.encoders.open_clip import ClipEncoder, complete_preprocess
-from duplex.features import encode
 from duplex.features.encode import ImageRows, decode_batches, decoding_workers, split_rows
 from duplex.features.extract import ExtractionSettings, extract
 from duplex.system.threads import PRECISIONS, keep_freed_memory
@@ -39,8 +37,6 @@ SMALL = {
     "vision_cfg": {"image_size": 224, "layers": 2, "width": 128, "patch_size": 32},
     "text_cfg": {"width": 64, "heads": 2, "layers": 1},
 }
-PREFETCH = (256, 32, 3)  # pictures, batch size, rounds
-DEPTHS = (1, 2, 4)  # batches that a worker is ahead
 PICTURE: dict[str, Any] = {"size": (400, 300), "coarse": 10}
 
 
@@ -59,11 +55,8 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             encoders[name] = compare(name, Path(folder), workers, precision=given.precision)
         say(f"{name}: {encoders[name]}")
-    with tempfile.TemporaryDirectory() as folder:
-        ahead = by_prefetch(Path(folder), *PREFETCH, workers)
     record = {
         "encoders": encoders,
-        "ahead": ahead,
         "peak_megabytes": {f"{count} pictures": apart("benchmarks.extraction", str(count)) for count in (1000, 8000)},
         "threads": torch.get_num_threads(),
         "workers": workers,
@@ -107,23 +100,6 @@ def compare(
         **rates,
         "held_by": "decoding" if is_slow_to_decode else "the encoder",
     }
-
-
-def by_prefetch(folder: Path, count: int, batch: int, rounds: int, workers: int) -> dict[str, float]:
-    """Images per second of extracting with a small encoder, by the number of batches that a worker is ahead."""
-    encoder = random_encoder("small", folder, "cpu", "fp32")
-    images = [path.name for path in write_pictures(folder, count, **PICTURE)]
-    before = encode.AHEAD
-
-    def work(ahead: int) -> None:
-        encode.AHEAD = ahead
-        run(encoder, folder, images, batch, max(1, workers))
-
-    try:
-        seconds = all_rounds({str(ahead): partial(work, ahead) for ahead in DEPTHS}, rounds, warm=1)
-    finally:
-        encode.AHEAD = before
-    return {ahead: round(count / statistics.median(times), 1) for ahead, times in seconds.items()}
 
 
 def bare(encoder: ClipEncoder, pixels: torch.Tensor, batch: int) -> None:

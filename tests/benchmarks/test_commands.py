@@ -13,7 +13,7 @@ from tests.subprocesses import ENVIRONMENT, ROOT, Forked
 
 AT_CGQA = "import benchmarks.text as t; t.SIZES['cgqa'], t.LISTED = (8, 7, 24, 20), 20; m.at_cgqa()"
 IN_PROCESS = "m.apart = lambda module, part: {**m.PARTS[part](), 'peak_gib': 1.0}"
-MEMORY = "m.SIZES, m.PREFETCH = {'small': (4, 2, 1)}, (4, 2, 1); m.apart = lambda module, part: m.peak_memory(30)"
+MEMORY = "m.SIZES = {'small': (4, 2, 1)}; m.apart = lambda module, part: m.peak_memory(30)"
 SMALL_STEPS = "m.apart = lambda module, part: m.measure(part.split(':')[0], 1, layers=1, width=64)"
 SMALLER = "from functools import partial; m.{0} = partial(m.{0}, layers=1, width=64)"
 COMMANDS = {  # name -> (arguments, changes of the module m before its main function runs)
