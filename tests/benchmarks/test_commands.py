@@ -16,13 +16,17 @@ IN_PROCESS = "m.apart = lambda module, part: {**m.PARTS[part](), 'peak_gib': 1.0
 MEMORY = "m.SIZES = {'small': (4, 2, 1)}; m.apart = lambda module, part: m.peak_memory(30)"
 SMALL_STEPS = "m.apart = lambda module, part: m.measure(part.split(':')[0], 1, layers=1, width=64)"
 SMALLER = "from functools import partial; m.{0} = partial(m.{0}, layers=1, width=64)"
+FEW_SECONDS = (
+    "from pathlib import Path; m.IMAGES, m.PAIRS, run = Path('pictures'), 1, m.duplex; "
+    "m.duplex = lambda *words: run(*words, *(('--minutes', 0.05) if words[0] == 'fit' else ()))"
+)
 COMMANDS = {  # name -> (arguments, changes of the module m before its main function runs)
     "answers": ("--run artifacts/own/duplex/0 --json", "m.IMAGES = 20"),
     "bare": ("--encoder ViT-S-32 --rounds 1 --json", ""),
     "curve": ("--json", f"m.CLOSED, m.OPEN, m.SEEN, m.IMAGES = 900, 2000, 400, 300; {IN_PROCESS}"),
     "depth": ("--json", "m.LAYERS, m.WIDTH = 4, 64"),
     "extraction": ("--json", MEMORY),
-    "first_minutes": ("--splits 0 --json", "from pathlib import Path; m.IMAGES, m.PAIRS = Path('pictures'), 1"),
+    "first_minutes": ("--splits 0 --json", FEW_SECONDS),
     "graph": ("--json", "m.DIM, b = 16, m.by_batch; m.by_batch = lambda: b((64,))"),
     "ideas": ("--splits 1 --json artifacts/own/manifest.csv:pictures", "m.SEEDS = (0,)"),
     "new_share": ("--run artifacts/own/duplex/0 --json", "m.SHARES, m.DRAWS = (0.5,), 2"),
