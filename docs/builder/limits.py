@@ -10,7 +10,6 @@ PAGE_LINES = 200
 DECIMALS = 60
 NUMBERS = 2
 COLUMNS = 10
-UNTRACED = 0
 
 CONSTANTS = {
     "3.11": "the oldest Python",

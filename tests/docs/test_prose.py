@@ -56,8 +56,7 @@ def test_prose_is_neither_tables_nor_code_nor_parts_made_from_files() -> None:
     assert [len(numbers(sentence)) for sentence in sentences(PAGE)] == [0, 2, 0, 0]
 
 
-def test_a_number_that_no_table_has_is_named(manual_of_one_page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "UNTRACED", 0)
+def test_a_number_that_no_table_has_is_named(manual_of_one_page: Path) -> None:
     assert untraced(manual_of_one_page) == ["3.25"]
     assert find_untraced() == ["docs/page.md: no table that it shows or links has 3.25"]
 
