@@ -20,6 +20,7 @@ from duplex.recognition import fit
 from duplex.recognition.export import read_fit
 from duplex.recognition.update import update_model
 from duplex.training import lineup, recipes, trials
+from tests.clock import Clock
 from tests.encoders.small_timm import write_weights
 from tests.recognition.drawn_folder import LACKING, OBJECTS, STATES, draw_pair
 from tests.recognition.searches import only_the_first, only_the_product
@@ -124,17 +125,6 @@ def test_a_fit_killed_at_each_stage_ends_in_the_bytes_of_an_undisturbed_one(fitt
     assert done.returncode == 0, done.stderr
     assert {**model_bytes(out), "README.md": ""} == {**model_bytes(model), "README.md": ""}
     assert (out / "README.md").read_text() == (model / "README.md").read_text()
-
-
-class Clock:
-    """A pretended clock that is `step` seconds later each time it is read."""
-
-    def __init__(self, step: float) -> None:
-        self.step, self.now = step, 0.0
-
-    def __call__(self) -> float:
-        self.now += self.step
-        return self.now
 
 
 def test_on_a_busy_machine_the_same_recipes_are_tried_and_the_model_has_the_same_bytes(

@@ -30,20 +30,10 @@ from duplex.training.lineup import (
     whole_lineup,
 )
 from duplex.training.run import MethodSpec
+from tests.clock import Clock
 
 CPU = torch.device("cpu")
 COST = {blocks: BlockCost(0.01 * blocks, 0.002 * blocks, 0.01 / blocks) for blocks in DEPTHS}
-
-
-class Clock:
-    """A pretended clock that is `step` seconds later each time it is read."""
-
-    def __init__(self, step: float) -> None:
-        self.step, self.now = step, 0.0
-
-    def __call__(self) -> float:
-        self.now += self.step
-        return self.now
 
 
 def costs(depth: int, final: int = 600) -> SearchCosts:

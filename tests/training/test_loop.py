@@ -24,6 +24,7 @@ from duplex.options import TrainingOptions
 from duplex.training.logs import TrainingHooks
 from duplex.training.loop import ResumePoint, TrainingState, make_optimiser, optimiser_step, rate_share, train
 from duplex.training.scoring import Validated, Validation
+from tests.clock import Clock
 from tests.methods.world import features, small_context, small_labels, small_method, step_of
 
 SETTINGS = TrainingOptions(learning_rate=0.01, batch_size=8, epochs=4)
@@ -99,17 +100,6 @@ def test_a_killed_run_continues_bit_identically(tmp_path, monkeypatch, after):
     resumed, outcome = run(settings=settings, resume=ResumePoint(path=partial, key="k"))
     assert same(whole, resumed)
     assert (outcome.best_epoch, outcome.history) == (reference.best_epoch, reference.history)
-
-
-class Clock:
-    """A pretended clock: a busy machine's is further ahead each time it is read."""
-
-    def __init__(self, step: float) -> None:
-        self.step, self.now = step, 0.0
-
-    def __call__(self) -> float:
-        self.now += self.step
-        return self.now
 
 
 WHOLE = dataclasses.replace(SETTINGS, epochs=3, schedule="cosine_steps", select="last", validate_every=3)
