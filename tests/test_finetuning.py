@@ -231,7 +231,7 @@ def test_too_few_block_inputs_are_reported_with_the_command_to_run(project) -> N
         train_stage(ProjectRun("own", "deeper", 0, project.params(), project.paths))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_killed_training_resumes_to_the_same_bytes(project) -> None:
     kill_and_resume_training(project, "deep")
     assert json.loads(project.paths.run("own", "deep", 7).timing.read_text())["parameters"] > 20_000

@@ -164,6 +164,6 @@ def test_onnxruntime_reads_pixels(project, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["varied", "paper"])
+@pytest.mark.parametrize("method", ["varied", pytest.param("paper", marks=pytest.mark.long)])
 def test_killed_training_from_pixels_resumes_to_the_same_bytes(project, method: str) -> None:
     kill_and_resume_training(project, method)

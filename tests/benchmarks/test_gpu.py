@@ -54,7 +54,7 @@ def test_wrong_tokens_on_the_device_fail_the_check(tmp_path: Path, monkeypatch: 
     assert not streams(Look("cpu", True), tmp_path / "other.h5")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_compiled_step_is_timed_beside_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a compiler that returns its function; where compiling fails, the time is left out."""
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)

@@ -89,7 +89,7 @@ def run_checked(*command: object, folder: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_installed_package_works_without_the_repository(environment, tmp_path):
     smoke = tmp_path / "smoke.py"
     smoke.write_bytes((ROOT / "tests" / "smoke.py").read_bytes())

@@ -23,7 +23,7 @@ def test_every_example_is_short_and_shown_with_its_output_and_a_small_picture() 
     assert max(sizes) < 30_000 and sum(sizes) < 200_000
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_examples_print_what_the_page_shows(tmp_path: Path) -> None:
     """The last digits depend on the processor, and with them few answers."""
     for name in names():

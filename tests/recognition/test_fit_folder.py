@@ -144,7 +144,7 @@ def test_on_a_busy_machine_the_same_recipes_are_tried_and_the_model_has_the_same
     assert "1, 2 and 4 blocks" in lines[outlook] and "1, 2 and 4 blocks" in printed
 
 
-@pytest.mark.parametrize("step", [0.05, 2.0])
+@pytest.mark.parametrize("step", [pytest.param(0.05, marks=pytest.mark.long), 2.0])
 def test_in_little_time_what_fits_is_tuned_and_a_second_fit_chooses_the_same(drawn, tmp_path, monkeypatch, step):
     """60 seconds on an idle and on a busy machine, by a pretended clock."""
     clock = Clock(step)
