@@ -20,8 +20,7 @@ from duplex.encoders.base import (
     unknown_words,
 )
 from duplex.errors import DuplexError, UsageError
-from duplex.features import extract
-from duplex.features.file import PartialCache, read_features
+from duplex.features.file import read_features
 from duplex.recognition import fit
 from duplex.recognition.update import update_model
 from duplex.system.plugins import installed_plugins
@@ -168,9 +167,7 @@ def test_caches_and_runs_of_other_code_are_refused_or_made_again(
 
 
 @pytest.mark.slow
-def test_a_fit_encodes_again_and_an_update_is_refused(
-    change: Change, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_update_with_other_code_is_refused(change: Change, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fit.FolderFit, "search", only_the_first)
     root, out = draw_folder(tmp_path / "shop", images=6), tmp_path / "model"
     draw_pair(tmp_path / "more", "red", "star", range(20, 24))
@@ -181,14 +178,3 @@ def test_a_fit_encodes_again_and_an_update_is_refused(
         UsageError, match=r"the code of the encoder 'mine' has changed since .*was fitted.*`duplex fit` again"
     ):
         update_model(out, tmp_path / "more", tmp_path / "other", say=lambda _: None)
-    encoded: list[torch.device] = []
-    encode = extract._encode_pending
-
-    def counted(cache: PartialCache, job: extract.ExtractionJob) -> None:
-        encoded.append(job.encoder.device)
-        encode(cache, job)
-
-    monkeypatch.setattr(extract, "_encode_pending", counted)
-    fit.fit_folder(root, out, encoder="mine", say=lambda _: None, force=True)
-    assert len(encoded) == 1
-    update_model(out, tmp_path / "more", tmp_path / "again", say=lambda _: None)

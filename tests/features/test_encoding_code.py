@@ -1,12 +1,9 @@
 """Rows are used again only if the code that would make them is the code that made them."""
 
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import h5py
-import numpy as np
 import pytest
 
 import duplex
@@ -17,9 +14,8 @@ from duplex.features.encode import encoding_code
 from duplex.features.file import read_features
 from duplex.features.shared import encode_shared, find_cached_features
 from duplex.system import code as hashing
-from tests.projects import draw_project
 from tests.recognition.drawn_folder import draw_folder
-from tests.subprocesses import ENVIRONMENT, ROOT
+from tests.subprocesses import ROOT
 
 SAID = "made with another version of the code that encodes images; extracting again"
 
@@ -118,54 +114,3 @@ def test_the_hash_covers_all_code_that_makes_a_row(tmp_path, monkeypatch, file: 
 
 def copied_package(folder: Path) -> Path:
     return Path(shutil.copytree(ROOT / "duplex", folder / "duplex", ignore=shutil.ignore_patterns("__pycache__")))
-
-
-SCRIPT = """
-import sys
-import duplex
-from duplex.config.params import load_params
-from duplex.project.extract import extract
-from duplex.project.prepare import prepare
-from duplex.project.run import ProjectData
-
-assert duplex.__file__.startswith(sys.argv[1]), duplex.__file__
-own = ProjectData(load_params(), "own")
-prepare(own)
-print(extract(own).resumed)
-data = duplex.load_dataset("pictures.csv", encoder="tiny", images="pictures", cache="cache")._data
-print(data.features.require()[0])
-"""
-
-
-@pytest.mark.slow
-def test_images_read_in_another_way_are_encoded_again(tmp_path: Path) -> None:
-    """A copy of the package is edited: `as_rgb` turns each image upside down."""
-    package, project = copied_package(tmp_path / "site"), tmp_path / "project"
-    for name in ("dvc.yaml", "params.yaml"):  # the package is read as a checkout
-        shutil.copy(ROOT / name, package.parent)
-    shutil.copytree(ROOT / "pipeline", package.parent / "pipeline")
-    project.mkdir()
-    draw_project(project)
-
-    def work() -> tuple[int, np.ndarray, np.ndarray]:
-        words = [sys.executable, "-c", SCRIPT, str(package)]
-        environment = {**ENVIRONMENT, "PYTHONPATH": str(package.parent)}
-        done = subprocess.run(words, cwd=project, env=environment, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        resumed, shared_cache = done.stdout.split()
-        caches = project / "artifacts/own/features.h5", project / shared_cache
-        first, second = (read_features(path).cls for path in caches)
-        return int(resumed), first, second
-
-    first, *before = work()
-    again, *same = work()
-    assert first == 0 and again == len(before[0]) > 0
-    edited = package / "data/images.py"
-    text = edited.read_text()
-    assert 'return _upright(image.convert("RGB"), image)' in text
-    edited.write_text(text.replace('image.convert("RGB"), image)', 'image.convert("RGB").rotate(180), image)'))
-    last, *after = work()
-    assert last == 0
-    for one, two, turned in zip(before, same, after, strict=True):
-        np.testing.assert_array_equal(one, two)
-        assert np.abs(one - turned).max() > 0.01

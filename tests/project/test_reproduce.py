@@ -15,14 +15,12 @@ from duplex.report.verdicts import VERDICTS
 from tests.commands import Command, command
 from tests.data.makers import OBJECTS, STATES, make_benchmark, make_standard
 from tests.encoders import small
-from tests.projects import SHIPPED, draw_project, edited_params, interrupt
+from tests.projects import SHIPPED, edited_params, interrupt
 from tests.subprocesses import ROOT
 
 pytestmark = pytest.mark.slow
 
 __all__ = ["command"]
-
-ROWS = ("duplex_five", "duplex_five_open", "module_cso", "module_sp", "troika")
 
 
 def shipped() -> dict[str, Any]:
@@ -158,40 +156,6 @@ def test_too_little_space_is_refused_before_extraction(
     assert not (benchmark / "ablations/artifacts").exists()
 
 
-@pytest.mark.slow
-def test_an_interrupted_command_continues_and_ends_with_the_page_of_claims(
-    tmp_path: Path, command: Command, in_this_process: None, monkeypatch: pytest.MonkeyPatch
-):
-    def rows(record: dict[str, Any]) -> None:
-        methods = shipped()["methods"]
-        for entry in methods.values():
-            entry.pop("per_dataset", None)
-        record["methods"] = {name: methods[name] for name in ("cso", "duplex", *ROWS)}
-        record["datasets"] = {"own": record["datasets"]["own"]}
-        record["extraction"]["num_workers"] = 0
-
-    (tmp_path / "ablations").mkdir()
-    draw_project(tmp_path / "ablations", ROWS, [0], scale=0.1, changes=rows, epochs=2)
-    monkeypatch.chdir(tmp_path)
-    with monkeypatch.context() as patch:
-        interrupt(patch, 4)  # in the second run
-        assert command("reproduce", "own").code == 130
-    artifacts = tmp_path / "ablations/artifacts"
-    assert len(list(artifacts.glob("own/*/0/metrics.json"))) == 1
-    monkeypatch.chdir(tmp_path)
-    done = command("reproduce", "own")
-    assert done.code == 0, done.err
-    assert "3 of 4 runs to train or evaluate" in done.err
-    assert "4 runs: 1 complete, 3 trained and evaluated" in done.err
-    assert "Claims of the paper" in (tmp_path / done.out.strip()).read_text()
-    closed = json.loads((artifacts / "own/module_sp/0/metrics.json").read_text())["closed"]
-    assert set(closed["sampled"]) == {"seen", "unseen", "hm", "auc"}
-    assert not (artifacts / "summary.json").exists(), "that of `make ablations` is not touched"
-    monkeypatch.chdir(tmp_path)
-    again = command("reproduce", "own", "--dry-run")
-    assert "0 of 4 runs" in again.out and "hours    none\n" in again.out
-
-
 @pytest.fixture
 def zappos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A project whose ut-zappos has the layout of the benchmark and a small random CLIP, in which 12 heads fit."""
@@ -320,19 +284,28 @@ def test_main_rows_of_a_random_encoder_end_to_end_killed_and_resumed(
     with monkeypatch.context() as patch:
         interrupt(patch, 4)  # in the second epoch of the second run with epochs
         assert command("reproduce", "ut-zappos", "--rows", "main", "--seeds", "0").code == 130
+    folder = clip_rows / "ablations/artifacts/ut-zappos"
+    assert len(list(folder.glob("*/0/metrics.json"))) == 2
     monkeypatch.chdir(clip_rows)
     done = command("reproduce", "ut-zappos", "--rows", "main", "--seeds", "0")
     assert done.code == 0, done.err
     assert "continuing after epoch 1" in done.err
+    assert "2 of 4 runs to train or evaluate" in done.err
+    assert "4 runs: 2 complete, 2 trained and evaluated" in done.err
     page = (clip_rows / done.out.strip()).read_text()
     beside = clip_rows / done.out.strip().removesuffix("index.html")
     assert list((beside / "plots/figures").glob("*.svg")) and json.loads((beside / "summary.json").read_text())
     assert "cso" in (beside / "runs.csv").read_text()
+    assert not (folder.parent / "summary.json").exists(), "that of `make ablations` is not touched"
     monkeypatch.chdir(clip_rows / "ablations")
     judged = claims.judged("ut-zappos")
     assert {each["verdict"] for each in judged} <= set(VERDICTS) and {each["source"] for each in judged} >= {"Fig. 7"}
     assert "Claims of the paper" in page and "not comparable" in page
-    folder = clip_rows / "ablations/artifacts/ut-zappos"
+    closed = json.loads((folder / "duplex_five/0/metrics.json").read_text())["closed"]
+    assert set(closed["sampled"]) == {"seen", "unseen", "hm", "auc"}
+    monkeypatch.chdir(clip_rows)
+    again = command("reproduce", "ut-zappos", "--rows", "main", "--seeds", "0", "--dry-run")
+    assert "0 of 4 runs" in again.out and "hours    none\n" in again.out
     stamp = json.loads((folder / "duplex_five/0/train.stamp.json").read_text())
     assert stamp["finetune"]["blocks"] == "all" and stamp["options"]["reading"] == "literal"
     whole = {path.parent.parent.name: path.read_bytes() for path in folder.glob("*/0/checkpoint.safetensors")}
