@@ -34,6 +34,7 @@ from duplex.options import FinetuneOptions, TrainingOptions
 from duplex.system.threads import PRECISIONS, float32_arithmetic
 from duplex.training.compiled import compiled_encoders
 from duplex.training.loop import make_optimiser, optimiser_step
+from duplex.training.run import MethodSpec
 
 ROWS = ("cso_paper", "duplex_paper")
 RATE = 1e-5
@@ -149,6 +150,21 @@ def measure_compiled(
             if method.blocks.compiled is not None:
                 found["compiled"] = statistics.median(all_rounds({"step": step}, rounds, warm=3)["step"])
     say(f"{row}, {precision}: " + "  ".join(f"{key} {value:.4g}" for key, value in found.items()))
+    return found
+
+
+def measure_steps(
+    rows: Iterable[MethodSpec], tower: Tower, batch: int, device: str, rounds: int, precision: Any
+) -> dict[str, float]:
+    """Seconds of a step of each row, in the tower's precision."""
+    examples = tower.batch(batch, device)
+    found: dict[str, float] = {}
+    for spec in rows:
+        method = tower.method(spec.kind, spec.options, spec.finetune, device)
+        with float32_arithmetic(precision):
+            step = finished(our_step(method, examples, precision), torch.device(device))
+            found[spec.name] = statistics.median(all_rounds({"step": step}, rounds, warm=1)["step"])
+        say(f"{spec.name}, {precision}: {found[spec.name]:.4g}")
     return found
 
 

@@ -5,13 +5,15 @@ The docstrings are the texts above the tables of the page.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 
 from benchmarks import bare as bares
@@ -20,17 +22,22 @@ from benchmarks import graph as graphs
 from benchmarks import paper as costs
 from benchmarks import text as texts
 from benchmarks import training as steps
-from duplex.config.params import load_params
+from duplex.config.params import Params, load_params
+from duplex.data.tables import LabelledImages
 from duplex.features.encode import decoding_workers
 from duplex.features.tokens import Examples
 from duplex.labels import LabelSpace
 from duplex.methods.base import Batch, MethodContext
 from duplex.methods.duplex import Duplex, DuplexOptions
+from duplex.project.paper_rows import paper_rows
+from duplex.project.reproduce import PROJECT
 from duplex.system.threads import Precision, float32_arithmetic
+from duplex.training.run import MethodSpec
 from duplex.training.scoring import SplitScorer, score_split
 
 TIMED: tuple[Precision, ...] = ("fp32", "tf32", "bf16")
 REPEATS = {"fp32": 4, "tf32": 16, "bf16": 16}  # of 384 images to extract: starting the workers must not count
+TIMED_ROWS = ("cso", "duplex_five")
 SMALLER = {"layers": 2, "width": 64}  # of a text tower, for a quick trial
 Table = dict[str, dict[str, Any]]
 
@@ -49,6 +56,10 @@ class Look:
     @property
     def rounds(self) -> int:
         return 1 if self.quick else 5
+
+    @property
+    def encoder(self) -> str:
+        return "ViT-S-32" if self.quick else costs.ENCODER
 
     @property
     def tower(self) -> dict[str, Any]:
@@ -157,7 +168,7 @@ def rows_in_precisions(look: Look, measure: Callable[..., Table], names: tuple[s
             rows = measure(
                 rows=("duplex_paper",) if look.quick else names,
                 params=load_params(),
-                encoder="ViT-S-32" if look.quick else costs.ENCODER,
+                encoder=look.encoder,
                 batch=2 if look.quick else 64,
                 device=look.device,
                 rounds=look.rounds,
@@ -165,6 +176,49 @@ def rows_in_precisions(look: Look, measure: Callable[..., Table], names: tuple[s
             )
         found |= {f"{name}, {precision}": row for name, row in rows.items()}
     return found
+
+
+def hours(look: Look, _: Path) -> Table:
+    """Training of `duplex reproduce --rows main` in bf16, by steps of its rows `cso` and `duplex_five`, which are
+    `cso_paper` and `duplex_paper`, from the inputs of the first block. `one seed, h`: all rows that train, without
+    validation and evaluation. Steps of other methods count as those of `cso`, or as more in proportion to a larger
+    batch; `--dry-run` times each row."""
+    params = load_params(PROJECT / "params.yaml")
+    tower = costs.Tower.of(look.encoder, look.device, "bf16")
+    found: Table = {}
+    for name in look.datasets:
+        own = replace(tower, labels=costs.labels_of_size(name))
+        specs = trained_rows(params, name, own.labels)
+        duplex = specs[TIMED_ROWS[-1]]
+        batch = duplex.training.batch_size
+        timed = [specs[row] for row in TIMED_ROWS]
+        seconds = bares.measure_steps(timed, own, 2 if look.quick else batch, look.device, min(3, look.rounds), "bf16")
+        total = math.fsum(
+            run_seconds(name, spec, seconds[TIMED_ROWS[spec.kind == duplex.kind]], batch) for spec in specs.values()
+        )
+        found[name] = {
+            **{f"{row}, ms": 1e3 * value for row, value in seconds.items()},
+            "steps": steps.steps_per_epoch(name, batch),
+            "epochs": duplex.training.epochs,
+            f"{duplex.name}, h": run_seconds(name, duplex, seconds[duplex.name], batch) / 3600,
+            "rows": len(specs),
+            "one seed, h": total / 3600,
+            "seeds": len(params.run.seeds),
+        }
+    return found
+
+
+def trained_rows(params: Params, dataset: str, labels: LabelSpace) -> dict[str, MethodSpec]:
+    """The rows that `duplex reproduce --rows main` trains on a data set."""
+    data = LabelledImages(pd.DataFrame(columns=["image", "state", "object", "split"]), labels)
+    specs = {row: MethodSpec.of(params, dataset, row) for row in paper_rows(params, dataset, data, "main").run}
+    return {row: spec for row, spec in specs.items() if getattr(spec.options, "losses", True)}
+
+
+def run_seconds(dataset: str, spec: MethodSpec, step: float, batch: int) -> float:
+    """Seconds of all steps of a row if one with `batch` images takes `step` seconds."""
+    size = spec.training.batch_size
+    return spec.training.epochs * steps.steps_per_epoch(dataset, size) * step * max(1, size / batch)
 
 
 def graph(look: Look, _: Path) -> Table:
@@ -249,7 +303,7 @@ def compiled(look: Look, _: Path) -> Table:
         row = bares.measure_compiled(
             name,
             load_params(),
-            encoder="ViT-S-32" if look.quick else costs.ENCODER,
+            encoder=look.encoder,
             batch=2 if look.quick else 64,
             device=look.device,
             rounds=look.rounds,
@@ -265,5 +319,5 @@ def compiled(look: Look, _: Path) -> Table:
     return found
 
 
-PARTS: tuple[Any, ...] = (text, sampling, training, paper, bare, graph, extraction, evaluation, compiled)
+PARTS: tuple[Any, ...] = (text, sampling, training, paper, bare, hours, graph, extraction, evaluation, compiled)
 TIMES: dict[str, Callable[[Look, Path], Table]] = {part.__name__: part for part in PARTS}

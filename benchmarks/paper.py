@@ -16,7 +16,6 @@ are its minutes an epoch over the steps of an epoch, on an A800 with batches of 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,7 +27,7 @@ from torch import Tensor
 
 from benchmarks.measure import emit, options, say
 from benchmarks.text import SIZES, Stopwatch, made_up
-from benchmarks.training import IMAGES
+from benchmarks.training import steps_per_epoch
 from duplex.config.params import Params, load_params
 from duplex.encoders.base import load_encoder
 from duplex.encoders.image_blocks import block_count, block_input_shape, last_blocks
@@ -41,7 +40,7 @@ from duplex.options import Options
 
 DATASET = "ut-zappos"
 ENCODER = "ViT-L-14-quickgelu"
-STEPS = math.ceil(IMAGES[DATASET] / 64)  # of an epoch
+STEPS = steps_per_epoch(DATASET, 64)
 PAPER = {  # Tab. 10: trained parameters in millions, peak memory in GB, minutes an epoch
     "cso_paper": (8.9, 17.8, 12.0),
     "duplex_paper, no graph": (9.4, 21.1, 16.4),
@@ -63,11 +62,9 @@ class Tower:
 
     @classmethod
     def of(cls, name: str, device: str, precision: str = "fp32") -> Tower:
-        states, objects, count, _ = SIZES[DATASET]
-        labels = LabelSpace.from_pairs(dict.fromkeys(("train", "val", "test"), made_up(states, objects, count)))
         encoder = load_encoder(name, "random:0", device=device)
         text = load_encoder(name, "random:0", towers="text", device=device, precision=precision).text
-        return cls(encoder, text, labels, precision)
+        return cls(encoder, text, labels_of_size(DATASET), precision)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -93,6 +90,12 @@ class Tower:
     def images(self, size: int, device: str) -> Tensor:
         pixels = self.encoder.image_transform(Image.new("RGB", (8, 8)))
         return pixels.expand(size, *pixels.shape).to(device)
+
+
+def labels_of_size(dataset: str) -> LabelSpace:
+    """Labels as many as a benchmark has, each pair in every split."""
+    states, objects, count, _ = SIZES[dataset]
+    return LabelSpace.from_pairs(dict.fromkeys(("train", "val", "test"), made_up(states, objects, count)))
 
 
 def parts(method: Any) -> dict[str, int]:

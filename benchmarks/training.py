@@ -28,6 +28,10 @@ IMAGES = {"ut-zappos": 22998, "mit-states": 30338, "cgqa": 26920}
 ROUNDS = 2
 
 
+def steps_per_epoch(name: str, batch: int) -> int:
+    return math.ceil(IMAGES[name] / batch)
+
+
 def world(name: str, device: torch.device, dim: int) -> tuple[LabelSpace, Batch]:
     """Labels of the benchmark's size and a few batches of random features."""
     states, objects, count, batch = SIZES[name]
@@ -95,7 +99,7 @@ def measure(
 
 
 def summarise(name: str, seconds: dict[str, float], device: torch.device) -> dict[str, Any]:
-    steps = math.ceil(IMAGES[name] / SIZES[name][3])
+    steps = steps_per_epoch(name, SIZES[name][3])
     row: dict[str, Any] = {
         "steps_per_epoch": steps,
         "step_seconds": seconds["whole"],

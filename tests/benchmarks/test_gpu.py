@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import gpu
+from benchmarks import bare, gpu, paper
 from benchmarks.gpu_holds import TESTS, streams
-from benchmarks.gpu_times import Look, compiled
+from benchmarks.gpu_times import Look, compiled, hours
+from duplex.config.params import load_params
 from duplex.features.tokens import DiskTokens
+from duplex.training.run import MethodSpec
 from tests.subprocesses import ENVIRONMENT, ROOT
 
 
@@ -52,6 +54,31 @@ def test_wrong_tokens_on_the_device_fail_the_check(tmp_path: Path, monkeypatch: 
     read = DiskTokens.__getitem__
     monkeypatch.setattr(DiskTokens, "__getitem__", lambda self, key: read(self, key).roll(1, 0))
     assert not streams(Look("cpu", True), tmp_path / "other.h5")
+
+
+def test_hours_are_those_of_all_steps_of_the_rows_that_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    params, found = load_params(ROOT / "params.yaml"), []
+
+    def timed(rows: list[MethodSpec], tower: paper.Tower, batch: int, *_: object) -> dict[str, float]:
+        found.append((len(tower.labels.pairs["train"]), batch))
+        assert [(spec.options, spec.finetune) for spec in rows] == [
+            (params.method(name, "cgqa"), params.finetune(name, "cgqa")) for name in bare.ROWS
+        ]
+        return {"cso": 1.0, "duplex_five": 2.0}
+
+    tower = paper.Tower(None, None, paper.labels_of_size("ut-zappos"))
+    monkeypatch.setattr(paper.Tower, "of", lambda *_: tower)
+    monkeypatch.setattr(bare, "measure_steps", timed)
+    table = hours(Look("cuda", False), tmp_path)
+    assert list(table) == ["ut-zappos", "mit-states", "cgqa"] and found == [(83, 64), (1262, 64), (5592, 32)]
+    row = table["ut-zappos"]
+    assert (row["steps"], row["epochs"], row["duplex_five, h"], row["seeds"]) == (360, 20, 4, 5)
+    steps = {16: 1438, 32: 719, 64: 360, 128: 180 * 2}  # of an epoch by the batch; one of 128 images counts as two
+    published = {"coop": (20, 64), "csp": (20, 64), "gipcol": (10, 64), "dfsp_i2t": (20, 128), "troika": (15, 128)}
+    published |= {"plid": (25, 128), "caila": (21, 32), "cluspro": (15, 32), "vp_cmjl": (20, 16)}
+    seconds = [epochs * steps[batch] for epochs, batch in published.values()]
+    assert row["rows"] == len(published) + 3
+    assert row["one seed, h"] == pytest.approx((sum(seconds) + (1 + 2 + 2) * 20 * 360) / 3600)
 
 
 @pytest.mark.long
