@@ -38,8 +38,8 @@ ALLOWED_HALF = 0.1
 
 
 @contextmanager
-def compiled_encoders(method: Method[Any], images: Batch, settings: TrainingOptions, label: str) -> Iterator[None]:
-    """Context manager in which training steps run a method's encoders as compiled code, if that works."""
+def compiled_encoders(method: Method[Any], images: Batch, settings: TrainingOptions, label: str) -> Iterator[bool]:
+    """Context manager in which training steps run a method's encoders as compiled code; yields whether that works."""
     parts = find_encoders(method) if method.groups() else []
     if not parts:
         lack = f"{method.class_name} trains neither blocks of the image tower (`finetune`) nor prompts of a prefix tree"
@@ -53,7 +53,7 @@ def compiled_encoders(method: Method[Any], images: Batch, settings: TrainingOpti
             _reset(parts)
         mark = register_optimizer_step_post_hook(lambda *_: torch.compiler.cudagraph_mark_step_begin())
         try:
-            yield
+            yield not failure
         finally:
             mark.remove()
     finally:

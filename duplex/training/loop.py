@@ -365,7 +365,7 @@ class TrainingResult:
     best_epoch: int
     best_auc: float  # validation AUC of the best epoch; NaN without validation
     history: list[dict[str, float]]  # per epoch: losses and validation metrics
-    timing: dict[str, float]  # seconds per epoch, peak memory in bytes, the method's sizes
+    timing: dict[str, float]  # seconds per epoch, peak memory in bytes, whether compiled, the method's sizes
     selected_by: str = "auc"  # validation metric that chose the best epoch; `last`: it is the last
 
 
@@ -403,7 +403,9 @@ def train(
         steps = math.ceil(len(images) / (settings.batch_size * settings.accumulate))
         pace = Pace(max(1, epochs * steps), resume.seconds, resume.clock)
         with (
-            compiled_encoders(method, images, settings, resume.label) if settings.compile else nullcontext(),
+            compiled_encoders(method, images, settings, resume.label)
+            if settings.compile
+            else nullcontext() as compiled,
             ProgressBar(f"{resume.label}, steps", 0 if team.rank else epochs * steps) as bar,
         ):
 
@@ -442,6 +444,7 @@ def train(
             "seconds_per_epoch": seconds / trained if trained else 0.0,
             "peak_bytes": torch.cuda.max_memory_allocated() if cuda else peak_resident(),
             **({"threads": state.threads} if epochs and not cuda else {}),
+            **({} if compiled is None else {"compiled": compiled}),
             **method.summary(),
         }
         best_auc = state.history[state.best_epoch].get("val_auc", math.nan)

@@ -22,7 +22,7 @@ from duplex.methods.registry import make_method, parse_options
 from duplex.options import FinetuneOptions, OptionError, TrainingOptions
 from duplex.testing import small_batch, small_context
 from duplex.training.compiled import CompiledBlocks
-from duplex.training.loop import ResumePoint, train
+from duplex.training.loop import ResumePoint, TrainingResult, train
 from duplex.training.run import reproducible
 from tests.encoders.small import write_folder
 from tests.projects import interrupt
@@ -58,15 +58,21 @@ def images(count: int) -> Examples:
     return Examples(np.arange(count), {**inputs, "block_inputs": torch.randn(count, 5, 32, generator=random)}, labels)
 
 
+def result_of(
+    method: Method[Any], count: int, settings: TrainingOptions, resume: ResumePoint = ResumePoint()
+) -> TrainingResult:
+    own = images(count)
+    with reproducible(1):
+        method.eval().start(Batch(own.inputs, own.compositions.clone()))
+        return train(method, own, settings, 0, None, resume)
+
+
 def trained(
     method: Method[Any], count: int, settings: TrainingOptions, resume: ResumePoint = ResumePoint()
 ) -> tuple[list[dict[str, float]], Tensors]:
     """The mean losses of each epoch and the tensors after the last."""
-    own = images(count)
-    with reproducible(1):
-        method.eval().start(Batch(own.inputs, own.compositions.clone()))
-        result = train(method, own, settings, 0, None, resume)
-    return result.history, {name: tensor.clone() for name, tensor in method.state_dict().items()}
+    history = result_of(method, count, settings, resume).history
+    return history, {name: tensor.clone() for name, tensor in method.state_dict().items()}
 
 
 def assert_equal(one: Tensors, other: Tensors) -> None:
@@ -190,6 +196,14 @@ def test_where_compiling_fails_training_is_that_without(
     assert re.search(reason, lines[0]) and lines[0].endswith("; training runs uncompiled")
     assert compiled_history == history
     assert_equal(compiled, tensors)
+
+
+def test_the_timing_says_whether_steps_were_compiled(encoder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "compiled" not in result_of(built(encoder), 16, SETTINGS).timing
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    assert result_of(built(encoder), 16, COMPILED).timing["compiled"] is True
+    other_numbers(monkeypatch)
+    assert result_of(built(encoder), 16, COMPILED).timing["compiled"] is False
 
 
 def test_filled_up_batches_and_fixed_trees_change_nothing(encoder: str, monkeypatch: pytest.MonkeyPatch) -> None:
