@@ -1,6 +1,7 @@
 """A method with fine-tuned blocks, from images to results: training, evaluation and recognition agree."""
 
 import json
+import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -76,6 +77,9 @@ def project(tmp_path_factory) -> Project:
         record["methods"]["flat_divided"] = {"extends": "flat", "training": {"devices": 2}}
         record["methods"]["fixed"] = {"extends": "closed_form", "training": {"devices": 2}}
         record["methods"]["tried"] = {"extends": "dual", "finetune": {"blocks": "auto"}, "training": {"devices": 2}}
+        record["methods"]["compiled"] = {
+            "extends": "cso", "finetune": {"blocks": 1}, "training": {"compile": True, "select": "last"}
+        }  # fmt: skip
         record["methods"]["both"] = {"extends": "cso", "finetune": {"blocks": 1, "text": "bottleneck"}}
 
     params, paths = encoded_project(folder, ["deep"], scale=0.05, changes=rows)
@@ -235,6 +239,13 @@ def test_too_few_block_inputs_are_reported_with_the_command_to_run(project) -> N
 def test_killed_training_resumes_to_the_same_bytes(project) -> None:
     kill_and_resume_training(project, "deep")
     assert json.loads(project.paths.run("own", "deep", 7).timing.read_text())["parameters"] > 20_000
+
+
+@pytest.mark.long
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
+def test_killed_compiled_training_resumes_to_the_same_bytes(project) -> None:
+    kill_and_resume_training(project, "compiled")
+    assert json.loads(project.paths.run("own", "compiled", 7).timing.read_text())["compiled"] is True
 
 
 @pytest.mark.parametrize(
