@@ -390,6 +390,9 @@ def _lineup_within(seconds: float, first: Trial, depth: int, trials: Trials) -> 
     last_blocks(tower, depth)  # raises for an encoder that cannot be cut
     counts = ImageCounts(len(inputs.examples["train"]), len(inputs.examples["val"]), 0)
     depths = whole_lineup(depth).depths
-    blocks = {each: block_cost(tower, each, depth, clock=trials.clock) for each in depths}
+    blocks = {
+        each: block_cost(tower, each, depth, clock=trials.clock, precision=first.spec.training.precision)
+        for each in depths
+    }
     costs = SearchCosts(counts, blocks, epoch_cost(first.spec, inputs, trials.device, trials.clock))
     return lineup_within(seconds, costs), costs
