@@ -324,7 +324,7 @@ def test_one_pass_per_world_gives_what_passes_of_their_own_give(monkeypatch, cap
     assert found["val_auc_all"] == AucComponents.of(Margins.of(everywhere.accumulator.competitors())).auc
     untouched = dataclasses.replace(found["confidence"], new_share=0.1, unseen_mass={})
     assert untouched == fit_confidence(method, val, labels)
-    assert found["confidence"].new_share == answer_groups(method, val, labels, untouched, "open").balanced_share
+    assert found["confidence"].new_share == answer_groups(method, val, labels, untouched, "closed").balanced_share
     assert not capsys.readouterr().err
     monkeypatch.setattr("duplex.training.run.FEWEST_PAIRS", 3)
     tune_and_score(spec, method, inputs, val, settings)  # type: ignore[arg-type]
