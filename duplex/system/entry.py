@@ -37,6 +37,8 @@ def run_script(work: Callable[..., object]) -> None:
 def run_command(work: Callable[[], object]) -> None:
     """Call `work()`; errors that users can fix are printed as one line and set the exit code."""
     keep_freed_memory()
+    # torch, imported later, reads it: on busy cores, threads that wait by spinning make a fit fifty times slower
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     atexit.register(gc.freeze)  # or the interpreter's last collection visits torch's objects: 0.4 s
     signal.signal(signal.SIGTERM, _raise_terminated)
     with report_errors():

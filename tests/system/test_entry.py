@@ -44,6 +44,20 @@ def test_success_prints_nothing_and_errors_of_the_program_keep_their_traceback(c
     assert capsys.readouterr() == ("", "")
 
 
+BEFORE_TORCH = """
+import os, sys
+import duplex.cli
+duplex.cli.run_command(lambda: print("torch" in sys.modules, os.environ["OMP_WAIT_POLICY"]))
+"""
+
+
+@pytest.mark.parametrize(("setting", "found"), [({}, "passive"), ({"OMP_WAIT_POLICY": "active"}, "active")])
+def test_threads_that_wait_sleep_unless_the_user_has_chosen(setting: dict[str, str], found: str) -> None:
+    environment = {name: value for name, value in ENVIRONMENT.items() if name != "OMP_WAIT_POLICY"} | setting
+    done = subprocess.run([sys.executable, "-c", BEFORE_TORCH], env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    assert done.stdout == f"False {found}\n"
+
+
 @pytest.mark.parametrize(("words", "setting"), [(["--debug"], {}), ([], {"DUPLEX_DEBUG": "1"})])
 def test_debug_adds_the_traceback_with_its_cause(tmp_path: Path, words: list[str], setting: dict[str, str]) -> None:
     (tmp_path / "bad.npz").write_bytes(b"PK no archive")
