@@ -27,7 +27,7 @@ from duplex.training.scoring import Validated, Validation
 from tests.clock import Clock
 from tests.methods.world import features, small_context, small_labels, small_method, step_of
 
-SETTINGS = TrainingOptions(learning_rate=0.01, batch_size=8, epochs=4)
+SETTINGS = TrainingOptions(learning_rate=0.01, batch_size=8, epochs=4, threads=1)
 DUPLEX = Options(width=5)
 LABELS = small_labels()
 
