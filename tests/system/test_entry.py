@@ -54,8 +54,8 @@ duplex.cli.run_command(lambda: print("torch" in sys.modules, os.environ["OMP_WAI
 @pytest.mark.parametrize(("setting", "found"), [({}, "passive"), ({"OMP_WAIT_POLICY": "active"}, "active")])
 def test_threads_that_wait_sleep_unless_the_user_has_chosen(setting: dict[str, str], found: str) -> None:
     environment = {name: value for name, value in ENVIRONMENT.items() if name != "OMP_WAIT_POLICY"} | setting
-    done = subprocess.run([sys.executable, "-c", BEFORE_TORCH], env=environment, stdout=subprocess.PIPE, text=True, check=True)
-    assert done.stdout == f"False {found}\n"
+    printed = subprocess.check_output([sys.executable, "-c", BEFORE_TORCH], env=environment, text=True)
+    assert printed == f"False {found}\n"
 
 
 @pytest.mark.parametrize(("words", "setting"), [(["--debug"], {}), ([], {"DUPLEX_DEBUG": "1"})])
