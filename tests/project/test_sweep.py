@@ -160,6 +160,7 @@ class PrintsEnvironment(TaskRunner):
 
 @pytest.mark.slow
 def test_each_process_gets_one_gpu_in_turn(params, monkeypatch):
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     tasks = [SweptRun(ProjectRun("own", "csp", seed, params), {}) for seed in range(2)]

@@ -68,7 +68,7 @@ def with_pixels(kind: str) -> tuple[Method[Any], Batch]:
 
 MAKERS = {
     "features": (from_features, TRAINED),
-    "blocks": (with_blocks, ["duplex", "cso", "dual", "troika", "ade"]),
+    "blocks": (with_blocks, ["duplex", "prompts", "closed_form", "troika", "ade"]),
     "text adapters": (with_text_adapters, ["prompts", "duplex"]),
     "augmented pixels": (with_pixels, ["duplex"]),
     "recomputing": (with_recomputing, ["duplex"]),
