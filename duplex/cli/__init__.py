@@ -112,7 +112,7 @@ def log(text: str) -> None:
 
 
 def issue_lines(name: str, issues: Iterable[DataIssue], notes: dict[str, int], differences: Iterable[str]) -> str:
-    """A line per issue, per note (reason -> number of rows) and per difference from published counts."""
+    """Lines: issues, notes (reason -> number of rows), differences from published counts."""
     lines = [f"{'problem' if issue.problem else 'remark'}: {issue}" for issue in issues]
     lines += [f"note: {note}: {count:,}" for note, count in notes.items()]
     lines += [f"differs from the published table: {line}" for line in differences]

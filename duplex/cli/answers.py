@@ -1,4 +1,4 @@
-"""Write answers of `duplex predict` as a table, as lines of JSON, as CSV or as tasks of Label Studio."""
+"""Write answers of `duplex predict` as a table, JSON lines, CSV or tasks of Label Studio."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def compare(
 
 @dataclass(frozen=True)
 class ComparedRuns:
-    """Margins of two methods' runs with the same seeds on one data set, and their `metrics.json` for a world."""
+    """Margins of two methods' runs with the same seeds, and their `metrics.json` for a world."""
 
     seeds: list[int]
     first: list[Margins]
@@ -93,7 +93,7 @@ class ComparedRuns:
 
 
 def _own_answers(runs: Sequence[ComparedRuns]) -> dict[str, dict[str, float]]:
-    """Each method's `OWN_ANSWERS`, means over splits of means over seeds, if all runs have them."""
+    """Each method's `OWN_ANSWERS`: means over seeds, then splits, if all runs have them."""
     found: dict[str, dict[str, float]] = {}
     for place, side in enumerate(("first", "second")):
         for name in OWN_ANSWERS:

@@ -473,7 +473,7 @@ def _load_same(where: str, fingerprint: str, added: tuple[Pair, ...], options: d
 
 
 def _processes(workers: int | None, device: torch.device) -> tuple[int, int]:
-    """Numbers of worker processes (one of two encodes, the other runs Python) and of their threads."""
+    """Numbers of worker processes (while one encodes, another runs Python) and threads."""
     import torch
 
     cores = torch.get_num_threads()

@@ -5,10 +5,10 @@ README.md                 the model card
 recognize.py              scores features with numpy alone, by score_formula.py and new_share.py
 trained.onnx, encoder.onnx, see.py    the same in ONNX, if asked for (`onnx_files`)
 page/                     a page that answers in the browser without a server, if asked for
-fit.json                  by `duplex fit`: the recipes tried and the one chosen, test metrics, counts of
-                          the data, digests of the images
-statistics.safetensors    by `duplex fit`: number and sum of the features of all labelled images, by pair,
-                          and their second moment; `duplex update` adds to them
+fit.json                  by `duplex fit`: recipes tried and chosen, test metrics, counts and digests
+                          of the images
+statistics.safetensors    by `duplex fit`: number and sum of all labelled images' features by pair, and
+                          their second moment; `duplex update` adds to them
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def read_notes(card: Path) -> str:
 
 
 def model_card(fields: Mapping[str, Any], tensors: Mapping[str, Tensor], facts: RunFacts, notes: str = "") -> str:
-    """The Markdown text of a model card, from an export's header and tensors, and the user's `notes`."""
+    """The model card in Markdown, from an export's header and tensors, and `notes`."""
     labels = fields["labels"]
     world = fields["world"]
     encoder = fields["encoder"]
@@ -188,7 +188,7 @@ FIELDS = ("pairs", "counts", "sums", "moment")
 
 
 def remark(record: Mapping[str, Any]) -> str:
-    """Text for the card of a fitted model, from its fit.json: recipe, accuracy, what was done later."""
+    """Text for a fitted model's card, from its fit.json: recipe, accuracy, later updates."""
     measured = record["measured"]
     added = sum(update["images"] for update in record.get("updates", []))
     later = "the model was fitted to all labelled images"
@@ -230,7 +230,7 @@ def write_fit(folder: Path, record: Mapping[str, Any], model: Mapping[str, Tenso
 
 @as_usage_error()
 def read_fit(folder: Path) -> dict[str, Any]:
-    """Read fit.json in a model's folder; `UsageError` if it is missing, changed, or of another model."""
+    """Read a model's fit.json; `UsageError` if it is missing, changed, or another model's."""
     path = folder / FIT
     try:
         record = dict(json.loads(path.read_text(encoding="utf-8")))
@@ -246,7 +246,7 @@ def read_fit(folder: Path) -> dict[str, Any]:
 
 
 def fitted_digests(record: Mapping[str, Any]) -> dict[str, str]:
-    """Images that a model was fitted or updated with, by its fit.json: file sha256 -> digest of pixels."""
+    """A model's images, by its fit.json: file sha256 -> digest of pixels."""
     digests: dict[str, str] = {}
     for part in (record, *record.get("updates", [])):
         digests |= part["contents"]
@@ -260,7 +260,7 @@ def copied_images(contents: Mapping[str, str], others: Mapping[str, str]) -> lis
 
 
 def sole_model_writer(folder: Path, instead: str) -> AbstractContextManager[None]:
-    """Context manager that locks a model's folder: only one `duplex update` or `fit` writes to it."""
+    """Lock a model's folder in this context: only one `duplex update` or `fit` writes to it."""
     folder = folder.resolve()  # a link and its target have one lock
     return sole_writer(folder.with_name(f"{folder.name}.update"), "update or fit", instead)
 
@@ -357,7 +357,7 @@ def export(
 def write_files(
     folder: Path, fields: Mapping[str, Any], tensors: Mapping[str, Tensor], facts: RunFacts, notes: str
 ) -> None:
-    """Write an export's model, with checksums of ONNX files in the folder; its card; its numpy script."""
+    """Write an export's model (with checksums of its ONNX files), card and numpy script."""
     files = {name: sha256(folder / name) for name in (TRAINED, TOWER) if (folder / name).is_file()}
     fields = {**fields, "files": files, "facts": asdict(facts)}
     write_model(folder / MODEL, "export", fields, tensors)
@@ -389,7 +389,7 @@ def exported_tensors(trained: TrainedModel, world: World) -> dict[str, Tensor]:
 
 
 def refuse_existing_model(out: Path, *, force: bool) -> None:
-    """Raise `UsageError` if `out` exists; with `force`, only if some files in it are not a model's."""
+    """Raise `UsageError` if `out` exists; with `force`, if it has files of no model."""
     refuse_existing(out, force=force)
     others = sorted({path.name for path in out.iterdir()} - NAMES) if out.is_dir() else []
     if others:

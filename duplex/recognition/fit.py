@@ -215,7 +215,7 @@ def fit_folder(
     _refuse_long_prompts(parts or [entry], data.labels)
     with reproducible(), sole_writer(cache / "fit", "fit", "or choose another --out"):
         write_json(cache / SOURCE, [str(place), image_folder and str(image_folder)])
-        if resize is None and len(parts) < 2:  # several encoders keep their own ways, as one setting is for all
+        if resize is None and len(parts) < 2:  # one setting would be for all encoders
             entry = choose_resize(data, entry, torch.device(resolve_device("auto")), say)
         fit = FolderFit(data, entry, cache, minutes, say, log)
         if len(parts) > 1:
@@ -233,7 +233,7 @@ def _refuse_long_prompts(entries: Sequence[EncoderParams], labels: LabelSpace) -
 
 
 def fit_cache_folder(out: Path) -> Path:
-    """The folder `MODEL.cache` beside the model's folder `out`; it stores what a fit has trained."""
+    """The folder `MODEL.cache` beside the model's folder `out`: what a fit has trained."""
     return out.with_name(f"{out.name}.cache")
 
 

@@ -1,4 +1,4 @@
-"""Labelled images to fit a model to, from a folder, a table or a benchmark; copies are left out."""
+"""Labelled images to fit a model to, without copies, from a folder, table or benchmark."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DECODER = {"format": "duplex-pixels-3", "decoder": f"Pillow {PIL.__version__}"}
 
 @dataclass(frozen=True)
 class LabelledFolder:
-    """A data set to fit a model to: labelled images without copies, with their split and digests."""
+    """A data set to fit: labelled images without copies, with their split and digests."""
 
     root: Path  # folder that image paths start from
     manifest: pd.DataFrame  # image, state, object, split
@@ -41,7 +41,7 @@ class LabelledFolder:
 
     @property
     def contents(self) -> dict[str, str]:
-        """From the sha256 of each image file to a digest of its pixels, sorted; identifies the images."""
+        """The sha256 of each image file -> a digest of its pixels, sorted."""
         return {digest: self.pixels[digest].partition(" ")[0] for digest in sorted(self.digests)}
 
 
@@ -100,7 +100,7 @@ def read_labelled_folder(
 
 
 def near_copy_notes(data: LabelledImages, images: Sequence[str], copies: Ints) -> list[str]:
-    """A list with one note that counts near-copies (`copies`: pairs of rows); empty if there are none."""
+    """A note that counts near-copies (`copies`: pairs of rows), if there are any."""
     pairs = tuple(f"{images[a]} = {images[b]}" for a, b in copies)
     if not pairs:
         return []
@@ -130,7 +130,7 @@ def save_pixel_digests(cache: Path, pixels: Mapping[str, str]) -> None:
 def distinct_images(
     description: SourceOptions, source: Path, known_pixels: Mapping[str, str] = MappingProxyType({})
 ) -> DistinctImages:
-    """Read the labelled images of a folder or table, each only once; also notes on copies left out."""
+    """Read a folder's or table's labelled images, each once; and notes on copies left out."""
     root = description.root
     skipped: dict[str, int] = {}
     if description.kind == "standard":

@@ -80,7 +80,7 @@ class PublishedEncoder:
 
 
 def licence_words(licence: str) -> str:
-    """A licence as a phrase that says whether commercial use is allowed, as far as that is known."""
+    """A licence in words that say whether commercial use is allowed, if that is known."""
     if not licence:
         return "licence: see its model card"
     words = LICENCES.get(licence, f"{licence}: read its terms before commercial use")
@@ -142,7 +142,7 @@ def choose_encoder(labels: LabelSpace, images: int, *, gpu: bool, cores: int) ->
 
 
 def other_offers(chosen: EncoderParams, images: int, *, gpu: bool, cores: int) -> str:
-    """One line on some other encoders that are fast enough for the images, with size and licence."""
+    """One line on other encoders that are fast enough, with size and licence."""
     parts = []
     for name in _in_time(images, gpu=gpu, cores=cores):
         weights = OFFERS[name][0]
@@ -156,7 +156,7 @@ def other_offers(chosen: EncoderParams, images: int, *, gpu: bool, cores: int) -
 
 
 def list_encoders(families: Iterable[EncoderFamily]) -> list[dict[str, Any]]:
-    """Facts about each encoder that a family or encoders.csv lists, by name; None where they are unknown."""
+    """Facts on each encoder that a family or encoders.csv lists, by name; None: unknown."""
     listed: dict[str, CatalogEntry] = {}
     for family in families:
         listed |= {entry.name: entry for entry in family.catalog()}
@@ -186,7 +186,7 @@ def _offer(name: str, weights: str) -> str:
 
 
 def _in_time(images: int, *, gpu: bool, cores: int) -> list[str]:
-    """Names of the offers that encode the images in half an hour, or of the fastest if none does."""
+    """Names of the offers that encode the images in half an hour, or of the fastest."""
     names = [name for name, (_, seconds) in OFFERS.items() if gpu or seconds * images / cores <= LONGEST]
     return names or [name for name, (_, seconds) in OFFERS.items() if seconds <= FASTEST]
 

@@ -1,4 +1,4 @@
-"""ONNX files of an export, and a page that answers in the browser; `duplex export` adds them to the folder."""
+"""ONNX files of an export, and a page that answers in the browser."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class OnnxImageTower(nn.Module):
         return self.both(pixels)[1]
 
     def both(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
-        """Features of the frozen tower and of the fine-tuned blocks; both frozen if there are none."""
+        """Features of the frozen tower and of the fine-tuned blocks, if there are any."""
         with capture_block_input(self._encoder, self._depth) as block_inputs:
             outputs = self.visual((pixels.float() / 255 - self.mean) / self.std)
         pooled = outputs[0] if isinstance(outputs, tuple) else outputs
@@ -73,7 +73,7 @@ class OnnxImageTower(nn.Module):
 
 
 class PixelModel(nn.Module):
-    """Module for ONNX: from pixels to probabilities [B, C] and distances [B] to the nearest pair."""
+    """Pixels -> probabilities [B, C] and distances [B] to the nearest pair, for ONNX."""
 
     def __init__(self, tower: OnnxImageTower, tensors: Mapping[str, Tensor], model: TrainedModel) -> None:
         super().__init__()
@@ -103,12 +103,12 @@ def _nearest(x: Tensor, points: Tensor) -> Tensor:
 
 
 def write_scores(folder: Path, tensors: Mapping[str, Tensor], dim: int) -> None:
-    """Write trained.onnx from an export's tensors; it computes scores [B, C] from features [B, dim]."""
+    """Write trained.onnx from an export's tensors: features [B, dim] -> scores [B, C]."""
     _write_onnx(OnnxScores(tensors), torch.zeros(2, dim), folder / TRAINED, "features", ["scores"])
 
 
 def write_tower(folder: Path, model: TrainedModel) -> None:
-    """Write encoder.onnx, the image tower in float32 with its fine-tuned blocks, and see.py, which uses it."""
+    """Write encoder.onnx, the float32 image tower with fine-tuned blocks, and see.py."""
     tower, blank = _portable_tower(model)
     _write_onnx(tower, blank, folder / TOWER, "pixels", ["features"])
     source = Path(__file__).with_name("onnx_example.py")  # importing it would need onnxruntime
@@ -135,7 +135,7 @@ VERTICAL_FIRST = 13  # version of Pillow since which images that lose more heigh
 
 
 def write_page(folder: Path, tensors: Mapping[str, Tensor], model: TrainedModel, runtime: Path) -> None:
-    """Write a folder `page` that answers in the browser; `runtime` is the folder of onnxruntime-web."""
+    """Write `page`, which answers in the browser; `runtime` is onnxruntime-web's folder."""
     missing = [name for name in RUNTIME if not (runtime / name).is_file()]
     if missing:
         problem = f"{runtime} holds no {missing[0]}"

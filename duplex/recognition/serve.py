@@ -85,7 +85,7 @@ WaitingImage = tuple[ImageRequest, asyncio.Future[Reply]]
 def recognizer_workers(
     load: Callable[[], Recognizer], count: int, *, world: World | None, max_pixels: int, threads: int
 ) -> Iterator[list[WorkerProcess]]:
-    """Context manager that yields worker processes with loaded models; they are killed at the end."""
+    """Worker processes with loaded models in this context; they are killed at its end."""
     workers: list[WorkerProcess] = []
     try:
         for _ in range(count):
@@ -157,7 +157,7 @@ class WorkerRecognizer:
 
 
 class RecentShares:
-    """The expected share of new pairs: the stored one or, if `estimated`, that of the last `WINDOW` images."""
+    """The stored share of new pairs or, if `estimated`, that of the last `WINDOW` images."""
 
     def __init__(self, candidates: Candidates, *, estimated: bool = False) -> None:
         self._candidates = candidates
@@ -180,7 +180,7 @@ class RecentShares:
 
 
 class Batcher:
-    """Queue that gives each free worker a batch; `await batcher.answer(request)` answers one image.
+    """Queue that gives each free worker a batch; `await answer(request)` answers one image.
 
     A batch is an even share of the images in progress, for which a free worker waits at most
     `wait` seconds.
@@ -209,7 +209,7 @@ class Batcher:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Context manager that sends batches to the workers, and at its end waits for their answers."""
+        """Send batches to the workers in this context, and wait for their answers at its end."""
         tasks = [asyncio.create_task(self._serve(worker)) for worker in self._workers]
         yield
         if self._in_progress:

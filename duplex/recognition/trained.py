@@ -41,7 +41,7 @@ from duplex.training.scoring import Calibration, feasible_compositions
 
 @dataclass
 class LazyEncoder:
-    """The frozen encoder of a trained model, whose image and text towers are loaded when first used."""
+    """A trained model's frozen encoder, whose two towers are loaded when first used."""
 
     record: Mapping[str, str]  # identity, name and precisions of the encoder, as in the checkpoint
     device: str
@@ -54,7 +54,7 @@ class LazyEncoder:
             raise UsageError(f"{problem}; make the model again or choose another")
 
     def tower(self, which: str) -> Encoder:
-        """The encoder with its "image" or "text" tower; `UsageError` if it is not that of training."""
+        """The encoder with its "image" or "text" tower; `UsageError` if not that of training."""
         if which not in self.towers:
             name = self.record["name"]
             precision = self.record["text_precision" if which == "text" else "precision"]
@@ -104,7 +104,7 @@ class TrainedModel(ABC):
 
     @property
     def outputs(self) -> WantedOutputs:
-        """Encoder outputs that the model needs besides CLS features: patch tokens, block inputs, pixels."""
+        """Encoder outputs needed besides CLS features: patch tokens, block inputs, pixels."""
         patches = "patch" in self.needs
         return WantedOutputs.of_record(self.backbone.record, patches, self.has_finetuned_blocks)
 
@@ -114,7 +114,7 @@ class TrainedModel(ABC):
 
     @abstractmethod
     def tensors(self, world: World) -> dict[str, Tensor] | None:
-        """The tensors from which an export computes scores; None if the method cannot be exported."""
+        """The tensors from which an export computes scores; None: no export is possible."""
 
     def on_finetuned_features(self, candidates: Candidates) -> Candidates:
         """`candidates` with a scorer that first runs the fine-tuned blocks, if there are any."""
@@ -137,7 +137,7 @@ class TrainedRun(TrainedModel):
     """A trained model, loaded from a run's checkpoint."""
 
     def __init__(self, path: Path, device: torch.device, words: Path | None = None) -> None:
-        """Load a checkpoint; `words` is the GloVe-format file that training read, if it read one."""
+        """Load a checkpoint; `words` is the GloVe-format file of its training, if any."""
         header = checkpoint.read_checkpoint_header(path)
         record = header.record
         if record.encoder.get("encoder") == IMPORTED:
@@ -176,7 +176,7 @@ class TrainedRun(TrainedModel):
 
     @cached_property
     def words(self) -> PrimitiveVectors:
-        """Word vectors of the labels as in training: from the same file, or from the text tower."""
+        """The labels' word vectors as in training: from the same file or the text tower."""
         file = self._words_file
         labels = self.labels
         digest = None if file is None else sha256(file)
@@ -337,7 +337,7 @@ def _open_export(folder: Path, device: torch.device) -> ExportedModel:
 
 
 def download(name: str, **settings: Any) -> Path:
-    """Download the export in the repository `name`, unless it is cached; returns its local folder."""
+    """The local folder of the export in the repository `name`, downloaded unless cached."""
     from huggingface_hub import snapshot_download
 
     try:

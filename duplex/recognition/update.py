@@ -50,7 +50,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class NewImages:
-    """Labelled images to add to a fitted model, with the features that the model's encoder computes."""
+    """Labelled images to add to a fitted model, with the features of its encoder."""
 
     rows: pd.DataFrame  # image, state, object
     contents: dict[str, str]  # sha256 of each row's file -> digest of its pixels
@@ -266,7 +266,7 @@ def _novelty(near: NoveltyDetector, before: ClassStatistics, cls: Tensor, compos
 def write_update(
     header: ModelHeader, out: Path, updated: UpdatedModel, record: Mapping[str, Any], new: NewImages
 ) -> None:
-    """Write an updated model to the folder `out`; encoder.onnx, which does not change, is copied."""
+    """Write an updated model to the folder `out`; encoder.onnx is copied unchanged."""
     model = header.path.parent
     fields = {**header.fields, "labels": updated.labels.to_dict()}
     entry = {"images": len(new.rows), "contents": new.contents}
@@ -284,7 +284,7 @@ def write_update(
 
 
 def describe_additions(before: LabelSpace, after: LabelSpace, rows: pd.DataFrame) -> list[str]:
-    """Lines on an update: numbers of images added and of pairs with images, new pairs and new words."""
+    """Lines on an update: images added, pairs with images, new pairs, new words."""
     old_pairs = set(before.names(before.pairs["train"]))
     pairs = after.names(after.pairs["train"])
     counts = f"pairs with images: {len(pairs)} (before: {len(old_pairs)})"
