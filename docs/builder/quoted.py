@@ -26,6 +26,25 @@ def publication_year(row: Mapping[str, Any]) -> int:
     return int(re.findall(r"20\d\d", row["venue"])[-1])
 
 
+def contradiction(numbers: Mapping[str, float]) -> str:
+    """What is impossible in rounded S, U, HM and AUC of one curve, as the end of a sentence.
+
+        HM <= 2 S U / (S + U),    AUC >= HM^2 / 100   (the rectangle below the best point of a falling curve)
+
+    >>> contradiction({"seen": 26.6, "unseen": 2.9, "hm": 6.4, "auc": 0.7})
+    ', where HM is too high for S and U'
+    >>> contradiction({"seen": 64.5, "unseen": 71.5, "hm": 60.5, "auc": 33.5})
+    ', where HM is too high for AUC'
+    """
+    if not numbers.keys() >= set(ENDS.values()):
+        return ""
+    s, u, hm, auc = (numbers[key] + 0.05 for key in ENDS.values())
+    lowest = hm - 0.1
+    if lowest > 2 * s * u / (s + u):
+        return ", where HM is too high for S and U"
+    return ", where HM is too high for AUC" if lowest**2 / 100 > auc else ""
+
+
 def quoted_records(benchmark: str) -> tuple[list[str], list[dict[str, str]]]:
     """The columns, and one record per quoted result on a benchmark: the closed world, then the open one."""
     records = []
@@ -41,5 +60,6 @@ def quoted_records(benchmark: str) -> tuple[list[str], list[dict[str, str]]]:
             for column, key in ENDS.items():
                 record[column] = f"{numbers[key]:.1f}" if key in numbers else ""
                 record[f"{column} ±"] = f"{errors[key]:.1f}" if key in errors else ""
-            records.append({**record, "quoted from": row.get("source", "the paper's tables")})
+            source = row.get("source", "the paper's tables") + contradiction(numbers)
+            records.append({**record, "quoted from": source})
     return ["world", "method", "year", "backbone", *ENDS, "quoted from"], records
