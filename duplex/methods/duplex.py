@@ -312,7 +312,6 @@ class DuplexOptions(PathOptions):
     # codebook (Eq. 10-11)
     seen_rows: Literal["data", "random"] = "data"  # of training pairs: mean features, or random
     unseen_rows: Literal["compose", "random"] = "compose"  # of other pairs: composed
-    rows: Literal["initial", "recomputed"] = "initial"  # recomputed: after each epoch
 
     # local graph and write-back (Eq. 12-19)
     graph: bool = True  # whether the local graph refines prototypes in training
@@ -341,14 +340,6 @@ class DuplexOptions(PathOptions):
             yield refuse(not self.messages, "graph: true needs at least one kind in messages")
         repeated = len(set(self.messages)) < len(self.messages)
         yield refuse(repeated, "messages lists a kind twice; remove one")
-        if self.rows == "recomputed":
-            message = "rows: recomputed would undo the refinement; set graph to false"
-            yield refuse(self.graph, message)
-            message = "rows: recomputed needs seen_rows: data, unseen_rows: compose and reading.unseen: means"
-            is_composed = "random" not in (self.seen_rows, self.unseen_rows) and self.reading.unseen == "means"
-            yield refuse(not is_composed, message)
-            message = "rows: recomputed needs visual in losses or inference"
-            yield refuse(not self.visual, message)
         yield from self._reading_rules()
 
     def _reading_rules(self) -> Iterable[tuple[object, str]]:
@@ -371,10 +362,9 @@ class DuplexOptions(PathOptions):
         yield refuse(about_pairs and "counterfactual" not in self.messages, message)
         message = "fusion: additive has no matrices; leave reading.fusion_rank out"
         yield refuse(self.fusion == "additive" and "fusion_rank" in changed, message)
-        if self.reading.codebook == "trained":
-            yield refuse("visual" not in self.losses, "reading.codebook: trained needs visual in losses")
-            message = "rows: recomputed would undo the training of reading.codebook"
-            yield refuse(self.rows == "recomputed", message)
+        is_trained = self.reading.codebook == "trained"
+        message = "reading.codebook: trained needs visual in losses"
+        yield refuse(is_trained and "visual" not in self.losses, message)
         message = "reading.softmax: all already compares all compositions; leave semantic_negatives out"
         yield refuse(self.reading.softmax == "all" and self.semantic_negatives != "seen", message)
 
@@ -474,11 +464,6 @@ class Duplex(PathSumMethod[DuplexOptions]):
             self.codebook.initial.write_back(*begun)
         self.codebook.write_back(compositions, rows)
         self.pending = None
-
-    @torch.no_grad()
-    def on_features_changed(self, train: Batch) -> None:
-        if self.options.rows == "recomputed":
-            self.codebook.start(self.paths.adapt(train.cls), train.compositions, seen=True)
 
     @torch.no_grad()
     def score_terms(self, candidates: Ints) -> ScoreTerms:

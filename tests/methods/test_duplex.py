@@ -213,9 +213,6 @@ def test_scores_are_the_sum_of_the_named_posteriors(terms, world, split):
     [
         ({"paths": "composition"}, "paths: three"),
         ({"messages": ("state", "object", "state")}, "messages lists a kind twice"),
-        ({"rows": "recomputed"}, "set graph to false"),
-        ({"rows": "recomputed", "graph": False, "unseen_rows": "random"}, "needs seen_rows: data"),
-        ({"rows": "recomputed", "graph": False, "losses": ("state",), "inference": ("factors",)}, "needs visual"),
         ({"losses": ("visual",), "graph": False, "adapter": "none"}, "no parameter to train"),
     ],
 )

@@ -13,7 +13,7 @@ from duplex.methods.duplex import DuplexOptions as Options
 from duplex.methods.prompts import Prototypes
 from tests.methods import twin
 from tests.methods.test_duplex import twin_features, twin_refined
-from tests.methods.world import DIM, batch_of, every_row, features, random_labels, small_labels, small_method, step_of
+from tests.methods.world import DIM, every_row, features, random_labels, small_labels, small_method, step_of
 
 SEEN = small_labels().pairs["train"].tolist()
 
@@ -122,16 +122,3 @@ def test_a_write_back_stores_no_gradient():
     method.after_batch()
     assert not every_row(method).requires_grad
     step_of(method, features(3, 2), torch.tensor(SEEN[:3])).total.backward()  # not through the step before
-
-
-def test_rows_recomputed_are_the_means_of_the_present_features():
-    z, own = features(20, 3), torch.tensor((SEEN * 3)[:20])
-    for rows in ("recomputed", "initial"):
-        method = small_method(Options(width=5, graph=False, rows=rows)).eval()
-        before = every_row(method)
-        method.on_features_changed(batch_of(z, own))
-        present = method.paths.adapt(z).detach()
-        for c in own.unique().tolist():
-            expected = twin.unit(present[own == c].mean(0)) if rows == "recomputed" else before[c]
-            torch.testing.assert_close(every_row(method)[c], expected)
-            assert torch.allclose(before[c], every_row(method)[c], atol=1e-3) == (rows == "initial")

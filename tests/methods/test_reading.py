@@ -34,7 +34,6 @@ def method_of(reading: dict[str, Any], **row: Any) -> Any:
         ({"reading": {"edge": "label"}}, "reading.edge: unknown key; known: unseen, softmax, edges"),
         ({"reading": {"unseen": "batch"}, "unseen_rows": "random"}, "leave one of them out"),
         ({"reading": {"unseen": "empty"}, "graph": False}, "without prototypes unless graph is true"),
-        ({"reading": {"unseen": "batch"}, "rows": "recomputed", "graph": False}, "reading.unseen: means"),
         ({"reading": {"factors": "labels"}, "messages": ["counterfactual"]}, "reading.factors needs state or object"),
         ({"reading": "litteral"}, "reading: is 'litteral'; expected literal"),
         ({"reading": {"preset": "ours"}}, "reading: is 'ours'; expected literal"),
