@@ -1,6 +1,6 @@
 """Draw the manual's pictures: `python -m docs.pictures` writes them to docs/, and with a name only that one.
 
-problem, pipeline and method.png show ideas, rooms.png the code. curve.png and curves.svg are drawn from runs in
+problem and method.png show ideas, rooms.png the code. curve.png and curves.svg are drawn from runs in
 artifacts/, gains.svg from tables in docs/results. The SVG files follow the reader's colour scheme.
 """
 
@@ -36,7 +36,7 @@ PAPER = "<style>svg { background: #fff } @media (prefers-color-scheme: dark) { s
 
 def main() -> None:
     """Draw all pictures, or those named."""
-    drawings = {"problem": problem, "pipeline": pipeline, "method": method, "curve": curve, "rooms": rooms}
+    drawings = {"problem": problem, "method": method, "curve": curve, "rooms": rooms}
     charts = {"curves": curves, "gains": gains}
     for name in sys.argv[1:] or [*drawings, *charts]:
         if name in charts:
@@ -78,28 +78,6 @@ def problem() -> Figure:
     _arrow(axes, (7.2, 1.75), (7.75, 1.75))
     _box(axes, (7.85, 1.15), (1.95, 1.2), "striped heart", "from its two words", TEAL)
     axes.text(5, 0.16, "Every state and every object was seen; the pair was not.", ha="center", size=13, color=INK)
-    return figure
-
-
-def pipeline() -> Figure:
-    """Show the stages of the pipeline and what each writes."""
-    figure = plt.figure(figsize=(10, 2.7))
-    axes = _canvas(figure, height=2.7)
-    stages = [
-        ("images", "folders or\na table", SOFT),
-        ("prepare", "one list of\nimages", INK),
-        ("extract", "frozen CLIP\nto HDF5", TEAL),
-        ("train", "prompts, proto-\ntypes, last blocks", ORANGE),
-        ("evaluate", "exact curve,\nintervals", PURPLE),
-        ("report", "tables, figures,\none page", INK),
-    ]
-    for place, (name, note, colour) in enumerate(stages):
-        x = 0.1 + 1.65 * place
-        _box(axes, (x, 0.85), (1.4, 1.25), name, note, colour)
-        if place:
-            _arrow(axes, (x - 0.24, 1.47), (x - 0.02, 1.47))
-    axes.text(4.05, 0.35, "once per encoder", ha="center", size=11, color=TEAL)
-    axes.text(6.6, 0.35, "once per method and seed, from the cache", ha="center", size=11, color=ORANGE)
     return figure
 
 
