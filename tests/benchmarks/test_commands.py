@@ -30,7 +30,6 @@ COMMANDS = {  # name -> (arguments, changes of the module m before its main func
     "graph": ("--json", "m.DIM, b = 16, m.by_batch; m.by_batch = lambda: b((64,))"),
     "ideas": ("--splits 1 --json artifacts/own/manifest.csv:pictures", "m.SEEDS = (0,)"),
     "new_share": ("--run artifacts/own/duplex/0 --json", "m.SHARES, m.DRAWS = (0.5,), 2"),
-    "new_words": ("--dataset own --methods duplex --json", ""),
     "paper": ("--json", "m.ENCODER, m.PAPER = 'ViT-S-32', dict(list(m.PAPER.items())[:1])"),
     "pays": ("--datasets own --images 2 --shares 0.2 --json", ""),
     "steps": ("--methods compcos,csp --json", SMALL_STEPS),
