@@ -11,8 +11,6 @@
 * p_g(s|x), p_g(o|x): posteriors by a normal distribution per state and per object
 * w: weights that maximise validation AUC;  Z normalises over the candidates
 
-With `fusion: sum`, probabilities are added instead, as in the Duplex paper.
-
 Without prompts, `losses` train the heads and fine-tuned blocks of the image tower:
 
     L = L_s + L_o + L_c,   f = w . z / tau + b
@@ -38,7 +36,7 @@ from duplex.methods.gaussian import ClassStatistics, ClosedForm, FitSettings, Fi
 from duplex.methods.layers import CompositionIndex, unit, zero_initialised
 from duplex.methods.linear import Linear, LinearOptions
 from duplex.methods.paths import PathOptions, Paths, inspect_paths
-from duplex.methods.portable import candidate_primitives, normalise_posterior_sums, portable_closed_form, portable_paths
+from duplex.methods.portable import candidate_primitives, portable_closed_form, portable_paths
 from duplex.methods.score_formula import FLOOR, LEAST
 from duplex.options import NonNegative, Positive, refuse
 
@@ -51,13 +49,12 @@ REGRESSIONS_WEIGHT = 0.5  # the initial one of `linear`, if its terms are logist
 
 @dataclass(frozen=True)
 class ClosedFormOptions(PathOptions):
-    """Options of `kind: closed_form`; by default, the score multiplies powers of probabilities."""
+    """Options of `kind: closed_form`, whose score multiplies powers of probabilities."""
 
     # of prompts; of heads if inference has neither semantic nor factors: state, object, composition;
     # none: nothing is trained, and the term linear is that of logistic regressions
     losses: tuple[Literal["state", "object", "semantic", "composition"], ...] = ("state", "object", "semantic")
     inference: tuple[Term, ...] = ("semantic", "factors", "gaussian")  # score terms
-    fusion: Literal["product", "sum"] = "product"  # powers multiplied, or weighted terms added
     weights: tuple[NonNegative, ...] | None = None  # one per term; null: by validation
     l2: Positive | None = None  # regularisation of the logistic regressions; null: by validation
     ridge: Positive = 0.1  # number of images at which the effect of a state is shrunk by half
@@ -245,7 +242,7 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
         if self.options.weights is not None or len(self.options.inference) < 2:
             return
         terms = [term.cpu() for term in self._log_terms(candidates)(images)]
-        self.weights.copy_(tuned_weights(self.weights, lambda weights: self._weighted(terms, weights), auc))
+        self.weights.copy_(tuned_weights(self.weights, lambda weights: _weighted(terms, weights), auc))
 
     def chosen_options(self) -> dict[str, Any]:
         chosen = {} if self.regressions is None else self.regressions.chosen_options()
@@ -256,15 +253,7 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
         terms = self._log_terms(candidates)
         weights = tuple(self.weights.tolist())
         names = self.options.inference
-        return torch.no_grad()(lambda inputs: zip(names, self._weighted(terms(inputs), weights), strict=True))
-
-    def probabilities(self, scores: Tensor) -> Tensor:
-        is_product = self.options.fusion == "product"
-        return super().probabilities(scores) if is_product else normalise_posterior_sums(scores)
-
-    def _weighted(self, terms: list[Tensor], weights: tuple[float, ...]) -> list[Tensor]:
-        multiplies = self.options.fusion == "product"
-        return [w * (term if multiplies else term.exp()) for w, term in zip(weights, terms, strict=True)]
+        return torch.no_grad()(lambda inputs: zip(names, _weighted(terms(inputs), weights), strict=True))
 
     @torch.no_grad()
     def portable(self, candidates: Ints) -> dict[str, Tensor]:
@@ -283,8 +272,7 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
             own = self.regressions.portable(candidates)
             tensors |= {name: value for name, value in own.items() if name.startswith("classifier.")}
         tensors |= {f"weights.{name}": weight for name, weight in zip(names, self.weights.float(), strict=True)}
-        if self.options.fusion == "product":
-            tensors["product"] = torch.ones((), device=device)
+        tensors["product"] = torch.ones((), device=device)
         return tensors
 
     def _log_terms(self, candidates: Ints) -> Callable[[Inputs], list[Tensor]]:
@@ -334,3 +322,7 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
 
     def summary(self) -> dict[str, int]:
         return {**super().summary(), "codebook_rows": len(self.counts)}
+
+
+def _weighted(terms: list[Tensor], weights: tuple[float, ...]) -> list[Tensor]:
+    return [weight * term for weight, term in zip(weights, terms, strict=True)]

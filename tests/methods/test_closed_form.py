@@ -47,9 +47,8 @@ def model(settings: FitSettings = FitSettings(), few: Batch = TRAIN) -> ClosedFo
     return ClosedForm.fit(ClassStatistics.of(unit(few.cls), few.compositions, *shape), settings)
 
 
-@pytest.mark.parametrize("fusion", ["product", "sum"])
-def test_losses_are_those_of_prompts_and_scores_combine_the_terms_with_their_weights(fusion):
-    method = begun(fusion=fusion, weights=(0.5, 0.25, 0.125), width=5, adapter_dropout=0.0)
+def test_losses_are_those_of_prompts_and_scores_combine_the_terms_with_their_weights():
+    method = begun(weights=(0.5, 0.25, 0.125), width=5, adapter_dropout=0.0)
     twin = PromptMethod(small_context(), PromptOptions(width=5, adapter_dropout=0.0)).double()
     twin.paths.load_state_dict(method.paths.state_dict())
     compositions = torch.as_tensor(LABELS.pairs["train"][:4])
@@ -62,8 +61,7 @@ def test_losses_are_those_of_prompts_and_scores_combine_the_terms_with_their_wei
         twin.options = dataclasses.replace(twin.options, inference=(term,))
         parts.append(scores_of(twin, columns, z).double())
     parts.append(g)
-    weighed = list(zip((0.5, 0.25, 0.125), parts, strict=True))
-    expected = sum(w * (p if fusion == "sum" else p.log()) for w, p in weighed)
+    expected = sum(w * p.log() for w, p in zip((0.5, 0.25, 0.125), parts, strict=True))
     torch.testing.assert_close(scores_of(method, columns, z).double(), expected, rtol=1e-4, atol=1e-4)
 
 
@@ -231,8 +229,8 @@ def test_contradicting_options_are_refused(row, message):
 
 ROWS = {
     "gaussian": ALONE, "zero-shot": {**FREE, "inference": ("semantic", "gaussian_factors", "gaussian")},
-    "three paths": {"width": 5}, "a sum": {"width": 5, "fusion": "sum"}, "heads": HEADS, "regressions": REGRESSIONS,
-    "prompts and regressions": {**FREE, "inference": ("semantic", "linear", "gaussian"), "fusion": "sum"},
+    "three paths": {"width": 5}, "heads": HEADS, "regressions": REGRESSIONS,
+    "prompts and regressions": {**FREE, "inference": ("semantic", "linear", "gaussian")},
 }  # fmt: skip
 
 
