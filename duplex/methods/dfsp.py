@@ -17,8 +17,8 @@ CVPR 2023.
 
 With t2i, the image attends to the decomposed text, then to itself. With i2t, the decomposed text
 attends to the image and is composed again. The last layers of fusion blocks start at zero, so
-training starts without an effect of fusion; with `fusion: none` it stays so. With `form: published`,
-the fusion is the one of the code, which starts at random and drops out 0.3 of its values:
+training starts without an effect of fusion. With `form: published`, the fusion is the one of the
+code, which starts at random and drops out 0.3 of its values:
 
     t2i:  x' = w z + (1 - w) I(B([z; X], P_t W_t [t_s; t_o]))_0,   t'_c = w t_c + (1 - w) T(t_c)
     i2t:  [t'_s; t'_o] = T(B([t_s; t_o], P_x W_x [z; X])),   x' = w z + (1 - w) I([z; X])_0
@@ -34,7 +34,6 @@ also attend to those of the batch's other images.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -46,24 +45,20 @@ from duplex.methods.base import Batch, Inputs, MethodContext
 from duplex.methods.families import CrossBlock, Form, ImageTokens, TextMethod, TextOptions, score_in_chunks
 from duplex.methods.layers import CompositionIndex, unit, zero_initialised
 from duplex.methods.prompts import TEMPLATE, Prototypes
-from duplex.options import Count, NonNegative, Share, Template, refuse
+from duplex.options import Count, NonNegative, Share, Template
 
 DROPOUT = 0.3  # of the published code's fusion
 
 
 @dataclass(frozen=True)
 class DfspOptions(TextOptions):
-    fusion: Literal["t2i", "i2t", "bif", "none"] = "t2i"  # text to image, image to text, both
+    fusion: Literal["t2i", "i2t", "bif"] = "t2i"  # text to image, image to text, both
     heads: Count = 4  # heads of the cross-attention
     primitives: NonNegative = 0.01  # weight alpha of L_st+obj
     plain: NonNegative = 0.1  # weight beta of L_spm
     keep: Share = 0.8  # weight w of the features before fusion
     template: Template = TEMPLATE  # words whose tokens initialise the prefix
     form: Form = "plain"  # published: the published code's fusion
-
-    def rules(self) -> Iterable[tuple[object, str]]:
-        message = "form: published is about the fusion; set fusion, or leave form out"
-        yield refuse(self.form == "published" and self.fusion == "none", message)
 
     @property
     def fuses_images(self) -> bool:
@@ -133,6 +128,8 @@ class PublishedFusion(nn.Module):
 class Dfsp(TextMethod[DfspOptions]):
     """DFSP: prompts with a learned prefix; attention fuses text and image features (`fusion`)."""
 
+    required_inputs = ("cls", "patch", "text")
+
     def __init__(self, context: MethodContext, options: DfspOptions) -> None:
         super().__init__(context, options)
         dim = context.dim
@@ -142,7 +139,7 @@ class Dfsp(TextMethod[DfspOptions]):
         if options.form == "published":
             self.published = PublishedFusion(context, options)
             return
-        token_width = context.inputs["patch"][1] if options.fusion != "none" else 0
+        token_width = context.inputs["patch"][1]
         if options.fuses_images:
             self.project = nn.Linear(token_width, dim)  # W
             self.to_image = CrossBlock(dim, dim, heads)  # B_1
@@ -150,10 +147,6 @@ class Dfsp(TextMethod[DfspOptions]):
         if options.fuses_text:
             self.to_text = CrossBlock(dim, token_width, heads)
             self.compose = zero_initialised(nn.Linear(dim, dim))
-
-    @classmethod
-    def needs(cls, options: Any) -> frozenset[str]:
-        return frozenset({"cls", "text"} if options.fusion == "none" else {"cls", "text", "patch"})
 
     @classmethod
     def scores_new_words(cls, options: Any) -> bool:
@@ -190,14 +183,14 @@ class Dfsp(TextMethod[DfspOptions]):
             return self.scale * x @ pulled.T
         return self.scale * (pulled @ x[:, :, None])[..., 0]
 
-    def fused_logits(self, cls: Tensor, t: Prototypes, candidates: CompositionIndex, tokens: Tensor | None) -> Tensor:
-        """Logits [B, C] of the candidates, after fusion with `tokens` if they are given."""
+    def fused_logits(self, cls: Tensor, t: Prototypes, candidates: CompositionIndex, tokens: Tensor) -> Tensor:
+        """Logits [B, C] of the candidates, after fusion with `tokens`."""
         z = unit(cls)
-        tokens = None if tokens is None else tokens.to(z.dtype)
-        if self.published is not None and tokens is not None:
+        tokens = tokens.to(z.dtype)
+        if self.published is not None:
             return self.published_logits(cls.to(z.dtype), t, candidates, tokens)
-        x = self.fused_images(z, t, tokens) if self.options.fuses_images and tokens is not None else z
-        if not self.options.fuses_text or tokens is None:
+        x = self.fused_images(z, t, tokens) if self.options.fuses_images else z
+        if not self.options.fuses_text:
             return self.scale * x @ t.compositions.T
         return self.scale * (self.fused_texts(t, candidates, tokens) @ x[:, :, None])[..., 0]
 
@@ -205,7 +198,7 @@ class Dfsp(TextMethod[DfspOptions]):
         z = unit(batch.cls)
         m, n = self.primitives(batch.compositions)
         target = self.train_candidates.positions_of_listed(batch.compositions)
-        logits = self.fused_logits(batch.cls, shared, self.train_candidates, batch.inputs.get("patch"))
+        logits = self.fused_logits(batch.cls, shared, self.train_candidates, batch.inputs["patch"])
         losses = {"fused": cross_entropy(logits, target)}
         if self.options.primitives:
             loss_s = cross_entropy(self.scale * z @ shared.states.T, m)
@@ -223,11 +216,9 @@ class Dfsp(TextMethod[DfspOptions]):
         return seen._replace(compositions=t)
 
     def score(self, inputs: Inputs, candidates: CompositionIndex, prepared: Prototypes) -> Tensor:
-        def chunk_scores(cls: Tensor, tokens: Tensor | None = None) -> Tensor:
+        def chunk_scores(cls: Tensor, tokens: Tensor) -> Tensor:
             return self.scored(self.fused_logits(cls, prepared, candidates, tokens))
 
-        if self.options.fusion == "none":
-            return chunk_scores(inputs["cls"])
         patches, token_width = self.context.inputs["patch"]
         dim = self.context.dim
         fused_texts = len(prepared.compositions) if self.options.fuses_text else 0

@@ -10,7 +10,7 @@ from tests.methods.field import SEEN, SOFT, N, batch, build, check_losses, conte
 from tests.methods.loops import close, cross_block, cross_entropy, dot, linear, products, softmax, unit
 
 ROW: dict[str, Any] = {"heads": 2, "primitives": 0.2, "plain": 0.3, "keep": 0.7}
-FUSIONS = ["t2i", "i2t", "bif", "none"]
+FUSIONS = ["t2i", "i2t", "bif"]
 
 
 def fused_by_hand(method, images, columns, t, states, objects):
@@ -61,9 +61,7 @@ def test_before_training_it_equals_its_soft_prompt(fusion):
     torch.testing.assert_close(scores(method, range(12), images).float(), scores(soft, range(12), images))
 
 
-def test_without_fusion_no_patch_tokens_are_needed():
-    assert "patch" not in Dfsp.needs(DfspOptions(fusion="none"))
-    assert "patch" in Dfsp.needs(DfspOptions(fusion="t2i"))
+def test_patch_tokens_are_needed_and_heads_divide_the_width():
+    assert "patch" in Dfsp.needs(DfspOptions())
     with pytest.raises(UsageError, match="heads is 3"):
         Dfsp(context(), DfspOptions(heads=3))
-    assert Dfsp(context(), DfspOptions(heads=3, fusion="none")).options.heads == 3

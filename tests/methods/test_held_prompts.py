@@ -16,7 +16,6 @@ from duplex.methods.plid import Plid
 from duplex.methods.prompt_method import PromptMethod
 from duplex.methods.troika import Troika
 from duplex.methods.vp_cmjl import VpCmjl
-from duplex.options import OptionError
 from tests.methods.field import SEEN, SOFT, M, N, batch, build, scores, targets
 from tests.methods.held import (
     Tensors,
@@ -190,8 +189,6 @@ def test_dfsp_drops_out_in_training_alone_and_knows_no_new_words():
     method, images = build(Dfsp, **DFSP).train(), batch(3)
     assert method.losses(images, method.shared())["fused"] != method.losses(images, method.shared())["fused"]
     assert Dfsp.scores_new_words(DfspOptions()) and not Dfsp.scores_new_words(DfspOptions(form="published"))
-    with pytest.raises(OptionError, match="form: published is about the fusion"):
-        DfspOptions(form="published", fusion="none")
 
 
 def test_published_blocks_start_like_torchs_attention():
