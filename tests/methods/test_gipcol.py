@@ -36,17 +36,6 @@ def test_losses_and_scores_by_loops(context):
 CSP = {**SOFT, "context": "fixed"}
 
 
-def test_without_edges_it_is_csp():
-    method, csp, images = build(Gipcol, edges=False, context="fixed"), build(PromptMethod, **CSP), batch(5)
-    with torch.no_grad():
-        csp.paths.prompts.learned_rows.copy_(method.prompts.learned_rows)
-    ours, theirs = (m.losses(images, m.shared())["semantic"] for m in (method, csp))
-    close(ours.item(), theirs.item())
-    ours.backward(), theirs.backward()
-    close(method.prompts.learned_rows.grad, csp.paths.prompts.learned_rows.grad)
-    torch.testing.assert_close(scores(method, range(12), images).float(), scores(csp, range(12), images))
-
-
 @pytest.mark.parametrize("layers", [1, 2, 3])
 def test_before_training_its_prompts_are_those_of_csp(layers):
     """Only the graph's last layer starts at zero."""

@@ -64,7 +64,6 @@ def test_the_optimiser_gets_every_parameter_once(kind):
 ROWS: list[tuple[str, dict[str, Any]]] = [
     *((kind, {}) for kind in KINDS if kind not in ("flow", "product")),
     ("kg_sp", {"pseudo_labels": True}),
-    ("gipcol", {"edges": False}),
     ("closed_form", {"inference": ["gaussian"], "interactions": 0.0, "losses": []}),
 ]
 

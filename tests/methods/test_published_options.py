@@ -1,14 +1,13 @@
 """Options of single methods by which they follow their published code; off by default."""
 
-import pytest
 import torch
 
 from duplex.methods.caila import Caila
 from duplex.methods.compcos import CompCos
-from duplex.methods.gipcol import Gipcol, GipcolOptions
+from duplex.methods.gipcol import Gipcol
 from duplex.methods.layers import unit as unit_rows
 from duplex.methods.plid import Plid
-from duplex.options import OptionError, TrainingOptions
+from duplex.options import TrainingOptions
 from duplex.training.loop import make_optimiser
 from tests.methods.field import LABELS, SEEN, M, N, batch, build, targets, words
 from tests.methods.loops import close, convolved, cross_entropy, products, softmax
@@ -23,8 +22,6 @@ def test_the_graphs_output_replaces_fixed_words():
     close(prompts.lexicon()[-(M + N) :].detach(), torch.cat([states, objects]))
     method.losses(batch(3), method.shared())["semantic"].backward()
     assert not prompts.learned_rows.grad[-(M + N) :].any() and prompts.learned_rows.grad[: -(M + N)].any()
-    with pytest.raises(OptionError, match="edges: false uses no network"):
-        GipcolOptions(edges=False, words="replaced")
 
 
 def test_the_graph_has_a_rate_and_a_decay_of_its_own():
