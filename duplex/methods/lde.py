@@ -8,13 +8,11 @@ Representations in Vision-Language Models", CVPR 2025 (GDE).
     GDE:  exp_mu(v_s + v_o), where v_s and v_o are the same means of v_c = log_mu(u_c)
     S = p(c|x) = softmax_c z . u_c / tau
 
-* u_c: unit features of compositions;  z: unit image feature;  tau: CLIP's temperature
+* u_c: unit text features of all M*N compositions;  z: unit image feature;  tau: CLIP's temperature
 * mu: intrinsic mean on the sphere;  log_mu, exp_mu: maps to the tangent space at mu and back
 
-Nothing is trained. `space` is `linear` (LDE; sums are not normalised) or `sphere` (GDE). With
-`source: text`, as in LDE, u_c are text features of all M*N compositions. With `source: images`,
-they are training images' features, weighted so that every seen composition counts the same: GDE
-without its weights from CLIP's scores.
+Nothing is trained. `space` is `linear` (LDE; sums are not normalised) or `sphere` (GDE, which also
+decomposes the features of training images, weighted by CLIP's scores; here only text).
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ from torch.nn.functional import normalize
 
 from duplex.methods.base import Batch, MethodContext
 from duplex.methods.families import TextMethod, TextOptions
-from duplex.methods.layers import CompositionIndex, unit
+from duplex.methods.layers import CompositionIndex, mean_over
 from duplex.methods.prompts import TEMPLATE, Prompts
 from duplex.options import Template
 
@@ -40,7 +38,6 @@ ROUNDS = 20  # of the iteration for the mean
 @dataclass(frozen=True)
 class LdeOptions(TextOptions):
     space: Literal["linear", "sphere"] = "linear"  # LDE's or GDE's decomposition
-    source: Literal["text", "images"] = "text"  # of prompts, or training images
     template: Template = TEMPLATE  # words before the names in the prompts
 
 
@@ -58,36 +55,20 @@ class Lde(TextMethod[LdeOptions]):
         for name, size in sizes.items():
             self.register_buffer(name, torch.zeros(*size, context.dim))
 
-    @classmethod
-    def scores_new_words(cls, options: LdeOptions) -> bool:
-        return options.source == "text"
-
     @torch.no_grad()
     def start(self, train: Batch) -> None:
-        if self.options.source == "text":
-            every = np.arange(self.labels.size)
-            words = self.options.template
-            prompts = Prompts(self.labels, self.context.tower, paths="composition", template=words)
-            u = prompts.encode(every).compositions.to(self.centre)
-            self.decompose(u, torch.as_tensor(every), u.new_ones(len(u)))
-            return
-        _, inverse, counts = train.compositions.unique(return_inverse=True, return_counts=True)
-        self.decompose(unit(train.cls), train.compositions, 1 / counts[inverse].to(self.centre))
-
-    def decompose(self, u: Tensor, compositions: Tensor, weights: Tensor) -> None:
-        """Store ideal words of unit features `u` [n, d] of `compositions` [n]; 0 without any."""
-        weights = weights.to(u)
-        compositions = compositions.to(u.device)
+        every = np.arange(self.labels.size)
+        prompts = Prompts(self.labels, self.context.tower, paths="composition", template=self.options.template)
+        u = prompts.encode(every).compositions.to(self.centre)
         if self.options.space == "linear":
-            self.centre.copy_(weights @ u / weights.sum())
+            self.centre.copy_(u.new_ones(len(u)) @ u / len(u))
             v = u - self.centre
         else:
-            self.centre.copy_(intrinsic_mean(u, weights))
+            self.centre.copy_(intrinsic_mean(u))
             v = log_map(self.centre, u)
-        for words, group in zip((self.states, self.objects), self.primitives(compositions), strict=True):
-            sums = torch.zeros_like(words).index_add(0, group, (weights[:, None] * v).to(words))
-            masses = words.new_zeros(len(words)).index_add(0, group, weights.to(words))
-            words.copy_(sums / torch.where(masses > 0, masses, 1.0)[:, None])
+        m, n = self.primitives(torch.as_tensor(every, device=u.device))
+        self.states.copy_(mean_over(v, m, len(self.states)))
+        self.objects.copy_(mean_over(v, n, len(self.objects)))
 
     def prepare(self, candidates: CompositionIndex) -> Tensor:
         v = self.states.index_select(0, candidates.states) + self.objects.index_select(0, candidates.objects)
@@ -108,9 +89,9 @@ def exp_map(mu: Tensor, v: Tensor) -> Tensor:
     return normalize(length.cos() * mu + torch.sinc(length / torch.pi) * v, dim=-1)
 
 
-def intrinsic_mean(u: Tensor, weights: Tensor) -> Tensor:
-    """Mean [d] on the sphere: weighted tangent vectors to the points `u` [C, d] sum to zero."""
-    shares = weights / weights.sum()
+def intrinsic_mean(u: Tensor) -> Tensor:
+    """Mean [d] on the sphere: tangent vectors to the points `u` [C, d] sum to zero."""
+    shares = u.new_ones(len(u)) / len(u)
     mu = normalize(shares @ u, dim=-1)
     for _ in range(ROUNDS):
         mu = exp_map(mu, (shares @ log_map(mu, u))[None])[0]

@@ -38,7 +38,7 @@ def labels_with(new: list[tuple[str, str]]) -> LabelSpace:
 @pytest.mark.parametrize(
     ("kind", "options", "able"),
     [("prompts", {}, True), ("duplex", {}, True), ("compcos", {}, True), ("lde", {}, True),
-     ("lde", {"source": "images"}, False), ("closed_form", {}, True),
+     ("closed_form", {}, True),
      ("closed_form", {"inference": ("gaussian",), "losses": ()}, False),
      ("closed_form", {"inference": ("gaussian",), "losses": (), "interactions": None}, True),
      ("closed_form", {**HEADS, "interactions": None}, False), ("linear", {}, False),
