@@ -111,14 +111,14 @@ class Threshold:
         return int(self.candidates.size - np.searchsorted(self.candidates, self.value))
 
 
-def choose_threshold(accumulator: ScoreAccumulator, steps: Floats, k: int = 1) -> Threshold:
+def choose_threshold(accumulator: ScoreAccumulator, steps: Floats) -> Threshold:
     """Choose the threshold of `steps` (ascending) with the best AUC; the lowest if several tie."""
     unseen = ~accumulator.seen[accumulator.target]
     _, pair, images = np.unique(accumulator.target[unseen], return_inverse=True, return_counts=True)
     by_cut = []  # with none, one, ... buckets feasible
     wins = []
     for statistics in accumulator.cumulative():
-        components = AucComponents.of(Margins.of(statistics, k))
+        components = AucComponents.of(Margins.of(statistics))
         if components.auc is None:
             lacking = "seen" if unseen.all() else "unseen"
             raise DuplexError(f"feasibility thresholds need images of {lacking} pairs, but val has none; add some")

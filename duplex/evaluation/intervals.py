@@ -88,16 +88,14 @@ def _normal_p(value: float, error: float | None) -> float | None:
     return math.erfc(abs(value) / error / math.sqrt(2))
 
 
-def compare_seeds(
-    first: Sequence[Margins], second: Sequence[Margins], rounds: int = ROUNDS, seed: int = 0
-) -> dict[str, Difference]:
+def compare_seeds(first: Sequence[Margins], second: Sequence[Margins], rounds: int = ROUNDS) -> dict[str, Difference]:
     """Metric -> mean of `second - first` over seeds; methods have one `Margins` per seed."""
     if len(first) != len(second) or not first:
         raise UsageError(f"the methods have {len(first)} and {len(second)} runs; give runs of both with the same seeds")
     if len(first) == 1:
-        return compare(first[0], second[0], rounds, seed)
+        return compare(first[0], second[0], rounds)
     curves = [[Curve.of(margins) for margins in runs] for runs in (first, second)]
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     draws = np.array([mean_change(curves, *resample(first, rng)) for _ in range(rounds)])
     values = mean_change(curves, *all_indices(first))
     return difference_intervals(values, draws.reshape(rounds, len(NAMES)))

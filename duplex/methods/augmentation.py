@@ -32,11 +32,6 @@ TRIES = 10  # crops that are drawn until one fits into the image, which else sta
 EXACT = torch.float64  # of matrices, whose products neither TF32 nor bfloat16 may round
 
 
-def augment(pixels: Tensor, names: Collection[str]) -> Tensor:
-    """Augment pixels [B, 3, R, R] uint8 by `names`: crop, flip, perspective, rotation."""
-    return warp(pixels, draw_matrices(len(pixels), names, pixels.device))
-
-
 def draw_matrices(count: int, names: Collection[str], device: torch.device) -> Tensor:
     """Random matrices [B, 3, 3] of `count` images, the products M of those that `names` chooses."""
     matrices = _identities(count, device)

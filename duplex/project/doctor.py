@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from duplex.artifacts import ArtifactPaths
-from duplex.config.params import DatasetParams, EncoderParams, Params, load_params, shipped_project
+from duplex.config.params import PARAMS_FILE, DatasetParams, EncoderParams, Params, load_params, shipped_project
 from duplex.data.sources import is_on_disk, load_source
 from duplex.data.tables import read_manifest
 from duplex.encoders.base import encoder_identity, has_text, is_random, load_encoder, missing_weights
@@ -41,7 +41,7 @@ class DoctorFinding:
     remedy: str = ""
 
 
-def examine(params_file: Path = Path("params.yaml")) -> list[DoctorFinding]:
+def examine() -> list[DoctorFinding]:
     """Check machine and project without changing or downloading anything; returns all results."""
     free = free_bytes(Path.cwd())
     remedy = "free some space before extracting features" if free < LOW_DISK else ""
@@ -50,12 +50,12 @@ def examine(params_file: Path = Path("params.yaml")) -> list[DoctorFinding]:
     version = DoctorFinding("duplex", f"{__version__}, {python}")
     libraries = ", ".join(f"{name} {package_version(name)}" for name in LIBRARIES)
     findings = [version, DoctorFinding("packages", libraries), *_device(), disk]
-    if not params_file.exists():
+    if not PARAMS_FILE.exists():
         remedy = "change to a project's folder, or make one with `duplex init FOLDER`"
-        found = f"{params_file} does not exist in this folder"
+        found = f"{PARAMS_FILE} does not exist in this folder"
         return [*findings, DoctorFinding("project", found, remedy)]
     try:
-        params = load_params(params_file)
+        params = load_params()
     except DuplexError as error:
         return [*findings, DoctorFinding("project", str(error), "correct params.yaml")]
     for name in params.datasets:

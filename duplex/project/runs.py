@@ -117,9 +117,9 @@ def data_of_cache(params: Params, path: Path, dataset: str | None) -> ProjectDat
     return ProjectData(params, dataset, paths)
 
 
-def dataset_of_run(run: Path, paths: ArtifactPaths = ArtifactPaths()) -> str | None:
+def dataset_of_run(run: Path) -> str | None:
     """The data set in the path of a run; None if the path is not in `artifacts/`."""
-    root = paths.root.resolve()
+    root = ArtifactPaths.root.resolve()
     folder = run.resolve()
     return folder.relative_to(root).parts[0] if root in folder.parents else None
 

@@ -51,7 +51,6 @@ class BlockRoom:
     """How many of an image tower's last blocks can be fine-tuned, and what limits the number."""
 
     depth: int  # the largest number of blocks of `DEPTHS`; 0: none
-    image_bytes: int  # bytes per image that the inputs of `depth` blocks take in the cache
     reason: str
 
 
@@ -59,12 +58,12 @@ def finetunable_blocks(encoder: Encoder, images: int, folder: Path) -> BlockRoom
     """Find how many last blocks can be fine-tuned at most, so that the disk of `folder` holds inputs."""
     existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
     free = shutil.disk_usage(existing).free
-    room = BlockRoom(0, 0, "")
+    room = BlockRoom(0, "")
     for depth in DEPTHS:
         try:
             last_blocks(encoder, depth)
         except UsageError as error:
-            return room if room.depth else BlockRoom(0, 0, str(error).partition(";")[0])
+            return room if room.depth else BlockRoom(0, str(error).partition(";")[0])
         shapes = WantedOutputs(block_inputs=depth).row_shapes(encoder)
         size = sum(row_bytes(name, shape) for name, shape in shapes.items())
         if images * size > DISK_SHARE * free:
@@ -72,7 +71,7 @@ def finetunable_blocks(encoder: Encoder, images: int, folder: Path) -> BlockRoom
             taken = f"inputs of {blocks} take {images * size / 1e9:.1f} of {free / 1e9:.1f} GB free"
             return replace(room, reason=taken)
         taken = f"their inputs take {images * size / 1e6:,.0f} MB of {free / 1e9:,.1f} GB free"
-        room = BlockRoom(depth, size, taken)
+        room = BlockRoom(depth, taken)
     return room
 
 

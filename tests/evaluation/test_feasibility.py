@@ -12,8 +12,8 @@ from tests.methods.test_word_feasibility import space
 
 
 @settings(max_examples=15, deadline=None)
-@given(seed=st.integers(0, 10**6), k=st.integers(1, 2))
-def test_all_thresholds_from_one_pass(seed: int, k: int) -> None:
+@given(seed=st.integers(0, 10**6))
+def test_all_thresholds_from_one_pass(seed: int) -> None:
     rng = np.random.default_rng(seed)
     labels = space(rng, 5, 6, 0.4)
     found = feasibility(rng.standard_normal((5, 3)), rng.standard_normal((6, 3)), labels)
@@ -24,10 +24,10 @@ def test_all_thresholds_from_one_pass(seed: int, k: int) -> None:
     scores[np.arange(40), target] += 1
     steps = thresholds(found, seen, 50)
     assert steps.size == 50 and steps[0] == found[~seen].min() and steps[-1] == found[~seen].max()
-    chosen = choose_threshold(ScoreAccumulator(target, seen, bucket=buckets(found, steps), k=k).add(scores), steps, k)
+    chosen = choose_threshold(ScoreAccumulator(target, seen, bucket=buckets(found, steps)).add(scores), steps)
     for step, auc in zip(steps, chosen.auc, strict=True):
-        masked = ScoreAccumulator(target, seen, k=k).add(np.where(found >= step, scores, -np.inf))
-        assert auc == pytest.approx(measure(masked.competitors(), k, rounds=0).auc)
+        masked = ScoreAccumulator(target, seen).add(np.where(found >= step, scores, -np.inf))
+        assert auc == pytest.approx(measure(masked.competitors(), rounds=0).auc)
     assert chosen.value == steps[np.argmax(chosen.auc)]
 
 

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from duplex.methods.augmentation import (
     DRAWN,
-    augment,
     draw_crops,
     draw_flips,
+    draw_matrices,
     draw_perspectives,
     draw_rotations,
     homographies,
@@ -51,7 +51,7 @@ def test_pixels_equal_those_of_the_naive_twin(names) -> None:
     for name in names:
         matrices = matrices @ DRAWN[name](3, CPU)
     torch.manual_seed(1)
-    seen = augment(pictures(), names)
+    seen = warp(pictures(), draw_matrices(3, names, CPU))
     assert not torch.equal(seen, pictures())
     for picture, matrix, found in zip(pictures(), matrices, seen, strict=True):
         error = np.abs(naive(picture.numpy().astype(float), matrix.numpy()) - found.numpy())
@@ -62,12 +62,12 @@ def test_pixels_equal_those_of_the_naive_twin(names) -> None:
 def test_an_identity_changes_nothing_and_a_flip_is_exact(size: int) -> None:
     images, identity = pictures(size), torch.eye(3, dtype=torch.float64).repeat(3, 1, 1)
     assert torch.equal(warp(images, identity), images)
-    assert torch.equal(augment(images, ()), images)
+    assert torch.equal(draw_matrices(3, (), CPU), identity)
     flip = identity.clone()
     flip[:, 0, 0] = -1
     assert torch.equal(warp(images, flip), images.flip(-1))
     torch.manual_seed(0)
-    flipped = augment(images, ["flip"])
+    flipped = warp(images, draw_matrices(3, ["flip"], CPU))
     kept = [torch.equal(*pair) for pair in zip(flipped, images, strict=True)]
     assert True in kept and False in kept
 
