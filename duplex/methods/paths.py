@@ -26,6 +26,8 @@ from duplex.methods.prompts import TEMPLATE, Prompts, Prototypes
 from duplex.options import Count, Options, Rate, Template, refuse
 
 EXCLUDED = -1e4  # a logit whose probability is 0
+ADAPTER_WIDTH = 64  # hidden units of the bottleneck
+ADAPTER_SCALE = 0.1  # factor of its output
 
 
 @dataclass(frozen=True)
@@ -40,9 +42,7 @@ class PathOptions(Options):
 
     # visual factors (Eq. 3-5, 8-9)
     adapter: Literal["none", "feature"] = "feature"  # feature: a residual bottleneck
-    adapter_width: Count = 64  # hidden units of the bottleneck
     adapter_dropout: Rate = 0.1
-    adapter_scale: float = 0.1  # factor of the bottleneck's output
     width: Count = 768  # hidden units of each disentangler
 
     # the classes of the semantic loss L_c^t: the training compositions, or all candidates
@@ -102,9 +102,7 @@ class Paths(nn.Module):
         )
         self.adapter: Adapter | None = None
         if options.adapted:
-            rate = options.adapter_dropout
-            scale = options.adapter_scale
-            self.adapter = Adapter(tower.dim, options.adapter_width, rate, scale)
+            self.adapter = Adapter(tower.dim, ADAPTER_WIDTH, options.adapter_dropout, ADAPTER_SCALE)
         self.factors: FactorNetworks | None = None
         if options.paths == "three":
             self.factors = FactorNetworks(tower.dim, options.width)

@@ -149,7 +149,7 @@ INTERVALS: dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]] = {  # accepted, r
     "Rate": ((0.0, 1 - SMALL), (1.0, -SMALL, 1 + SMALL)),
     "Share": ((0.0, 1.0), (-SMALL, 1 + SMALL)),
 }
-UNBOUNDED = {"adapter_scale", "start"}
+UNBOUNDED = {"start"}
 
 
 @pytest.mark.parametrize("name", INTERVALS)
