@@ -13,7 +13,7 @@ from typing import Any
 
 import pandas as pd
 
-from benchmarks.measure import emit, options, say
+from benchmarks.measure import emit, options, say, write_csv
 from duplex.artifacts import ArtifactPaths
 from duplex.config.params import load_params
 from duplex.errors import UsageError
@@ -32,8 +32,7 @@ def main() -> None:
     given = parser.parse_args()
     with chdir(ABLATIONS):
         table = judged(given.dataset)
-    if given.csv is not None:
-        pd.DataFrame(table).to_csv(given.csv, index=False, lineterminator="\n")
+    write_csv(table, given.csv)
     emit(table) if given.json else say(pd.DataFrame(table).to_string(index=False))
 
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import pandas as pd
 
-from benchmarks.measure import emit, options, say
+from benchmarks.measure import emit, options, say, write_csv
 from duplex.artifacts import ArtifactPaths
 from duplex.data.shapes import OBJECTS, STATES, draw, shapes_manifest
 from duplex.data.tables import read_manifest, split_name
@@ -111,8 +111,7 @@ def main() -> None:
         listed = [text.partition("=") for text in given.models]
         table = pd.DataFrame([row_of(name, Path(folder)) for name, _, folder in listed]).round(1)
         say(table.to_string(index=False))
-        if given.csv:
-            table.to_csv(given.csv, index=False, lineterminator="\n")
+        write_csv(table, given.csv)
         return
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
@@ -125,8 +124,7 @@ def main() -> None:
     say(table.to_string(index=False))
     say(pd.DataFrame(said).to_string(index=False))
     say(f"{sum(row['right'] for row in said)} of {len(said)} right")
-    if given.csv:
-        table.to_csv(given.csv, index=False, lineterminator="\n")
+    write_csv(table, given.csv)
     if given.json:
         emit({"fits": rows, "answers": said})
 

@@ -21,7 +21,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from benchmarks.measure import emit, options, say
+from benchmarks.measure import emit, options, say, write_csv
 from duplex import load_dataset
 from duplex.data.tables import LabelledImages, resplit
 from duplex.evaluation.accumulate import ScoreAccumulator
@@ -60,8 +60,7 @@ def main() -> None:
             rows.append({"split": number, **record})
     table = pd.DataFrame(rows).groupby("method", sort=False).mean(numeric_only=True).drop(columns="split")
     table = table.round(1).reset_index()
-    if given.csv is not None:
-        table.to_csv(given.csv, index=False, lineterminator="\n")
+    write_csv(table, given.csv)
     emit(json.loads(table.to_json(orient="records"))) if given.json else say(table.to_string(index=False))
 
 

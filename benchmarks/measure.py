@@ -1,4 +1,4 @@
-"""What the benchmarks share: options, alternating timings, memory as Linux counts it, parts in processes, images."""
+"""What the benchmarks share: options, alternating timings, memory as Linux counts it, parts in processes, files."""
 
 from __future__ import annotations
 
@@ -100,3 +100,11 @@ def say(text: str) -> None:
 
 def emit(record: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
     print(json.dumps(record, indent=2))
+
+
+def write_csv(table: Any, path: Path | None) -> None:
+    """Write a data frame, or a list of rows, to the file `path` if that is given."""
+    import pandas as pd
+
+    if path is not None and len(table):
+        pd.DataFrame(table).to_csv(path, index=False, lineterminator="\n")

@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from benchmarks.answers import Images, group_answers, test_images
-from benchmarks.measure import emit, options, say
+from benchmarks.measure import emit, options, say, write_csv
 from duplex import Recognizer
 from duplex.data.sources import detect_source
 from duplex.evaluation.answered import GroupAnswers
@@ -41,8 +41,7 @@ def main() -> None:
     recognizer = Recognizer.load(given.model or given.run, device="cpu")
     read = labelled_images(recognizer, given.images) if given.model else test_images(recognizer, given.run)
     table = measured(group_answers(recognizer, *read))
-    if given.csv is not None:
-        pd.DataFrame(table).to_csv(given.csv, index=False, lineterminator="\n")
+    write_csv(table, given.csv)
     emit(table) if given.json else say(pd.DataFrame(table).to_string(index=False))
 
 

@@ -22,7 +22,7 @@ import numpy as np
 import pandas as pd
 
 import duplex
-from benchmarks.measure import emit, options, say
+from benchmarks.measure import emit, options, say, write_csv
 from docs.builder.results import markdown_table
 from duplex.artifacts import ArtifactPaths
 from duplex.config.params import Params, load_params
@@ -101,8 +101,7 @@ def main() -> None:
                 cells[name] = "" if found[0] is None else f"{found[0]:.1f} / {found[1]:.1f}"
             say(str(cells))
             table.append(cells)
-            if wanted.csv:
-                pd.DataFrame(table).to_csv(wanted.csv, index=False, lineterminator="\n")
+            write_csv(table, wanted.csv)
     emit({"rows": table}) if wanted.json else print(markdown_table(list(table[0]), table))
 
 

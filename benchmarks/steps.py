@@ -18,10 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import torch
 
-from benchmarks.measure import apart, begin_peak, emit, memory, options, say
+from benchmarks.measure import apart, begin_peak, emit, memory, options, say, write_csv
 from benchmarks.text import SIZES, made_up, random_tower
 from docs.builder.results import markdown_table
 from duplex.config.params import MethodEntry, published_recipes
@@ -113,8 +112,7 @@ def main() -> None:
     forms = {"s a step": ".2f", "GiB": ".2f", "trained, M": ".3g"}
     table = [{key: format(value, forms.get(key, "")) for key, value in row.items()} for row in rows]
     print(markdown_table(list(table[0]), table))
-    if wanted.csv:
-        pd.DataFrame(table).to_csv(wanted.csv, index=False, lineterminator="\n")
+    write_csv(table, wanted.csv)
 
 
 if __name__ == "__main__":

@@ -20,11 +20,10 @@ from typing import Any, ClassVar
 from unittest.mock import patch
 
 import numpy as np
-import pandas as pd
 import torch
 from torch import Tensor
 
-from benchmarks.measure import emit, memory, options, say
+from benchmarks.measure import emit, memory, options, say, write_csv
 from benchmarks.text import cgqa_labels, random_tower
 from duplex.config.params import StreamParams, load_params
 from duplex.methods import tomcat
@@ -115,8 +114,7 @@ def main() -> None:
         for method in wanted.methods.split(","):
             rows += rows_of(dataset, method, streams(dataset, method, seeds, wanted.orders))
     emit(rows)
-    if wanted.csv:
-        pd.DataFrame(rows).to_csv(wanted.csv, index=False, lineterminator="\n")
+    write_csv(rows, wanted.csv)
 
 
 if __name__ == "__main__":

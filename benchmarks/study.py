@@ -37,7 +37,7 @@ import pandas as pd
 import torch
 from ruamel.yaml import YAML
 
-from benchmarks.measure import emit, options, say
+from benchmarks.measure import emit, options, say, write_csv
 from docs.builder.results import markdown_table
 from duplex.artifacts import ArtifactPaths, RunPaths
 from duplex.config.params import MethodEntry, Params, load_params, published_recipes
@@ -404,8 +404,7 @@ def main() -> None:
     else:
         print(markdown_table(list(rows[0]) if rows else [], rows))
         print("".join(f"\n{name}: {reason}" for name, reason in left_out.items()))
-    if wanted.csv and rows:
-        pd.DataFrame(rows).to_csv(wanted.csv, index=False, lineterminator="\n")
+    write_csv(rows, wanted.csv)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from typing import Any
 import pandas as pd
 import torch
 
-from benchmarks.measure import emit, options, say
+from benchmarks.measure import emit, options, say, write_csv
 from duplex.config.params import EvaluationParams, load_params
 from duplex.encoders.base import has_text, joined_parts, load_encoder
 from duplex.project.run import ProjectData
@@ -53,8 +53,7 @@ def main() -> None:
                 say(f"{dataset}, {name}, {recipe}: {found}")
                 results.setdefault((name, recipe), []).append(found)
     table = rows(results)
-    if given.csv is not None:
-        pd.DataFrame(table).to_csv(given.csv, index=False, lineterminator="\n")
+    write_csv(table, given.csv)
     emit(table) if given.json else say(pd.DataFrame(table).to_string(index=False))
 
 
