@@ -93,23 +93,6 @@ def text(look: Look, _: Path) -> Table:
     return found
 
 
-def sampling(look: Look, _: Path) -> Table:
-    """Text side of a step as large as C-GQA's, with all pairs, or the pairs of 32 images and some others."""
-    found: Table = {}
-    for precision in TIMED[:2]:
-        tower = texts.random_tower("ViT-L-14-quickgelu", precision=precision, device=look.device, **look.tower)
-        sizes = texts.Options(look.device, time.perf_counter, look.rounds, sample=8, chunk=1024)
-        for sampled in (None, 1864, 512):
-            with float32_arithmetic(precision):
-                row = texts.training_step(tower, "cgqa", sizes, sampled=sampled)
-            found[f"{sampled or 'all'}, {precision}"] = {
-                "tokens": row["tokens"],
-                "step, ms": 1e3 * row["seconds"],
-                "peak, GiB": row["peak_gib"],
-            }
-    return found
-
-
 def training(look: Look, _: Path) -> Table:
     """A step of `duplex` with cached features and ViT-L/14's text tower. `with images`: times as long with the image
     encoder."""
@@ -319,5 +302,5 @@ def compiled(look: Look, _: Path) -> Table:
     return found
 
 
-PARTS: tuple[Any, ...] = (text, sampling, training, paper, bare, hours, graph, extraction, evaluation, compiled)
+PARTS: tuple[Any, ...] = (text, training, paper, bare, hours, graph, extraction, evaluation, compiled)
 TIMES: dict[str, Callable[[Look, Path], Table]] = {part.__name__: part for part in PARTS}

@@ -222,19 +222,13 @@ def compare(tower: ClipTextTower, prompts: list[list[int]], size: int, sizes: Op
     }
 
 
-def training_step(
-    tower: ClipTextTower, name: str, sizes: Options, *, checkpoint: bool = False, sampled: int | None = None
-) -> dict[str, Any]:
-    """Measure the text side of a step: three paths in one tree, three cross-entropies over a batch, Adam.
-
-    sampled: pairs that a step encodes beside those of its images; None: all.
-    """
+def training_step(tower: ClipTextTower, name: str, sizes: Options, *, checkpoint: bool = False) -> dict[str, Any]:
+    """Measure the text side of a step: three paths in one tree, three cross-entropies over a batch, Adam."""
     states, objects, count, batch = SIZES[name]
-    count = count if sampled is None else batch + sampled
     device = torch.device(sizes.device)
-    pairs = made_up(states, objects, SIZES[name][2])
+    pairs = made_up(states, objects, count)
     names = Names.of(pairs, "learned", tower)
-    tree = PromptTree.of(names.pairs(pairs[-count:]) + names.alone())
+    tree = PromptTree.of(names.pairs(pairs) + names.alone())
     learned = torch.nn.Parameter(torch.randn(names.size, tower.width, device=device) * 0.02)
     images = F.normalize(torch.randn(batch, tower.dim, device=device), dim=-1)
     trained = [learned]

@@ -169,7 +169,6 @@ def _check_losses(method: Method[Any]) -> None:
     method.train()
     for count, title in ((8, "a batch"), (1, "a batch of one image")):
         method.zero_grad(set_to_none=True)
-        method.before_step(train.compositions_np[:count])
         shared = method.shared()
         _demand(isinstance(shared, tuple), method, "shared() does not return a tuple")
         losses = method.losses(train[torch.arange(count)], shared)

@@ -52,12 +52,6 @@ class Probe(Method[ProbeOptions]):
     def logits(self, z):
         return self.options.scale * self.head(unit(z))
 
-    def before_step(self, compositions):
-        self.images = len(compositions)
-
-    def shared(self):
-        return (self.images,)
-
     def losses(self, batch, shared):
         return {"composition": cross_entropy(self.logits(batch.cls), batch.compositions)}
 

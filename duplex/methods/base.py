@@ -6,7 +6,6 @@ A method is a class, of this package or a plug-in (docs/your_method.md), that is
     method.start(train)                                         # state from the training images
     for epoch in ...:
         for step in ...:
-            method.before_step(compositions)
             shared = method.shared()                            # once per step, for all batches
             for batch in ...:
                 losses = method.losses(batch, shared)           # {name: term}; the loop sums them
@@ -232,9 +231,6 @@ class Method(nn.Module, Generic[OptionsT]):
         """The optimiser's parameter groups, dicts with `params` and perhaps `lr`; maybe none."""
         parameters = [parameter for parameter in self.parameters() if parameter.requires_grad]
         return [{"params": parameters}] if parameters else []
-
-    def before_step(self, compositions: Ints) -> None:
-        """Prepare an optimiser step on images with the labels `compositions`; called before `shared`."""
 
     def shared(self) -> tuple[Any, ...]:
         """What all batches of a step share, as a tuple; its gradients are propagated once."""

@@ -77,9 +77,6 @@ class WithFinetuning(Method[Options]):
         texts = [] if self.text is None else [*self.text.parameters()]
         return [*groups, *self.blocks.groups(texts)] if groups else []
 
-    def before_step(self, compositions: Ints) -> None:
-        self.method.before_step(compositions)
-
     def shared(self) -> tuple[Any, ...]:
         self.method.checkpointing = self.blocks.checkpointing = self.checkpointing
         return self.method.shared()

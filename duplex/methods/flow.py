@@ -40,7 +40,7 @@ from duplex.options import NonNegative, Options, Positive, refuse
 
 LOSSES = ("state", "object", "semantic")  # of the three paths
 HOOKS = (  # methods of `Method` in which the base alone has a part
-    *("start", "before_step", "after_batch", "after_step", "on_features_changed", "after_epoch"),
+    *("start", "after_batch", "after_step", "on_features_changed", "after_epoch"),
     *("choose_options", "probabilities", "inspectable"),
 )
 

@@ -109,20 +109,10 @@ class Paths(nn.Module):
         if negatives is None:
             seen = options.semantic_negatives == "seen"
             negatives = labels.pairs["train"] if seen else labels.candidates(world, "train")
-        self._every = self._negatives = negatives
-        self.register_buffer("negatives", torch.as_tensor(self._negatives), persistent=False)
-        self.correction: Tensor | None = None  # added to the logits of `negatives`
+        self._negatives = negatives
+        self.register_buffer("negatives", torch.as_tensor(negatives), persistent=False)
         for name, trained in zip(("new_states", "new_objects"), labels.trained_words, strict=True):
             self.register_buffer(name, torch.from_numpy(~trained), persistent=False)
-
-    def sample_negatives(self, compositions: Ints, count: int) -> None:
-        """Restrict the semantic loss to `compositions` and `count` weighted random others."""
-        others = np.setdiff1d(self._every, compositions)
-        drawn = others[torch.randperm(len(others))[:count].numpy()]
-        self._negatives = np.union1d(compositions, drawn)
-        self.negatives = torch.as_tensor(self._negatives, device=self.negatives.device)
-        raised = np.isin(self._negatives, drawn) * math.log(max(len(others), 1) / max(len(drawn), 1))
-        self.correction = torch.as_tensor(raised, dtype=torch.float32, device=self.negatives.device)
 
     def adapt(self, z: Tensor) -> Tensor:
         """Unit features `z` [B, d], after the adapter if there is one."""
@@ -155,9 +145,7 @@ class Paths(nn.Module):
         losses: dict[str, Tensor] = {}
         if "semantic" in names:
             positions = torch.searchsorted(self.negatives, compositions)
-            logits = self.logits(z, t.compositions)
-            raised = self.correction
-            losses["semantic"] = cross_entropy(logits if raised is None else logits + raised, positions)
+            losses["semantic"] = cross_entropy(self.logits(z, t.compositions), positions)
         if self.factors is None or not (with_factors or {"state", "object"} & set(names)):
             return losses, None
         factors = self.factor_posteriors(z, t)

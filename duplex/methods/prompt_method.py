@@ -32,30 +32,25 @@ from duplex.methods.base import Batch, Inputs, Inspectable, Method, MethodContex
 from duplex.methods.paths import EXCLUDED, PathOptions, Paths, inspect_paths
 from duplex.methods.portable import normalise_posterior_sums, portable_paths
 from duplex.methods.prompts import Prototypes
-from duplex.options import Count, refuse
+from duplex.options import refuse
 
 
 @dataclass(frozen=True)
 class PromptOptions(PathOptions):
-    """Options of `kind: prompts`: of prompts, loss and score, sampled classes, EVA's `maxima`."""
+    """Options of `kind: prompts`: of prompts, loss and score, EVA's `maxima`."""
 
     losses: tuple[Literal["state", "object", "semantic"], ...] = ("state", "object", "semantic")
     inference: tuple[Literal["semantic", "factors"], ...] = ("semantic", "factors")  # score terms
-    sampled: Count | None = None  # random classes of the semantic loss per step; null: all
     score: Literal["probability", "logit"] = "probability"  # of semantic: p(c|x) or its logit
     maxima: bool = False  # words also get their largest composition's probability (EVA)
 
     def rules(self) -> Iterable[tuple[object, str]]:
         yield from super().rules()
         yield from self.path_rules(self.losses, self.inference)
-        if self.sampled is not None:
-            yield refuse("semantic" not in self.losses, "sampled needs semantic in losses")
         if self.maxima:
             untrained = self.losses and "semantic" not in self.losses
             message = "maxima needs semantic in losses and in inference"
             yield refuse(untrained or "semantic" not in self.inference, message)
-            message = "maxima needs all compositions, not samples; set sampled to null"
-            yield refuse(self.sampled is not None, message)
 
 
 class PathSumMethod(Method[OptionsT], Generic[OptionsT]):
@@ -90,10 +85,6 @@ class PromptMethod(PathSumMethod[PromptOptions]):
     def __init__(self, context: MethodContext, options: PromptOptions) -> None:
         super().__init__(context, options)
         self.paths = Paths(context.labels, context.tower, options, context.world)
-
-    def before_step(self, compositions: Ints) -> None:
-        if self.options.sampled is not None:
-            self.paths.sample_negatives(compositions, self.options.sampled)
 
     def losses(self, batch: Batch, shared: Prototypes) -> dict[str, Tensor]:
         names = self.options.losses

@@ -90,11 +90,6 @@ def _compile(method: Method[Any], parts: list[Any], images: Batch, settings: Tra
     expected = _take_step(method, parts, images, rows)
     for encoder in encoders:
         encoder.is_fixed = True
-    _take_step(method, parts, images, len(images) - 1 - rows, seed=1)
-    if any(encoder.has_changed for encoder in encoders):
-        problem = f"{method.class_name} encodes other prompts in each step"
-        raise UsageError(f"training.compile is true, but {problem}; set it to false")
-    for encoder in encoders:
         encoder.run = torch.compile(encoder.run, fullgraph=True, dynamic=False, options=_options(images))
     logged = logging.root.manager.disable
     logging.disable()  # torch logs tracebacks
@@ -124,13 +119,10 @@ def _options(images: Batch) -> dict[str, Any]:
     return chosen
 
 
-def _take_step(
-    method: Method[Any], parts: list[Any], images: Batch, rows: Tensor, seed: int = 0
-) -> tuple[Tensor, Tensor]:
+def _take_step(method: Method[Any], parts: list[Any], images: Batch, rows: Tensor) -> tuple[Tensor, Tensor]:
     """What the encoders give in a step, and the gradients of all parameters."""
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     torch.compiler.cudagraph_mark_step_begin()
-    method.before_step(images.compositions_np[rows.numpy()])
     outputs = [value for value in method.shared() if isinstance(value, Tensor) and value.requires_grad]
     for part in parts:
         if isinstance(part, FinetunedBlocks):
@@ -145,7 +137,7 @@ def _take_step(
 class CompiledBlocks:
     """Image blocks for batches of `size` images; smaller ones are filled up, larger ones run uncompiled."""
 
-    is_fixed = has_changed = False
+    is_fixed = False
 
     def __init__(self, blocks: Callable[[Tensor], dict[str, Tensor]], size: int) -> None:
         self.run: Any = blocks
@@ -165,7 +157,7 @@ class CompiledBlocks:
 class CompiledTree:
     """A text tower for trees of the sizes that it met before `is_fixed`; others run uncompiled."""
 
-    is_fixed = has_changed = False
+    is_fixed = False
 
     def __init__(self, encode: Callable[[TreeLayout, Tensor], Tensor]) -> None:
         self.run: Any = encode
@@ -175,7 +167,6 @@ class CompiledTree:
     def __call__(self, layout: TreeLayout, lexicon: Tensor) -> Tensor:
         if not self.is_fixed and layout not in self.layouts:
             self.layouts.append(layout)
-        self.has_changed |= layout not in self.layouts
         if sizes(layout) not in map(sizes, self.layouts):
             return self.eager(layout, lexicon)
         features: Tensor = self.run(layout, lexicon)

@@ -293,7 +293,6 @@ def optimiser_step(
 ) -> dict[str, Tensor]:
     """Take one optimiser step on the images of indices `rows`; returns each loss term's mean."""
     optimiser.zero_grad(set_to_none=True)
-    method.before_step(images.compositions_np[rows.cpu().numpy()])
     shared = method.shared()
     leaves = [
         value.detach().requires_grad_(value.requires_grad) if isinstance(value, Tensor) else value for value in shared

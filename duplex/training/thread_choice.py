@@ -31,7 +31,6 @@ def choose_threads(method: Method[Any], images: Batch, batch_size: int) -> tuple
     rows = torch.arange(min(batch_size, len(images)))
 
     def step() -> None:
-        copied.before_step(images.compositions_np[: len(rows)])
         losses = copied.losses(images[rows], copied.shared())
         torch.stack(list(losses.values())).sum().backward()
 

@@ -140,21 +140,6 @@ def test_word_dropout_acts_on_names_alone_and_only_while_training_encodes_them()
     assert torch.equal(prompts.eval().lexicon(), plain)
 
 
-def test_sampled_classes_by_hand():
-    """The images' own pairs and two of the others, whose logits are raised by log(others / 2)."""
-    method = small_method(PromptOptions(width=5, adapter="none", losses=("semantic",), sampled=2))
-    z, own = features(3, 2), SEEN[[1, 4, 1]]
-    method.before_step(own.numpy())
-    columns = method.paths.negatives.tolist()
-    drawn = set(columns) - set(own.tolist())
-    assert len(drawn) == 2 and set(columns) == drawn | set(own.tolist()) and set(columns) <= set(SEEN.tolist())
-    t = method.paths.semantic(np.array(columns))
-    raised = torch.tensor([math.log(5 / 2) if c in drawn else 0.0 for c in columns])
-    places = torch.as_tensor(np.searchsorted(columns, own))
-    expected = cross_entropy(method.paths.scale * twin.unit(z) @ t.T + raised, places)
-    torch.testing.assert_close(step_of(method, z, own).losses["semantic"], expected)
-
-
 def largest_by_loops(rows, compositions, group):
     """Each image's posterior of the groups: the softmax of the largest logit among each group's compositions."""
     size = {"state": M, "object": N}[group]
@@ -190,7 +175,7 @@ def test_maxima_over_compositions_by_loops(three):
     torch.testing.assert_close(scores_of(method, columns, z), expected.float(), rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("more", [{"losses": ("state",)}, {"inference": ("factors",)}, {"sampled": 2}])
-def test_maxima_need_all_classes_and_the_semantic_term(more):
+@pytest.mark.parametrize("more", [{"losses": ("state",)}, {"inference": ("factors",)}])
+def test_maxima_need_the_semantic_term(more):
     with pytest.raises(OptionError, match="maxima needs"):
         PromptOptions(maxima=True, **more)
