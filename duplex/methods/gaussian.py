@@ -40,6 +40,7 @@ from torch.nn.functional import normalize
 from duplex.errors import DuplexError
 from duplex.methods.layers import part_scales
 
+RIDGE = 0.1  # images at which the effect of a state or object is halved
 RANK = 12  # of each kernel
 LENGTH = 0.5  # l
 PAIRS = 1024  # the most frequent pairs, by which tau and v are chosen
@@ -321,6 +322,11 @@ def interaction_variance(seen: PairMeans, ridge: float) -> float:
     return float(10.0 ** max(heights, key=heights.__getitem__))
 
 
+def additive_effects(seen: PairMeans, ridge: float = RIDGE) -> AdditiveEffects:
+    """The effects of words on pairs' means, with the most likely variance of interactions."""
+    return NormalEquations(seen, interaction_variance(seen, ridge), ridge).solve()[0]
+
+
 def choose_variances(seen: PairMeans, kernels: LowRankWordSimilarities, ridge: float) -> tuple[float, float]:
     """The likeliest `v` and `tau` for the most frequent pairs, found by hill climbing."""
     often = seen.counts.argsort(descending=True, stable=True)[:PAIRS]
@@ -352,7 +358,7 @@ def _climb(height: Callable[[Guess], float], start: Guess, step: float = 1.0) ->
 class FitSettings:
     """Settings of the fit, in the module's symbols; None: chosen by the likelihood."""
 
-    ridge: float = 0.1  # images at which the effect of a state or object is halved
+    ridge: float = RIDGE
     shrinkage: float | None = None  # k, images at which h_c is halfway from mu_mn to x_c
     interactions: float | None = None  # tau, their variance; 0: none
     prior: bool = True  # whether g_c includes log n_c of seen pairs

@@ -25,7 +25,14 @@ from duplex.features.file import FIRST_BAD, status_reason
 from duplex.labels import LabelSpace, prompt_name
 from duplex.methods.base import Inputs
 from duplex.methods.finetuned import with_finetuned_features
-from duplex.methods.gaussian import ClassStatistics, ClosedForm, FittedStatistics, GroupSums, LinearDiscriminant
+from duplex.methods.gaussian import (
+    ClassStatistics,
+    ClosedForm,
+    FittedStatistics,
+    GroupSums,
+    LinearDiscriminant,
+    PairMeans,
+)
 from duplex.methods.layers import unit
 from duplex.methods.portable import portable_closed_form
 from duplex.methods.prompts import encode_words
@@ -37,7 +44,7 @@ from duplex.recognition.recognizer import Recognizer, encode_files
 from duplex.recognition.trained import MODEL, ExportedModel
 from duplex.system.files import named_path, replace_folder
 from duplex.training.checkpoint import ModelHeader, read_header, read_tensors
-from duplex.training.novelty import NoveltyDetector
+from duplex.training.novelty import NoveltyDetector, word_terms
 
 BATCH = 64
 STALE = {  # files made of the scores, with the option that makes each
@@ -251,8 +258,8 @@ def heads_of_new_words(t: Mapping[str, Tensor], name: str, groups: GroupSums, fi
 
 
 def _novelty(near: NoveltyDetector, before: ClassStatistics, cls: Tensor, compositions: Tensor) -> NoveltyDetector:
-    # Added images change the means of pairs; covariance and distance threshold stay. The i-th pair of
-    # `before`, the statistics of the images so far, is that of the detector's i-th mean.
+    # Added images change the means of pairs, and so the effects of words; covariance and threshold
+    # stay. The i-th pair of `before`, the statistics so far, is that of the detector's i-th mean.
     whitened = unit(cls.float()).to(near.whitening) @ near.whitening
     pairs, place = torch.cat([before.pairs, compositions]).unique(return_inverse=True)
     counts = torch.cat([before.counts, torch.ones(len(cls), dtype=before.counts.dtype)])
@@ -260,7 +267,10 @@ def _novelty(near: NoveltyDetector, before: ClassStatistics, cls: Tensor, compos
     total = counts.new_zeros(len(pairs)).index_add_(0, place, counts)
     summands = values * counts[:, None]
     sums = values.new_zeros(len(pairs), values.shape[1]).index_add_(0, place, summands)
-    return replace(near, means=(sums / total[:, None]).float())
+    n = before.objects
+    seen = PairMeans(pairs // n, pairs % n, total, sums / total[:, None], (before.states, n))
+    states, objects = word_terms(seen)
+    return replace(near, means=seen.means.float(), states=states, objects=objects)
 
 
 def write_update(

@@ -32,7 +32,7 @@ from duplex.system.plugins import module_of
 from duplex.training.novelty import PREFIX, NoveltyDetector
 from duplex.training.scoring import Calibration
 
-FORMAT = 9
+FORMAT = 10
 KEY = "duplex"
 Kind = Literal["checkpoint", "unfinished training", "export", "statistics"]
 REMEDIES: dict[Kind, str] = {

@@ -179,7 +179,7 @@ def test_a_model_that_cannot_be_used_is_reported(project, tmp_path, change, mess
 
 def test_an_image_of_something_else_is_marked_and_so_are_pairs_without_training_images(project, command, tmp_path):
     Image.effect_noise((64, 64), 200).convert("RGB").save(tmp_path / "noise.png")
-    drawn = project.images()[0]
+    drawn = project.images("train")[0]
     noise, usual = command("predict", tmp_path / "noise.png", drawn, "--top", 200, "--new-share", 0.5).out.splitlines()
     assert noise.startswith(f"{tmp_path / 'noise.png'}  none of these?  ") and "none of these?" not in usual
     records = [

@@ -7,6 +7,7 @@ import torch
 from duplex.features.tokens import Examples
 from duplex.labels import LabelSpace
 from duplex.methods.gaussian import ClassStatistics, shared_whitening
+from duplex.training import novelty
 from duplex.training.novelty import NoveltyDetector
 
 LABELS = LabelSpace.from_pairs(
@@ -23,7 +24,7 @@ def examples(images: int, seed: int, scale: float = 0.3) -> Examples:
     return Examples(np.arange(images), {"cls": torch.from_numpy(z).float()}, torch.from_numpy(pairs))
 
 
-def test_distances_are_those_of_the_inverse_covariance() -> None:
+def test_distances_are_those_of_the_inverse_covariance_to_pairs_means_and_to_sums_of_their_words() -> None:
     train, val = examples(200, 1), examples(50, 2)
     model = NoveltyDetector.fit(train, val, LABELS)
     z, pairs = (
@@ -34,8 +35,52 @@ def test_distances_are_those_of_the_inverse_covariance() -> None:
     whitening = shared_whitening(ClassStatistics.of(torch.from_numpy(z_train), pairs, 2, 2).by_pair()).numpy()
     inverse = whitening @ whitening.T
     means = [z_train[pairs.numpy() == pair].mean(0) for pair in np.unique(pairs)]
-    naive = [min(np.sqrt((row - mean) @ inverse @ (row - mean)) for mean in means) for row in z_val]
+    back = np.linalg.pinv(whitening)
+    sums = [(u + v) @ back for u in model.states.double().numpy() for v in model.objects.double().numpy()]
+    naive = [min(np.sqrt((row - mean) @ inverse @ (row - mean)) for mean in means + sums) for row in z_val]
     np.testing.assert_allclose(model.distances(val.cls).numpy(), naive, rtol=1e-3)
+
+
+def test_a_new_pair_whose_words_add_up_is_nearer_than_its_nearest_seen_pair() -> None:
+    random = np.random.default_rng(0)
+    states, objects = random.normal(size=(4, WIDTH)), 20 + random.normal(size=(5, WIDTH))  # lengths are alike
+    everything = [(f"s{m}", f"o{n}") for m in range(4) for n in range(5)]
+    labels = LabelSpace.from_pairs({"train": everything[:-1], "val": everything[-1:], "test": everything[-1:]})
+    pairs = random.choice(19, 400)
+
+    def features(which: np.ndarray) -> torch.Tensor:
+        z = states[which // 5] + objects[which % 5] + 0.1 * random.normal(size=(len(which), WIDTH))
+        return torch.from_numpy(z).float()
+
+    train = Examples(np.arange(400), {"cls": features(pairs)}, torch.from_numpy(pairs))
+    model = NoveltyDetector.fit(train, train, labels)
+    new = features(np.full(50, 19))
+    x = torch.nn.functional.normalize(new, dim=1) @ model.whitening
+    to_seen = torch.cdist(x, model.means).amin(1)
+    assert float(model.distances(new).median()) < 0.5 * float(to_seen.median())
+
+
+def test_words_without_images_have_no_part_in_sums() -> None:
+    labels = LabelSpace.from_pairs(
+        {"train": [("a", "x"), ("b", "y"), ("a", "y")], "val": [("c", "x")], "test": [("b", "z")]}
+    )
+    rows = examples(200, 1)
+    words = [LABELS.states[i] for i in LABELS.state_of(rows.compositions.numpy())]
+    things = [LABELS.objects[i] for i in LABELS.object_of(rows.compositions.numpy())]
+    places = [labels.states.index(s) * 3 + labels.objects.index(o) for s, o in zip(words, things, strict=True)]
+    renumbered = Examples(rows.rows, rows.inputs, torch.tensor(places))
+    few, more = (NoveltyDetector.fit(r, r, names) for r, names in ((rows, LABELS), (renumbered, labels)))
+    assert more.states.shape == (2, WIDTH) and more.objects.shape == (2, WIDTH)
+    torch.testing.assert_close(few.distances(rows.cls), more.distances(rows.cls))
+
+
+def test_distances_do_not_depend_on_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = NoveltyDetector.fit(examples(200, 1), examples(50, 2), LABELS)
+    cls = examples(30, 3).cls
+    whole = model.distances(cls)
+    monkeypatch.setattr(novelty, "BLOCK", 8)  # two images at once
+    torch.testing.assert_close(model.distances(cls), whole)
+    assert model.distances(cls[:0]).shape == (0,)
 
 
 def unseen(images: int, seed: int, away: float) -> Examples:
