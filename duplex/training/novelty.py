@@ -20,7 +20,6 @@ PASSING = 0.95  # least share of validation images within the threshold
 HIGHER = (0.98, 0.97, 0.96)  # tried first
 FEWER = 0.02  # of refused drawn images, on which a higher share may cost so much
 FIELDS = ("whitening", "means", "states", "objects", "threshold", "negatives", "scale", "refused")
-BLOCK = 2**22  # distances that are computed at once
 
 
 @dataclass(frozen=True)
@@ -109,7 +108,8 @@ class NoveltyDetector:
 
     def _placed(self, cls: Tensor) -> Placed:
         x = unit(cls.float()) @ self.whitening
-        return Placed(x, torch.minimum(nearest(x, self.means), nearest_sum(x, self.states, self.objects)))
+        predicted = nearest_sum(x.double(), self.states.double(), self.objects.double()).float()
+        return Placed(x, torch.minimum(nearest(x, self.means), predicted))
 
     def _refused(self, parts: Sequence[Placed], val: Placed, weights: Tensor, passing: float) -> Tensor:
         # share of each kind of drawn images that is refused by a detector with those of the other kinds
@@ -162,17 +162,15 @@ def word_terms(seen: PairMeans) -> tuple[Tensor, Tensor]:
     return states.float(), effects.object[seen.objects.unique()].float()
 
 
-def nearest_sum(x: Tensor, states: Tensor, objects: Tensor) -> Tensor:
-    """The distance [B] of each row of `x` [B, d] to the nearest sum of a row of `states` and one of `objects`."""
-    blocks = x.double().split(max(1, BLOCK // (len(states) * len(objects))))
-    return torch.cat([nearest_sum_at_once(block, states.double(), objects.double()) for block in blocks]).float()
+def nearest_sum(x: Tensor, u: Tensor, v: Tensor) -> Tensor:
+    """The distance [B] of each row of `x` [B, d] to the nearest `u_m + v_n`.
 
-
-def nearest_sum_at_once(x: Tensor, u: Tensor, v: Tensor) -> Tensor:
-    """`nearest_sum` by `|x|^2 + min_mn |u_m + v_n|^2 - 2 x.u_m - 2 x.v_n`."""
-    squares = u.square().sum(1)[:, None] + v.square().sum(1) + 2 * u @ v.T  # [M, N]
-    least = (squares - 2 * (x @ u.T)[:, :, None] - 2 * (x @ v.T)[:, None]).amin((1, 2))
-    return (x.square().sum(1) + least).clamp(min=0).sqrt()
+    min_mn |x - u_m - v_n|^2 = |x|^2 + min_m (min_n (|u_m + v_n|^2 - 2 x.v_n) - 2 x.u_m)
+    """
+    squares = u.square().sum(1)[:, None] + v.square().sum(1) + 2 * u @ v.T  # |u_m + v_n|^2 [M, N]
+    by_object = -2 * x @ v.T  # [B, N]
+    by_state = torch.stack([(by_object + row).amin(1) for row in squares], dim=1) - 2 * x @ u.T  # [B, M]
+    return (x.square().sum(1) + by_state.amin(1)).clamp(min=0).sqrt()
 
 
 def nearest(x: Tensor, points: Tensor) -> Tensor:

@@ -7,7 +7,6 @@ import torch
 from duplex.features.tokens import Examples
 from duplex.labels import LabelSpace
 from duplex.methods.gaussian import ClassStatistics, shared_whitening
-from duplex.training import novelty
 from duplex.training.novelty import NoveltyDetector
 
 LABELS = LabelSpace.from_pairs(
@@ -72,15 +71,6 @@ def test_words_without_images_have_no_part_in_sums() -> None:
     few, more = (NoveltyDetector.fit(r, r, names) for r, names in ((rows, LABELS), (renumbered, labels)))
     assert more.states.shape == (2, WIDTH) and more.objects.shape == (2, WIDTH)
     torch.testing.assert_close(few.distances(rows.cls), more.distances(rows.cls))
-
-
-def test_distances_do_not_depend_on_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = NoveltyDetector.fit(examples(200, 1), examples(50, 2), LABELS)
-    cls = examples(30, 3).cls
-    whole = model.distances(cls)
-    monkeypatch.setattr(novelty, "BLOCK", 8)  # two images at once
-    torch.testing.assert_close(model.distances(cls), whole)
-    assert model.distances(cls[:0]).shape == (0,)
 
 
 def unseen(images: int, seed: int, away: float) -> Examples:
