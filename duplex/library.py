@@ -45,7 +45,7 @@ from duplex.training.checkpoint import check_inputs
 from duplex.training.inputs import Data, InputRequest, RunInputs, label_table, open_data, pandas_index
 from duplex.training.logs import EpochReport, StepReport, TrainingHooks, TrainingLog, open_log
 from duplex.training.run import MethodSpec, TrainedMethod, reproducible, train_run
-from duplex.training.scoring import ChooseBy
+from duplex.training.scoring import Calibration, ChooseBy, SplitScorer, feasible_compositions
 
 REPLACED = {  # argument of `fit` -> training options without effect if it is a function
     "optimiser": ("weight_decay", "eps"),
@@ -301,6 +301,37 @@ class Run(TrainedMethod):
             recognizer = Recognizer.load(self.save(scratch), device="cpu", word_vectors=word_vectors)
             return recognizer.save_pretrained(out, **settings)
 
+    def write_scores(
+        self, data: Dataset, file: str | Path, *, world: World = "closed", split: str = "test", force: bool = False
+    ) -> Path:
+        """Write the scores that `evaluate` measures as a file .npz for `duplex score`; they must fit into memory.
+
+        data, world, split: as of `evaluate`.
+        force: replace an earlier file.
+        """
+        place = expanded_path(file, "file")
+        if place.suffix != ".npz":
+            raise UsageError(f"{place}: scores are written as .npz; give a file such as {place.with_suffix('.npz')}")
+        refuse_existing(place, force=force)
+        with reproducible(self.training.threads), torch.no_grad():
+            inputs, method, calibration = _for_split(self, data, world, split)
+            task = SplitScorer.of(method, inputs.labels.candidates(world, split))
+            images = inputs.examples[split]
+            scores = [block.cpu().numpy() for _, block in task.blocks(images.inputs)]
+            feasible = feasible_compositions(method, inputs.words if world == "open" else None, calibration)
+        labels, pairs = inputs.labels, task.candidates.compositions
+        arrays = {
+            "scores": np.concatenate(scores),
+            "target": np.searchsorted(pairs, images.compositions.cpu().numpy()),
+            "seen": labels.is_seen(pairs),
+            "state": np.array(labels.states)[labels.state_of(pairs)],
+            "object": np.array(labels.objects)[labels.object_of(pairs)],
+        }
+        if feasible is not None:
+            arrays["feasible_mask"] = feasible[pairs]
+        np.savez(place, **arrays)  # type: ignore[arg-type]
+        return place
+
     def __repr__(self) -> str:
         chosen = "" if self.selected_by == "auc" else f" by {self.selected_by}"
         epoch = f"epoch {self.record.epoch}{chosen}"
@@ -449,30 +480,34 @@ def evaluate(run: Run, data: Dataset, *, world: World = "closed", split: str = "
     split: test or val.
     """
     require_type(run, Run, "run")
+    with reproducible(run.training.threads):
+        inputs, method, calibration = _for_split(run, data, world, split)
+        found = evaluate_world(method, inputs, data.evaluation, world, calibration, split)
+    name = f"{run.name} seed {run.record.seed}"
+    return Result(name, data.name, world, split, found.metrics, found.predictions, found.margins)
+
+
+def _for_split(run: Run, data: Dataset, world: World, split: str) -> tuple[RunInputs, Method[Any], Calibration]:
+    """What scores a split: inputs, and the method on their device, with what validation chose for the world."""
     require_type(data, Dataset, "data")
     require(world, WORLDS, "world")
     require(split, ("val", "test"), "split")
-    record = run.record
-    calibration = calibration_for(record, world, f"run {run.name!r}")
-    with reproducible(run.training.threads):
-        inputs = data.inputs(InputRequest.of(record, run.training))
-        try:
-            check_inputs(f"run {run.name!r}", record, inputs.labels, inputs.encoder)
-        except DuplexError as error:
-            raise UsageError(str(error)) from None
-        trained_on = record.training.get("manifest")
-        if trained_on not in (None, inputs.identity.get("manifest")):
-            print(
-                f"the image table of {data.name!r} differs from the one that run {run.name!r} was "
-                f"trained on; results are too high if training used any of the {split} images: "
-                f"remove such images from {split}",
-                file=sys.stderr,
-            )
-        require_both_groups(inputs, split, data.name)
-        device = torch.device(resolve_device(data.device))
-        images = inputs.examples[split].to(device)
-        inputs = replace(inputs, examples={**inputs.examples, split: images})
-        method = run.method.to(device).eval()
-        found = evaluate_world(method, inputs, data.evaluation, world, calibration, split)
-    name = f"{run.name} seed {record.seed}"
-    return Result(name, data.name, world, split, found.metrics, found.predictions, found.margins)
+    calibration = calibration_for(run.record, world, f"run {run.name!r}")
+    inputs = data.inputs(InputRequest.of(run.record, run.training))
+    try:
+        check_inputs(f"run {run.name!r}", run.record, inputs.labels, inputs.encoder)
+    except DuplexError as error:
+        raise UsageError(str(error)) from None
+    trained_on = run.record.training.get("manifest")
+    if trained_on not in (None, inputs.identity.get("manifest")):
+        print(
+            f"the image table of {data.name!r} differs from the one that run {run.name!r} was "
+            f"trained on; results are too high if training used any of the {split} images: "
+            f"remove such images from {split}",
+            file=sys.stderr,
+        )
+    require_both_groups(inputs, split, data.name)
+    device = torch.device(resolve_device(data.device))
+    images = inputs.examples[split].to(device)
+    inputs = replace(inputs, examples={**inputs.examples, split: images})
+    return inputs, run.method.to(device).eval(), calibration

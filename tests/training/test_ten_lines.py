@@ -12,9 +12,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from typer.testing import CliRunner
 
 import duplex
 from duplex.artifacts import ArtifactPaths
+from duplex.cli import app
 from duplex.data.contents import split_at_random
 from duplex.errors import UsageError
 from duplex.features.file import read_features
@@ -108,6 +110,25 @@ def test_ten_lines_go_from_a_data_set_to_an_answer(project):
     )
     assert len(run.history) == 4
     assert run.record.epoch <= 3
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_written_scores_have_the_metrics_of_the_run(project, tmp_path, world):
+    data = project.data("arrays")
+    run = duplex.fit(data, "closed_form")
+    result = duplex.evaluate(run, data, world=world)
+    file = run.write_scores(data, tmp_path / "scores.npz", world=world)
+    done = CliRunner().invoke(app, ["score", str(file), "--json", "--rounds", "0"])
+    found = json.loads(done.stdout)
+    for name in ("seen", "unseen", "hm", "auc", "bias"):
+        assert found[name] == pytest.approx(getattr(result, name, result.metrics[name]), rel=1e-9), name
+    assert found["state_accuracy"] == pytest.approx(result.metrics["state_accuracy"])
+    with pytest.raises(UsageError, match=r"scores\.npz exists"):
+        run.write_scores(data, file, world=world)
+    with pytest.raises(
+        UsageError, match=r"scores\.csv: scores are written as \.npz; give a file such as .*scores\.npz"
+    ):
+        run.write_scores(data, tmp_path / "scores.csv")
 
 
 @pytest.mark.parametrize("form", ["params.yaml", "table", "arrays"])
