@@ -142,7 +142,7 @@ class CommandGroup(TyperGroup):
 
 app = typer.Typer(
     cls=CommandGroup,
-    help="Compositional zero-shot learning over cached CLIP features.",
+    help="Sort pictures by state and object, also in new pairs: compositional zero-shot learning.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
