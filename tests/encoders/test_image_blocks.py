@@ -121,13 +121,14 @@ def test_stem_and_all_blocks_are_the_tower_bit_for_bit(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "adapter"), PAIRS)
-def test_finetuned_blocks_start_as_the_frozen_tower_bit_for_bit(name: str, adapter: Any) -> None:
+def test_finetuned_blocks_start_as_the_frozen_tower(name: str, adapter: Any) -> None:
+    """Copies of weights lie elsewhere in memory, which changes the last bits of products on some processors."""
     encoder, images = tower(name)
     features, inputs = run_tower(encoder, images, 3)
     blocks = finetuned(encoder, inputs, 3, 2, adapter).eval()
     with torch.no_grad():
-        assert torch.equal(blocks(inputs), features)
-        assert not torch.equal(perturb(blocks)(inputs), features)
+        torch.testing.assert_close(blocks(inputs), features, atol=1e-6, rtol=0)
+        assert not torch.allclose(perturb(blocks)(inputs), features, atol=1e-4, rtol=0)
         assert torch.equal(encoder.visual(images), features), "the tower's own blocks have not changed"
 
 
