@@ -32,7 +32,7 @@ class SampleSizeCurve:
 
     @classmethod
     def of(cls, examples: Mapping[str, Examples], labels: LabelSpace, new_share: float) -> SampleSizeCurve | None:
-        """Measure accuracy with a quarter, half and all images; None if two of these are as many.
+        """Measure accuracy with a quarter, half and all images; None if two are as many, or all answers right.
 
         new_share: expected share of images of unseen pairs.
         """
@@ -46,9 +46,9 @@ class SampleSizeCurve:
             draws = [known[draw_share(train[known], share, seed)] for seed in seeds]
             right = [closed_form_answers(examples, labels, rows, new_share) == target for rows in draws]
             accuracies[len(draws[0])] = [100 * float(weights @ each) for each in right]
-        if len(accuracies) < len(SHARES):
-            return None
         means = [fmean(each) for each in accuracies.values()]
+        if len(accuracies) < len(SHARES) or right[0].all():  # with all images
+            return None
         return cls(accuracies, *extrapolate(list(accuracies), means, len(examples["test"])))
 
 

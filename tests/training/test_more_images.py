@@ -13,6 +13,7 @@ from duplex.data.tables import labels_of
 from duplex.evaluation.probabilities import fit_probabilities
 from duplex.methods.gaussian import ClassStatistics, ClosedForm
 from duplex.methods.layers import unit
+from duplex.training import more_images
 from duplex.training.more_images import DRAWS, SampleSizeCurve, closed_form_answers, draw_share, extrapolate
 from tests.report.own_data import examples_of, manifest
 
@@ -85,6 +86,13 @@ def test_the_learning_curve_has_a_quarter_half_and_all_images(examples) -> None:
     means = [fmean(drawn) for drawn in curve.accuracies.values()]
     expected = extrapolate([*curve.accuracies], means, len(data["test"]))
     assert (curve.slope, curve.doubled) == expected
+
+
+def test_answers_that_are_all_right_have_no_learning_curve(examples, monkeypatch) -> None:
+    data, labels = examples
+    target = data["test"].compositions.numpy()
+    monkeypatch.setattr(more_images, "closed_form_answers", lambda *_: target)
+    assert SampleSizeCurve.of(data, labels, 0.3) is None
 
 
 def test_one_image_per_pair_has_no_learning_curve(examples) -> None:
