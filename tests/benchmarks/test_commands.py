@@ -59,6 +59,9 @@ def project(tmp_path_factory):
     return folder
 
 
+LONG = ("bare", "first_minutes")  # half a minute each
+
+
 def run_command(name: str, words: str, changes: str) -> None:
     module = importlib.import_module(f"benchmarks.{name}")
     exec(changes, {"m": module})
@@ -67,7 +70,9 @@ def run_command(name: str, words: str, changes: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.long) if name in LONG else name for name in COMMANDS]
+)
 def test_a_named_command_runs(name, project):
     environment = {**ENVIRONMENT, "PYTHONPATH": str(ROOT), "PATH": f"{ROOT / '.venv/bin'}:{os.environ['PATH']}"}
     process = Forked(run_command, name, *COMMANDS[name], cwd=project, env=environment)

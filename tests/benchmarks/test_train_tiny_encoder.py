@@ -29,7 +29,7 @@ def test_help_and_mistaken_options_train_nothing(words, code, monkeypatch):
     assert ended.value.code == code
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_training_lowers_the_loss_and_repeats(tmp_path):
     for name in ("one", "two"):
         train(images=256, epochs=2, batch=64, seed=3, out=tmp_path / name)

@@ -37,7 +37,7 @@ def command(*words: str) -> Any:
     return CliRunner().invoke(app, ["tune", *words], catch_exceptions=False)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_three_rates_and_two_seeds_of_a_method_and_a_plug_in(with_plugin):
     before = (with_plugin / "params.yaml").read_bytes()
     answer = command("--methods", "cso,probe", "--grid", "learning_rate=3e-4,1e-3,3e-3", "--grid", "epochs=2", "--json")

@@ -92,6 +92,7 @@ def test_both_at_once_are_exported_predict_as_in_the_run_and_are_updated(drawn, 
     assert "checkered" in updated.labels.states
 
 
+@pytest.mark.long
 def test_the_encoder_alone_is_chosen_where_validation_says_so(drawn, tmp_path, weights, short):
     """The random network only adds noise."""
     encoders = ["tiny", f"{SMALL} @ {weights}"]

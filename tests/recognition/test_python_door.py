@@ -80,7 +80,7 @@ except Exception as error:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_fitted_folder_is_uploaded_with_its_card_and_loaded_again(drawn, tmp_path, monkeypatch):
     pytest.importorskip("tensorboard")
     monkeypatch.setattr(fit.FolderFit, "search", only_the_first)
