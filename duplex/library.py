@@ -39,7 +39,7 @@ from duplex.recognition.recognizer import Recognizer
 from duplex.recognition.worlds import calibration_for, evaluate_world
 from duplex.report.result import Result
 from duplex.system.entry import LARGEST_SEED
-from duplex.system.files import expanded_path, refuse_existing
+from duplex.system.files import expanded_path, refuse_existing, replace_file
 from duplex.system.threads import in_initial_modes
 from duplex.training.checkpoint import check_inputs
 from duplex.training.inputs import Data, InputRequest, RunInputs, label_table, open_data, pandas_index
@@ -329,7 +329,8 @@ class Run(TrainedMethod):
         }
         if feasible is not None:
             arrays["feasible_mask"] = feasible[pairs]
-        np.savez(place, **arrays)  # type: ignore[arg-type]
+        with replace_file(place) as scratch, scratch.open("wb") as out:
+            np.savez(out, **arrays)  # type: ignore[arg-type]
         return place
 
     def __repr__(self) -> str:

@@ -4,7 +4,7 @@ import base64
 import json
 import shutil
 import xml.etree.ElementTree as ET
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -129,6 +129,17 @@ def test_written_scores_have_the_metrics_of_the_run(project, tmp_path, world):
         UsageError, match=r"scores\.csv: scores are written as \.npz; give a file such as .*scores\.npz"
     ):
         run.write_scores(data, tmp_path / "scores.csv")
+
+
+def test_written_scores_name_the_feasible_pairs(project, tmp_path):
+    data = project.data("arrays")
+    run = duplex.fit(data, "closed_form", world="open")
+    chosen = replace(run.record.calibration["open"], threshold=0.5)
+    run = replace(run, record=replace(run.record, calibration={"open": chosen}))
+    with np.load(run.write_scores(data, tmp_path / "scores.npz", world="open")) as file:
+        feasible = int(file["feasible_mask"].sum())
+        assert 0 < feasible < len(file["seen"]) and file["feasible_mask"][file["seen"]].all()
+    assert feasible == duplex.evaluate(run, data, world="open").metrics["feasible"]
 
 
 @pytest.mark.parametrize("form", ["params.yaml", "table", "arrays"])
