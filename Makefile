@@ -39,7 +39,7 @@ docs: $(VENV)/.ready
 gpu: $(VENV)/.ready
 	@PATH="$(BIN):$$PATH" $(BIN)/python -m benchmarks.gpu $(ARGS)
 
-# Run the long tests: ten thousand damaged files of each kind, commands killed at random moments.
+# Run the long tests: damaged files, commands killed at random moments, searches, uploads, benchmarks.
 hostile: $(VENV)/.ready
 	@PATH="$(BIN):$$PATH" $(BIN)/python -m pytest -m long -o faulthandler_timeout=3600 $(ARGS)
 
