@@ -355,7 +355,7 @@ def rank_unlabelled(recognizer: Recognizer, folder: Path, excluded: Container[st
 
 
 def in_labelling_order(answers: pd.DataFrame) -> pd.DataFrame:
-    """Rank images in rounds of one per predicted pair: first those unlike all training images."""
+    """Rank images in rounds of one per predicted pair: first those unlike all pairs."""
     ahead = answers["margin"].where(answers["in_distribution"], 0.0)
     ordered = answers.iloc[np.argsort(ahead, kind="stable")]
     turn = ordered.groupby("answer").cumcount()

@@ -72,7 +72,7 @@ class Answer:
     states: Mapping[str, float]  # probability of every state, most likely first; they sum to 1
     objects: Mapping[str, float]  # the same for every object
     share: NewShare  # the expected share of new pairs, by which pairs are ranked
-    in_distribution: bool = True  # False: it resembles no training image, so all pairs may be wrong
+    in_distribution: bool = True  # False: it is unlike all pairs, which may all be wrong
     distance: float | None = None  # Mahalanobis distance to the nearest pair (`NoveltyDetector`)
 
     @property
@@ -122,7 +122,7 @@ class Candidates:
     terms: ScoreTerms | None  # computes the summands of the score; None if the score is not a sum
     probabilities: Callable[[Tensor], Tensor]  # of the method, from scores [B, C], before the temperature
     trained_words: Mapping[int, WordsSeen]  # of compositions that the user added, by index
-    novelty: NoveltyDetector | None = None  # finds images that resemble no training image
+    novelty: NoveltyDetector | None = None  # finds images unlike all pairs
     mass: UnseenMass | None = None  # of the confidence, for these candidates' world
 
     @classmethod

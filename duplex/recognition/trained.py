@@ -97,7 +97,7 @@ class TrainedModel(ABC):
     backbone: LazyEncoder
     calibration: Mapping[str, Calibration]  # world -> bias and feasibility threshold
     confidence: Confidence  # temperature and prior of the answers' probabilities
-    novelty: NoveltyDetector | None  # finds images that resemble no training image
+    novelty: NoveltyDetector | None  # finds images unlike all pairs
     needs: frozenset[str]  # inputs of the method, such as "cls" and "patch"
     has_finetuned_blocks: bool  # of the image tower; they need block inputs, too
     finetuned: FinetunedBlocks | None = None  # computes features with the fine-tuned blocks, if any
