@@ -25,7 +25,7 @@ from duplex.recognition import numpy_example
 from duplex.recognition.export import ONNX_EXAMPLE, PAGE, TOWER, TRAINED
 from duplex.recognition.trained import TrainedModel
 from duplex.system.files import write_json, write_text
-from duplex.training.novelty import nearest_sum
+from duplex.training.novelty import nearest_sum, squared_sums
 
 
 class OnnxScores(nn.Module):
@@ -91,7 +91,8 @@ class PixelModel(nn.Module):
             return logits.softmax(-1).float(), frozen.new_zeros(len(frozen))
         # distances as of `NoveltyDetector`; ONNX has no cdist
         whitened = unit(frozen) @ self._near.whitening
-        predicted = nearest_sum(whitened, self._near.states, self._near.objects)
+        u, v = self._near.states, self._near.objects
+        predicted = nearest_sum(whitened, u, v, squared_sums(u, v))
         distances = torch.minimum(_nearest(whitened, self._near.means), predicted)
         if len(self._near.negatives):
             offset, slope = self._near.scale

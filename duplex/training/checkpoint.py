@@ -200,7 +200,7 @@ def read_record(path: Path) -> TrainingRecord:
 
 
 def read_novelty(checkpoint: ModelHeader, device: torch.device) -> NoveltyDetector | None:
-    """Read a checkpoint's detector of images unlike the training images; None if it has none."""
+    """Read a checkpoint's detector of images unlike all pairs; None if it has none."""
     with safe_open(checkpoint.path, "pt") as file:
         names = [name for name in file.keys() if name.startswith(PREFIX)]  # noqa: SIM118
         tensors = {name: file.get_tensor(name) for name in names}

@@ -1,9 +1,10 @@
-"""Detect images unlike the training images, of any pair (`in_distribution` of an answer)."""
+"""Detect images unlike all pairs of words (`in_distribution` of an answer)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -108,8 +109,13 @@ class NoveltyDetector:
 
     def _placed(self, cls: Tensor) -> Placed:
         x = unit(cls.float()) @ self.whitening
-        predicted = nearest_sum(x.double(), self.states.double(), self.objects.double()).float()
+        predicted = nearest_sum(x.double(), *self._terms).float()
         return Placed(x, torch.minimum(nearest(x, self.means), predicted))
+
+    @cached_property
+    def _terms(self) -> tuple[Tensor, Tensor, Tensor]:
+        u, v = self.states.double(), self.objects.double()
+        return u, v, squared_sums(u, v)
 
     def _refused(self, parts: Sequence[Placed], val: Placed, weights: Tensor, passing: float) -> Tensor:
         # share of each kind of drawn images that is refused by a detector with those of the other kinds
@@ -162,12 +168,16 @@ def word_terms(seen: PairMeans) -> tuple[Tensor, Tensor]:
     return states.float(), effects.object[seen.objects.unique()].float()
 
 
-def nearest_sum(x: Tensor, u: Tensor, v: Tensor) -> Tensor:
-    """The distance [B] of each row of `x` [B, d] to the nearest `u_m + v_n`.
+def squared_sums(u: Tensor, v: Tensor) -> Tensor:
+    """`|u_m + v_n|^2` [M, N] of rows of `u` [M, d] and `v` [N, d]."""
+    return u.square().sum(1)[:, None] + v.square().sum(1) + 2 * u @ v.T
+
+
+def nearest_sum(x: Tensor, u: Tensor, v: Tensor, squares: Tensor) -> Tensor:
+    """The distance [B] of each row of `x` [B, d] to the nearest `u_m + v_n`, whose `squared_sums` are given.
 
     min_mn |x - u_m - v_n|^2 = |x|^2 + min_m (min_n (|u_m + v_n|^2 - 2 x.v_n) - 2 x.u_m)
     """
-    squares = u.square().sum(1)[:, None] + v.square().sum(1) + 2 * u @ v.T  # |u_m + v_n|^2 [M, N]
     by_object = -2 * x @ v.T  # [B, N]
     by_state = torch.stack([(by_object + row).amin(1) for row in squares], dim=1) - 2 * x @ u.T  # [B, M]
     return (x.square().sum(1) + by_state.amin(1)).clamp(min=0).sqrt()

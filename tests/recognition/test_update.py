@@ -13,7 +13,7 @@ from duplex.encoders.base import load_encoder
 from duplex.errors import DuplexError, UsageError
 from duplex.features.file import read_features
 from duplex.features.shared import encode_shared, user_cache
-from duplex.methods.gaussian import ClassStatistics, ClosedForm, LinearDiscriminant
+from duplex.methods.gaussian import ClassStatistics, ClosedForm, LinearDiscriminant, PairMeans
 from duplex.methods.layers import unit
 from duplex.methods.prompts import encode_words
 from duplex.recognition import fit, update
@@ -30,6 +30,7 @@ from duplex.recognition.update import update_model
 from duplex.system.files import sha256, sole_writer
 from duplex.training.checkpoint import read_header, read_tensors, write_model
 from duplex.training.lineup import Lineup
+from duplex.training.novelty import word_terms
 from duplex.training.recipes import RecipeChoice, search_recipes
 from tests.recognition.drawn_folder import OBJECTS, STATES, draw_folder, draw_pair
 from tests.recognition.searches import only_the_first
@@ -174,7 +175,14 @@ def test_only_images_enter_the_distance_from_known_ones(model, further, tmp_path
     update_model(model, further, tmp_path / "out", say=lambda _: None)
     before, after = (Recognizer.load(place, device="cpu") for place in (model, tmp_path / "out"))
     assert torch.equal(before.trained.novelty.threshold, after.trained.novelty.threshold)
-    assert len(after.trained.novelty.means) == len(before.trained.novelty.means) + 2
+    near, labels = after.trained.novelty, after.trained.labels
+    assert len(near.means) == len(before.trained.novelty.means) + 2
+    fitted, shape = read_statistics(tmp_path / "out").statistics, (len(labels.states), len(labels.objects))
+    states, objects = word_terms(
+        PairMeans(fitted.state_of, fitted.object_of, fitted.counts, near.means.double(), shape)
+    )
+    torch.testing.assert_close(near.states, states, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(near.objects, objects, atol=1e-4, rtol=1e-4)
     images = sorted(further.glob("green/cloud/*.png"))
     nearer = [after(image)[0].distance < before(image)[0].distance for image in images]
     assert all(nearer)
