@@ -171,7 +171,8 @@ def updated_model(
     labels = trained.labels
     rows = new.rows
     world = next(iter(trained.calibration))
-    states, objects = list(labels.states), list(labels.objects)
+    states = list(labels.states)
+    objects = list(labels.objects)
     state_of = np.array([find_or_append(name, states) for name in rows["state"]])
     object_of = np.array([find_or_append(name, objects) for name in rows["object"]])
     added_words = [*states[len(labels.states) :], *objects[len(labels.objects) :]]

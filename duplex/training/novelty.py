@@ -114,7 +114,8 @@ class NoveltyDetector:
 
     @cached_property
     def _terms(self) -> tuple[Tensor, Tensor, Tensor]:
-        u, v = self.states.double(), self.objects.double()
+        u = self.states.double()
+        v = self.objects.double()
         return u, v, squared_sums(u, v)
 
     def _refused(self, parts: Sequence[Placed], val: Placed, weights: Tensor, passing: float) -> Tensor:
